@@ -8,9 +8,11 @@ functions that a test passed to it, and nothing else in the process of the tests
 
 from __future__ import annotations
 
+import builtins
 import collections
 import decimal
 import fractions
+import importlib
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -159,8 +161,8 @@ class Peer:
     def _encode_global(self, name: str) -> Any:
         if name not in self.globals:
             return self.encode(("absent",))
-        value = self.globals[name]
-        return self.encode(("standard",) if is_standard(name, value) else ("global", value))
+        value, standard = self.globals[name], find_standard(name)
+        return self.encode(("standard",) if standard is not None and standard is value else ("global", value))
 
     def encode(self, value: Any) -> Any:
         """A value as JSON: data of exactly a known type, or a handle."""
@@ -171,20 +173,17 @@ class Peer:
             return value if -_SMALL < value < _SMALL else ["int", hex(value)]
         if kind is Handle:
             return ["yours", value._number]
-        if kind in _SEQUENCES:
-            return [_SEQUENCES[kind], [self.encode(item) for item in value]]
-        if kind in _MAPPINGS:
-            return [_MAPPINGS[kind], [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        name = kind.__name__
+        if _OF_ITEMS.get(name) is kind:
+            return [name, [self.encode(item) for item in value]]
+        if _OF_PAIRS.get(name) is kind:
+            return [name, [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        if _OF_PARTS.get(name) is kind:
+            return [name, [self.encode(getattr(value, part)) for part in _PARTS[name]]]
         if kind is bytes or kind is bytearray:
-            return [kind.__name__, value.hex()]
-        if kind is complex:
-            return ["complex", [value.real, value.imag]]
-        if kind is range:
-            return ["range", [self.encode(item) for item in (value.start, value.stop, value.step)]]
-        if kind is fractions.Fraction:
-            return ["fraction", [self.encode(value.numerator), self.encode(value.denominator)]]
+            return [name, value.hex()]
         if kind is decimal.Decimal:
-            return ["decimal", str(value)]
+            return [name, str(value)]
         self._held.append(value)
         return ["handle", len(self._held) - 1]
 
@@ -195,22 +194,25 @@ class Peer:
                 raise ValueError("a dict is no value")
             return given
         kind, content = given
-        if kind in _MAKE:
-            return _MAKE[kind]([self.decode(item) for item in content])
+        if kind in _OF_ITEMS:
+            return _OF_ITEMS[kind]([self.decode(item) for item in content])
+        if kind in _OF_PAIRS:
+            made = _OF_PAIRS[kind]()
+            for key, item in content:
+                made[self.decode(key)] = self.decode(item)
+            return made
+        if kind in _OF_PARTS:
+            return _OF_PARTS[kind](*[self.decode(part) for part in content])
         if kind == "int":
             return int(content, 16)
         if kind == "bytes" or kind == "bytearray":
             return (bytes if kind == "bytes" else bytearray).fromhex(content)
-        if kind == "complex":
-            return complex(*content)
-        if kind == "decimal":
+        if kind == "Decimal":
             return decimal.Decimal(content)
         if kind == "yours":
             return self._held[content]
         if kind == "handle":
             return self._handles.setdefault(content, Handle(self, content))
-        if kind in _MAKE_MAPPING:
-            return _MAKE_MAPPING[kind]((self.decode(key), self.decode(item)) for key, item in content)
         raise ValueError("no such kind of value")
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -237,33 +239,19 @@ class Peer:
 
 
 _MUTABLE = frozenset({list, dict, set})
-_SEQUENCES: Mapping[type, str] = {
-    list: "list",
-    tuple: "tuple",
-    set: "set",
-    frozenset: "frozenset",
-    collections.deque: "deque",
-}
-_MAPPINGS: Mapping[type, str] = {
-    dict: "dict",
-    collections.OrderedDict: "ordered",
-    collections.Counter: "counter",
-    collections.defaultdict: "default",
-}
-_MAKE: Mapping[str, Callable[[list[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-    "range": lambda items: range(*items),
-    "fraction": lambda items: fractions.Fraction(*items),
-}
-_MAKE_MAPPING: Mapping[str, Callable[[Any], Any]] = {
-    "dict": dict,
-    "ordered": collections.OrderedDict,
-    "counter": lambda items: collections.Counter(dict(items)),
-    "default": lambda items: collections.defaultdict(None, items),
+
+
+def _by_name(*kinds: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
+    return {kind.__name__: kind for kind in kinds}
+
+
+_OF_ITEMS = _by_name(list, tuple, set, frozenset, collections.deque)
+_OF_PAIRS = _by_name(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_OF_PARTS = _by_name(complex, range, fractions.Fraction)
+_PARTS = {
+    "complex": ("real", "imag"),
+    "range": ("start", "stop", "step"),
+    "Fraction": ("numerator", "denominator"),
 }
 
 _STANDARD_MODULES = (
@@ -282,20 +270,12 @@ _STANDARD_NAMES = {
 
 def find_standard(name: str) -> Any:
     """The module or object of the standard library that tests mean by ``name`` where they do not import it; or None."""
-    import importlib
-
     if name in _STANDARD_MODULES:
         return importlib.import_module(name)
     for module, names in _STANDARD_NAMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
     return None
-
-
-def is_standard(name: str, value: Any) -> bool:
-    """Whether ``value`` is what :func:`find_standard` finds."""
-    found = find_standard(name)
-    return found is not None and found is value
 
 
 def _replace_content(target: Any, content: Any) -> None:
@@ -309,8 +289,6 @@ def _replace_content(target: Any, content: Any) -> None:
 
 
 def _make_exception(name: Any, message: Any) -> Exception:
-    import builtins
-
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
