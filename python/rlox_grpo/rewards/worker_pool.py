@@ -53,15 +53,6 @@ class Outcomes:
     messages: dict[int, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A job, its first row in the batch, and the seconds after which its worker is killed."""
-
-    first: int
-    job: Job
-    deadline: float
-
-
 class Pool:
     """Worker processes of one function: started on demand, reused, ended by ``close``."""
 
@@ -81,29 +72,28 @@ class Pool:
             self._watch([threading.Thread(target=self._workers[0].start, daemon=True)], threading.Event())
             self._workers[0].refuse_broken()
 
-    def run(self, tasks: Sequence[Task], rows: int, *, stop_at_error: bool) -> Outcomes:
-        """Run the tasks on the workers, one thread for each worker, and kill workers that exceed a deadline."""
+    def run(self, jobs: Sequence[Job], rows: int, *, stop_at_error: bool) -> Outcomes:
+        """Run the jobs on the workers, one thread for each worker, and kill workers that exceed a deadline."""
         with self._lock:
-            self._grow(min(self.size, len(tasks)))
+            self._grow(min(self.size, len(jobs)))
             found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
-            waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-            for task in tasks:
-                waiting.put(task)
+            waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+            for job in jobs:
+                waiting.put(job)
             stop = threading.Event()
 
             def serve(worker: Worker) -> None:
                 while not stop.is_set():
                     try:
-                        task = waiting.get_nowait()
+                        job = waiting.get_nowait()
                     except queue.Empty:
                         return
-                    worker.do(task, found)
-                    # One error suffices for on_error="stop": the other workers take no further task.
-                    span = found.codes[task.first : task.first + task.job.rows]
-                    if worker.broken is not None or (stop_at_error and (span == ERROR).any()):
+                    worker.do(job, found)
+                    # One error suffices for on_error="stop": the other workers take no further job.
+                    if worker.broken is not None or (stop_at_error and (found.codes[job.rows] == ERROR).any()):
                         stop.set()
 
-            used = self._workers[: len(tasks)]
+            used = self._workers[: len(jobs)]
             self._watch([threading.Thread(target=serve, args=(worker,), daemon=True) for worker in used], stop)
             for worker in used:
                 worker.refuse_broken()
@@ -224,17 +214,17 @@ class Worker:
             self.broken = str(reply.get("failed") or (late if self._expired else self.describe_end()))
             self.end()
 
-    def do(self, task: Task, found: Outcomes) -> None:
-        """Run one task. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
+    def do(self, job: Job, found: Outcomes) -> None:
+        """Run one job. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
         self.start()
         if self.broken is not None:
             return
         try:
-            frame = pickle.dumps(task.job, protocol=pickle.HIGHEST_PROTOCOL)
+            frame = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001  __reduce__ of the user's objects
             self.broken = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
             return
-        left = set(range(task.job.rows))
+        left = set(job.rows)
         self._set_deadline(START_SECONDS)  # unpickling the arguments may import modules
         self._send(frame)
         reply = self._receive()
@@ -243,17 +233,17 @@ class Worker:
             self.end()
             return
         if "started" in reply:
-            self._set_deadline(task.deadline)
+            self._set_deadline(job.deadline)
             while "done" not in (reply := self._receive()) and reply:
                 row = int(reply["row"])
                 left.discard(row)
-                _note(found, task.first + row, reply)
+                _note(found, row, reply)
         self._set_deadline(math.inf)
         if not left:
             return
         reply = {"timeout": True} if self._expired else {"error": f"its worker {self.describe_end()}"}
         for row in left:
-            _note(found, task.first + row, reply)
+            _note(found, row, reply)
 
     def ask(self, payload: bytes) -> dict[str, Any]:
         """Send a frame and return the next answer; empty if the process ended or the answer is invalid."""

@@ -17,7 +17,7 @@ from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select
 from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice
 from rlox_grpo.rewards.worker import Job
-from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
+from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
 _ASYNC_GRACE = 1.0
 """Seconds after the last timeout at which a worker with async functions is killed: its event loop is blocked."""
@@ -97,13 +97,12 @@ class InWorkers:
         given = {"prompts": [None] * rows, **given}
         select_arguments(self.function, given)
         is_async = is_coroutine_function(self.function)
-        places = _split_rows(rows, self.per, is_async, self._pool.size)
         timeout = self.timeout * (max(rows, 1) if self.per == "batch" else 1)
+        deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
         jobs = []
-        for place in places:
-            part = {name: values[place.start : place.stop] for name, values in given.items()}
-            job = Job(part, len(place), self.per == "sample", timeout)
-            jobs.append(Task(place.start, job, timeout + (_ASYNC_GRACE if is_async else 0.0)))
+        for own in _split_rows(rows, self.per, is_async, self._pool.size):
+            part = {name: values[own.start : own.stop] for name, values in given.items()}
+            jobs.append(Job(own, part, self.per == "sample", timeout, deadline))
         found = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
         if self.timeout_score is not None:
             found.scores[found.codes == TIMEOUT] = self.timeout_score
