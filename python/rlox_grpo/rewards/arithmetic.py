@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlox_grpo.rewards.columns import Columns, read_texts
-from rlox_grpo.rewards.verdicts import STATUSES, Verdicts, call_rule
+from rlox_grpo.rewards.verdicts import NO_ANSWER, OK, Verdicts, call_rule
 
 MAX_TOKENS = 4096
 MAX_DEPTH = 100
@@ -166,7 +166,6 @@ _SHORT = 64
 _RUN = re.compile(r"[0-9+\-*/().= \t]+")
 _TWO_NUMBERS = re.compile(r"(?<=[0-9.)])[ \t]+(?=[0-9.(])")
 _DECIMALS = re.compile(r"[0-9]*\.([0-9]+)")
-_NO_ANSWER = STATUSES.index("no_answer")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ class WrittenArithmetic:
         """Score a batch; no column is read."""
         judged = [judge_equations(text) for text in read_texts(completions, self.__name__)]
         scores = [sum(found) / len(found) if len(found) >= self.least else 0.0 for found in judged]
-        statuses = [0 if found else _NO_ANSWER for found in judged]
+        statuses = [OK if found else NO_ANSWER for found in judged]
         return Verdicts(np.array(scores, dtype=np.float64), np.array(statuses, dtype=np.uint8))
 
     __call__ = call_rule

@@ -21,12 +21,10 @@ from rlox_grpo.rewards.columns import Columns, read_golds, read_ragged_whole_num
 from rlox_grpo.rewards.formats import TagCount, TagFormat
 from rlox_grpo.rewards.lengths import CosineLength, ReasoningLength, Repetition
 from rlox_grpo.rewards.math_answers import MathAnswer
-from rlox_grpo.rewards.verdicts import STATUSES, UNDECIDED, Rule, Verdicts, call_rule, check_choice
+from rlox_grpo.rewards.verdicts import NO_ANSWER, OK, UNDECIDED, UNPARSEABLE, Rule, Verdicts, call_rule, check_choice
 
 Judgement = tuple[float, int]
 """A score and a status, as an index of ``STATUSES``."""
-
-OK, NO_ANSWER, UNPARSEABLE = (STATUSES.index(name) for name in ("ok", "no_answer", "unparseable"))
 
 
 def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:
@@ -106,9 +104,8 @@ def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
 def verl_math_dapo(text: str, gold: str) -> Judgement:
     """The math_dapo of verl: 1 or -1; the last "Answer:" line of the last 300 characters, normalised as text."""
     found = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
-    if not found:
-        return (1.0 if _normalise_minerva("[INVALID]") == _normalise_minerva(gold) else -1.0), NO_ANSWER
-    return (1.0 if _normalise_minerva(found[-1]) == _normalise_minerva(gold) else -1.0), OK
+    answer, status = (found[-1], OK) if found else ("[INVALID]", NO_ANSWER)
+    return (1.0 if _normalise_minerva(answer) == _normalise_minerva(gold) else -1.0), status
 
 
 def verl_math_dapo_box(text: str, gold: str) -> Judgement:
@@ -124,18 +121,13 @@ def verl_math_dapo_box(text: str, gold: str) -> Judgement:
 
 
 EQUATIONS: dict[str, Callable[[str, Sequence[int], int], Judgement]] = {
-    "nano_aha": nano_aha,
-    "grpo_zero": grpo_zero,
-    "tinyzero": tinyzero,
+    judge.__name__: judge for judge in (nano_aha, grpo_zero, tinyzero)
 }
 ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
-    "simple_grpo": simple_grpo,
-    "lm_book": lm_book,
-    "rl_from_scratch": rl_from_scratch,
-    "verl_gsm8k": verl_gsm8k,
-    "verl_gsm8k_flexible": verl_gsm8k_flexible,
-    "verl_math_dapo": verl_math_dapo,
-    "verl_math_dapo_box": verl_math_dapo_box,
+    judge.__name__: judge
+    for judge in (
+        *(simple_grpo, lm_book, rl_from_scratch, verl_gsm8k, verl_gsm8k_flexible, verl_math_dapo, verl_math_dapo_box),
+    )
 }
 
 

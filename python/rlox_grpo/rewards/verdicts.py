@@ -29,7 +29,11 @@ only: memory limit exceeded; killed by the system and therefore not scored."""
 RARE = frozenset({"out_of_memory", "killed"})
 """Statuses that are reported only if they occur, because most rules cannot have them."""
 
-UNDECIDED = STATUSES.index("undecided")
+OUTCOMES = ("ok", "timeout", "error")
+"""Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
+
+OK, NO_ANSWER, UNPARSEABLE, UNDECIDED, OUT_OF_MEMORY, KILLED = range(len(STATUSES))
+_, TIMEOUT, ERROR = range(len(OUTCOMES))  # the first of both is OK
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +117,3 @@ def check_tags(first: str, second: str) -> None:
     check_tag("second", second)
     if first == second:
         raise ValueError(f"second is {second!r}, expected another tag than the first")
-
-
-OUTCOMES = ("ok", "timeout", "error")
-"""Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
-
-
-OK, TIMEOUT, ERROR = range(len(OUTCOMES))
