@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from rlox_grpo.sandbox.confine import find_missing
 from rlox_grpo.sandbox.results import Limits, SandboxError, ScriptResult, TestsResult, read_result
 
 START_SECONDS = 60.0
-_MEBIBYTE = 1 << 20
 
 _BOOT = (
     "import sys, types\n"
@@ -149,17 +148,7 @@ class Sandbox:
             self._number += 1
             number = self._number
             self._sent[number] = _Sent(future, limits, tuple(outputs), tests)
-            message = {
-                "number": number,
-                "roles": roles,
-                "wall_seconds": limits.wall_seconds,
-                "folder_bytes": limits.files_mb * _MEBIBYTE,
-                "bounds": {
-                    "cpu_seconds": limits.cpu_seconds,
-                    "memory_bytes": limits.memory_mb * _MEBIBYTE,
-                    "file_bytes": limits.files_mb * _MEBIBYTE,
-                },
-            }
+            message = {"number": number, "roles": roles, "limits": asdict(limits)}
             try:
                 if self._dead is not None:
                     raise OSError(self._dead)

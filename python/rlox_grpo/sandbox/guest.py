@@ -79,11 +79,7 @@ def _hold_program(payload: bytes) -> int:
     for done in (nothing, CHANNEL, OUT, ERR):
         os.close(done)
     _open_standard_streams()
-    peer = Peer(
-        os.fdopen(channel, "rb"),
-        os.fdopen(os.dup(channel), "wb"),
-        {"global", "call", "attribute", "set_attribute", *_SPECIAL},
-    )
+    peer = Peer(channel, {"global", "call", "attribute", "set_attribute", *_SPECIAL})
     try:
         compiled = _compile(payload)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -106,7 +102,7 @@ def _run_tests(payload: bytes) -> int:
     for target in (0, 1, 2, CHANNEL):
         os.dup2(nothing, target)
     _open_standard_streams()
-    peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call"})
+    peer = Peer(channel, {"call"})
     tests: list[str] = json.loads(payload)
     del payload
     code = 0
@@ -140,11 +136,9 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
     """Set the program's global of that name in the namespace of the tests; a standard module comes from the library."""
     found = peer.ask("global", 0, [name])
-    if found == ("absent",):
-        return
     if found == ("standard",):
         namespace[name] = find_standard(name)
-    else:
+    elif found != ("absent",):
         namespace[name] = found[1]
 
 

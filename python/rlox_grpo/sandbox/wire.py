@@ -15,8 +15,9 @@ import fractions
 import importlib
 import json
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 LONGEST_MESSAGE = 4 << 20
 _SMALL = 1 << 53
@@ -81,12 +82,12 @@ class Peer:
     """One end of the channel.
 
     Args:
-        reader, writer: the channel.
+        channel: the descriptor of its socket.
         operations: what the other end may request.
     """
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Iterable[str]) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, channel: int, operations: Iterable[str]) -> None:
+        self._reader, self._writer = os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb")
         self._operations = frozenset(operations)
         self._held: list[Any] = []
         self._handles: dict[int, Handle] = {}
