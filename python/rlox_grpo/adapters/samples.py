@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
-from rlox_grpo.rewards.calls import Waiting, call, gather, read_scores
+from rlox_grpo.rewards.calls import call, gather, read_scores
 from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
-from rlox_grpo.rewards.verdicts import sum_weighted
-
-Float64Array = NDArray[np.float64]
+from rlox_grpo.rewards.verdicts import Float64Array, sum_weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +115,7 @@ def _call_function(
     prompts = [None] * len(completions) if prompts is None else prompts
     result = call(function, {**columns, "completions": completions, "prompts": prompts})
     if inspect.isawaitable(result):
-        (settled,) = gather([Waiting(name, result)])
-        result = settled.result
+        result, _ = gather({name: result})[name]
         if isinstance(result, RewardError):
             raise result
     return np.array(read_scores(name, result, len(completions)), dtype=np.float64)

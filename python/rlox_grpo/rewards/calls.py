@@ -8,9 +8,8 @@ import math
 import numbers
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -208,45 +207,34 @@ def _make_error(name: str, cause: Exception) -> RewardError:
     return error
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A coroutine of a reward function. ``settle`` sets ``result`` to its value or to a RewardError."""
+def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]]:
+    """Await the coroutines of reward functions together on one event loop; works inside a running loop (notebooks).
 
-    name: str
-    result: Any
-    seconds: float = 0.0
+    Returns:
+        Of each function by its name: its result, or a RewardError with the error that it raised, and its seconds.
+    """
 
-    async def settle(self) -> None:
-        """Await it."""
+    async def settle(name: str, coroutine: Awaitable[Any]) -> tuple[Any, float]:
         start = time.perf_counter()
         try:
-            self.result = await self.result
+            result = await coroutine
         except Exception as error:  # noqa: BLE001
-            self.result = _make_error(self.name, error)
-        self.seconds = time.perf_counter() - start
+            result = _make_error(name, error)
+        return result, time.perf_counter() - start
 
-    def close(self) -> None:
-        """Close the coroutine without awaiting it."""
-        if hasattr(self.result, "close"):
-            self.result.close()
-
-
-def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
-    """Await all coroutines together on one event loop; works inside a running loop (notebooks)."""
-
-    async def every() -> None:
-        await asyncio.gather(*(one.settle() for one in waiting))
+    async def settle_all() -> list[tuple[Any, float]]:
+        return await asyncio.gather(*(settle(name, coroutine) for name, coroutine in waiting.items()))
 
     if not waiting:
-        return waiting
+        return {}
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(every())
+        settled = asyncio.run(settle_all())
     else:  # in another thread: this one's loop cannot run a second loop
         with ThreadPoolExecutor(1, thread_name_prefix="reward-functions") as pool:
-            pool.submit(lambda: asyncio.run(every())).result()
-    return waiting
+            settled = pool.submit(lambda: asyncio.run(settle_all())).result()
+    return dict(zip(waiting, settled, strict=True))
 
 
 def check_scores(name: str, result: Any, rows: int) -> Float64Array:
