@@ -98,8 +98,8 @@ class _Parser:
             right = self.factor(depth)
             if operator == "*":
                 value = _check_bounds(value * right)
-            elif isinstance(value, complex) or isinstance(right, complex):
-                value = _complex_quotient(value, right, operator)
+            elif operator == "//" and (isinstance(value, complex) or isinstance(right, complex)):
+                raise ArithmeticError("complex numbers have no floor")
             else:
                 value = value / right if operator == "/" else value // right
         return value
@@ -141,12 +141,6 @@ def _power(base: Number, exponent: Number) -> Number:
     if whole and abs(base) > 1 and exponent > 0 and base.bit_length() * exponent > MAX_BITS:
         raise OverBudgetError("power")
     return base**exponent
-
-
-def _complex_quotient(left: Number, right: Number, operator: str) -> Number:
-    if operator == "//":
-        raise ArithmeticError("complex numbers have no floor")
-    return left / right
 
 
 def _check_bounds(value: Number) -> Number:

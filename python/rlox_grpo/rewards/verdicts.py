@@ -88,15 +88,15 @@ def make_decided_verdicts(scores: Float64Array) -> Verdicts:
     return Verdicts(scores, np.zeros(len(scores), dtype=np.uint8))
 
 
-def to_floats(verdicts: Verdicts) -> list[float | None]:
+def to_floats(scores: Float64Array) -> list[float | None]:
     """Convert to the return value of TRL's call: None for NaN."""
-    return [None if math.isnan(score) else score for score in verdicts.scores.tolist()]
+    return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
 def call_rule(rule: Rule, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
     """Return the scores of ``rule.verdicts``. Every rule has this function as its ``__call__``."""
     given = columns if prompts is None else {**columns, "prompts": prompts}
-    return to_floats(rule.verdicts(completions, given))
+    return to_floats(rule.verdicts(completions, given).scores)
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:

@@ -276,9 +276,7 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process. A thread that reads its answer then gets an empty one."""
-        process = self._process
-        if process is not None:
-            _kill_group(process)
+        _kill_group(self._process)
 
     def _set_deadline(self, seconds: float) -> None:
         with self._lock:
@@ -286,12 +284,9 @@ class Worker:
 
     def _send(self, payload: bytes) -> None:
         process = self._process
-        if process is None or process.stdin is None:
-            return
-        try:
-            write_frame(process.stdin, payload)  # type: ignore[arg-type]
-        except (OSError, ValueError):
-            return  # the process is dead; _receive returns an empty answer
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is dead: _receive returns an empty answer
+                write_frame(process.stdin, payload)  # type: ignore[arg-type]
 
     def _receive(self) -> dict[str, Any]:
         """Read the next answer; empty if the process ended or the answer is invalid."""
@@ -337,9 +332,9 @@ def end_all(workers: Sequence[Worker], owner: int) -> None:
             worker.end()
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is not None:
-        return  # another process may have its number now
+def _kill_group(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None or process.returncode is not None:
+        return  # another process may have the number of one that ended
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice
+from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice, to_floats
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
@@ -83,7 +83,7 @@ class InWorkers:
         outcomes = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
         if self.on_error == "stop":
             self.refuse_errors(outcomes)
-        return [None if math.isnan(score) else score for score in outcomes.scores.tolist()]
+        return to_floats(outcomes.scores)
 
     def outcomes(self, given: Mapping[str, Any]) -> Outcomes:
         """Score a batch. With ``on_error="stop"``, rows after the first error may have no outcome.

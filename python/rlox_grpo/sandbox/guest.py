@@ -135,7 +135,7 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
     """Set the program's global of that name in the namespace of the tests; a standard module comes from the library."""
-    found = peer.ask("global", 0, [name])
+    found = peer.ask("global", 0, name)
     if found == ("standard",):
         namespace[name] = find_standard(name)
     elif found != ("absent",):

@@ -162,7 +162,7 @@ class Server:
         try:
             for place, role in enumerate(asked["roles"]):  # four descriptors for each process
                 self._start(job, role, list(descriptors[4 * place : 4 * place + 4]))
-        except (OSError, ConfinementError) as error:
+        except OSError as error:
             job.failed = f"a process could not be started: {error}"
             for process in job.processes:
                 _kill(process)
@@ -233,8 +233,7 @@ class Server:
         }
         if process is job.processes[-1]:
             for other in job.processes:
-                if other.done is None:
-                    _kill(other)
+                _kill(other)
         if all(other.done is not None for other in job.processes):
             self._answer(job)
 
@@ -252,7 +251,7 @@ class Server:
 
 def _check(job: Job) -> None:
     """End a job that is out of time, or whose folders are too large."""
-    if job.ended != "exit" or all(process.done is not None for process in job.processes):
+    if job.ended != "exit":
         return
     room = job.limits.files_mb << 20
     if time.monotonic() >= job.deadline:

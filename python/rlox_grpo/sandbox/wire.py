@@ -16,7 +16,7 @@ import importlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 LONGEST_MESSAGE = 4 << 20
@@ -49,15 +49,15 @@ class Handle:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
-        return self._peer.ask("call", self._number, list(args), kwargs)
+        return self._peer.ask("call", self._number, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._peer.ask("attribute", self._number, [name])
+        return self._peer.ask("attribute", self._number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("set_attribute", self._number, [name, value])
+        self._peer.ask("set_attribute", self._number, name, value)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -69,7 +69,7 @@ class Handle:
 def _add_special(name: str) -> None:
     def ask(self: Handle, *args: Any) -> Any:
         """Perform the operation in the other process."""
-        return self._peer.ask(name, self._number, list(args))
+        return self._peer.ask(name, self._number, *args)
 
     setattr(Handle, name, ask)
 
@@ -93,7 +93,7 @@ class Peer:
         self._handles: dict[int, Handle] = {}
         self.globals: dict[str, Any] = {}
 
-    def ask(self, operation: str, number: int = 0, args: list[Any] | None = None, kwargs: Any = None) -> Any:
+    def ask(self, operation: str, number: int, /, *args: Any, **kwargs: Any) -> Any:
         """Request an operation on an object of the other process, and answer its requests until the reply arrives.
 
         A list, dict or set among ``args`` gets the content that the other process left in its copy.
@@ -102,8 +102,7 @@ class Peer:
             ClosedError: the other process has ended.
             Exception: the exception of the other process; of its type if that is built in.
         """
-        args = args or []
-        self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs or {})})
+        self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs)})
         while True:
             answer = self._receive()
             if "op" in answer:
@@ -146,7 +145,7 @@ class Peer:
             reply = {"raised": [type(error).__name__, _show(error)[:2000]]}
         self._send(reply)
 
-    def _do(self, operation: str, on: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _do(self, operation: str, on: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if operation == "global":
             return self._encode_global(args[0])
         target = self._held[on]
