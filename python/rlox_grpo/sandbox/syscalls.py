@@ -12,9 +12,6 @@ import struct
 from collections.abc import Mapping
 from types import MappingProxyType
 
-CHECKED = ("open", "openat", "fcntl", "ioctl", "socketpair", "sendto", "kill", "tgkill", "prctl", "prlimit64", "clone3")
-"""Calls whose arguments decide."""
-
 
 def _read_table(text: str) -> Mapping[str, int]:
     return MappingProxyType({name: int(number) for name, number in (entry.split(":") for entry in text.split())})
@@ -70,6 +67,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
+_REFUSE = _ERRNO | errno.EPERM
 _KILL_PROCESS = 0x80000000
 
 _LOAD, _EQUAL, _MASK, _RETURN = 0x20, 0x15, 0x54, 0x06
@@ -103,55 +101,45 @@ def make_filter(machine: str, pid: int) -> bytes:
         (_RETURN, 0, 0, _KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    refuse = _ERRNO | errno.EPERM
+    checks = _make_checks(pid)
     # For each call: if the number differs, jump over the body, which returns in every case.
     for name, number in numbers.items():
-        body = _check_arguments(name, pid, refuse) if name in CHECKED else [(_RETURN, 0, 0, _ALLOW)]
+        body = [*checks.get(name, ()), (_RETURN, 0, 0, _ALLOW)]
         steps += [(_EQUAL, 0, len(body), number), *body]
-    steps.append((_RETURN, 0, 0, refuse))
+    steps.append((_RETURN, 0, 0, _REFUSE))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _check_arguments(name: str, pid: int, refuse: int) -> list[_Step]:
-    if name in ("open", "openat"):
+def _make_checks(pid: int) -> Mapping[str, list[_Step]]:
+    """The steps that refuse a call because of its arguments."""
+    own = _require(_low(0), pid)
+    return {
         # O_RDONLY with O_TRUNC shortens a file that is only read: Landlock sees that from its third version on.
-        return [
-            (_LOAD, 0, 0, _low(1 if name == "open" else 2)),
-            (_MASK, 0, 0, _O_TRUNC | _O_ACCMODE),
-            (_EQUAL, 0, 1, _O_TRUNC),
-            (_RETURN, 0, 0, refuse),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    if name == "clone3":
-        return [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
-    if name == "socketpair":
-        return [
-            *_require(_low(0), _AF_UNIX, refuse),
-            (_LOAD, 0, 0, _low(1)),
-            (_MASK, 0, 0, _SOCK_TYPE_MASK),
-            (_EQUAL, 1, 0, _SOCK_STREAM),
-            (_RETURN, 0, 0, refuse),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    if name == "sendto":  # no address
-        return [*_require(_low(4), 0, refuse), *_require(_high(4), 0, refuse), (_RETURN, 0, 0, _ALLOW)]
-    if name == "prlimit64":  # of the process itself, to read
-        tests = [(_low(0), 0), (_low(2), 0), (_high(2), 0)]
-        return [step for place, value in tests for step in _require(place, value, refuse)] + [(_RETURN, 0, 0, _ALLOW)]
-    if name in ("kill", "tgkill"):
+        "open": _forbid(_low(1), _O_TRUNC, mask=_O_TRUNC | _O_ACCMODE),
+        "openat": _forbid(_low(2), _O_TRUNC, mask=_O_TRUNC | _O_ACCMODE),
+        "fcntl": _require(_low(1), *_FCNTL),
+        "ioctl": _require(_low(1), *_IOCTL),
+        "socketpair": [*_require(_low(0), _AF_UNIX), *_require(_low(1), _SOCK_STREAM, mask=_SOCK_TYPE_MASK)],
+        "sendto": [*_require(_low(4), 0), *_require(_high(4), 0)],  # no address
         # Not by SIGKILL, with which the kernel ends a program that was never judged where memory has run out.
-        signal = _low(1 if name == "kill" else 2)
-        allowed = [(_LOAD, 0, 0, signal), (_EQUAL, 0, 1, _SIGKILL), (_RETURN, 0, 0, refuse), (_RETURN, 0, 0, _ALLOW)]
-        return [*_require(_low(0), pid, refuse), *allowed]
-    place, known = {"fcntl": (1, _FCNTL), "ioctl": (1, _IOCTL), "prctl": (0, _PRCTL)}[name]
-    steps: list[_Step] = [(_LOAD, 0, 0, _low(place))]
-    for value in known:
-        steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-    return [*steps, (_RETURN, 0, 0, refuse)]
+        "kill": [*own, *_forbid(_low(1), _SIGKILL)],
+        "tgkill": [*own, *_forbid(_low(2), _SIGKILL)],
+        "prctl": _require(_low(0), *_PRCTL),
+        "prlimit64": [*_require(_low(0), 0), *_require(_low(2), 0), *_require(_high(2), 0)],  # its own, to read
+        "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],
+    }
 
 
-def _require(place: int, value: int, refuse: int) -> list[_Step]:
-    return [(_LOAD, 0, 0, place), (_EQUAL, 1, 0, value), (_RETURN, 0, 0, refuse)]
+def _require(place: int, *values: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
+    """Refuse the call unless the word at a place, under a mask, is one of the values."""
+    # A value that is equal jumps over the others and the refusal.
+    tests = [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+    return [(_LOAD, 0, 0, place), (_MASK, 0, 0, mask), *tests, (_RETURN, 0, 0, _REFUSE)]
+
+
+def _forbid(place: int, value: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
+    """Refuse the call if the word at a place, under a mask, is the value."""
+    return [(_LOAD, 0, 0, place), (_MASK, 0, 0, mask), (_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
 
 
 def _low(argument: int) -> int:
@@ -161,3 +149,7 @@ def _low(argument: int) -> int:
 
 def _high(argument: int) -> int:
     return _low(argument) + 4
+
+
+CHECKED = tuple(_make_checks(0))
+"""Calls whose arguments decide."""
