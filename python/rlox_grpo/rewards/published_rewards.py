@@ -18,8 +18,7 @@ import numpy as np
 
 from rlox_grpo.rewards.arithmetic import OverBudgetError, evaluate
 from rlox_grpo.rewards.columns import Columns, read_golds, read_ragged_whole_numbers, read_texts, read_whole_numbers
-from rlox_grpo.rewards.formats import TagCount, TagFormat
-from rlox_grpo.rewards.lengths import CosineLength, ReasoningLength, Repetition
+from rlox_grpo.rewards.formats import CosineLength, ReasoningLength, Repetition, TagCount, TagFormat
 from rlox_grpo.rewards.math_answers import MathAnswer
 from rlox_grpo.rewards.verdicts import NO_ANSWER, OK, UNDECIDED, UNPARSEABLE, Rule, Verdicts, call_rule, check_choice
 

@@ -1,4 +1,4 @@
-"""The protocol of rules, reward functions that also return a status for each sample.
+"""The protocol of rules, reward functions that also return a status for each sample; and several rules as one.
 
 A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
 ``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,3 +117,37 @@ def check_tags(first: str, second: str) -> None:
     check_tag("second", second)
     if first == second:
         raise ValueError(f"second is {second!r}, expected another tag than the first")
+
+
+@dataclass(frozen=True)
+class Composite:
+    """Several rules as one: the weighted sum of those that apply, or None if none applies.
+
+    ``weights`` are by default those of the rules. The status of a sample is the worst among the rules.
+    """
+
+    rules: tuple[Rule, ...]
+    weights: tuple[float, ...] | None = None
+    weight: float = 1.0
+    __name__: ClassVar[str] = "composite"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not self.rules or not all(isinstance(rule, Rule) for rule in self.rules):
+            raise ValueError(f"rules is {self.rules!r}, expected at least one rule of rlox_grpo.rewards")
+        weights = tuple(rule.weight for rule in self.rules) if self.weights is None else tuple(self.weights)
+        if len(weights) != len(self.rules) or not all(math.isfinite(weight) for weight in weights):
+            raise ValueError(
+                f"weights is {self.weights!r}, expected {len(self.rules)} finite numbers, one for each rule"
+            )
+        object.__setattr__(self, "weights", weights)
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch with every rule."""
+        parts = [rule.verdicts(completions, columns) for rule in self.rules]
+        return Verdicts(
+            sum_weighted([part.scores for part in parts], self.weights or ()),
+            np.max([part.statuses for part in parts], axis=0),
+        )
+
+    __call__ = call_rule

@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -90,10 +89,6 @@ def main() -> None:
         answer(done=True)
 
 
-class _LateError(Exception):
-    """A coroutine exceeded its deadline."""
-
-
 def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
     """Score a job and answer each row as soon as its score is known. Coroutines run together, each with its timeout."""
     waiting: list[tuple[range, Awaitable[Any]]] = []
@@ -112,8 +107,11 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
         try:
             result: Any = await asyncio.wait_for(coroutine, job.timeout)
         except BaseException as error:  # noqa: BLE001
-            late = isinstance(error, asyncio.TimeoutError) and time.monotonic() - start >= job.timeout
-            result = _LateError() if late else error
+            if isinstance(error, asyncio.TimeoutError) and time.monotonic() - start >= job.timeout:
+                for row in rows:
+                    answer(row=row, timeout=True)
+                return
+            result = error
         _settle(rows, result, answer)
 
     async def wait_for_all() -> None:
@@ -135,10 +133,6 @@ def _list_calls(job: Job) -> list[tuple[range, Mapping[str, Any]]]:
 
 def _settle(rows: range, result: Any, answer: Callable[..., None]) -> None:
     """Answer the rows of one call with its scores, or with the error that it raised."""
-    if isinstance(result, _LateError):
-        for row in rows:
-            answer(row=row, timeout=True)
-        return
     try:
         if isinstance(result, BaseException):
             raise result
@@ -183,7 +177,3 @@ def describe_error(error: BaseException) -> str:
         place = f" ({os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name})"
         trace = trace.tb_next
     return text[:LONGEST_MESSAGE] + place
-
-
-if __name__ == "__main__":
-    sys.exit("this module is started by rlox_grpo.rewards.workers")

@@ -1,8 +1,9 @@
-"""Run programs in confined processes, several at once."""
+"""Run programs in confined processes, several at once; and the tool ``python``, which runs those of the policy."""
 
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlox_grpo.sandbox.confine import find_missing
 from rlox_grpo.sandbox.results import Limits, SandboxError, ScriptResult, TestsResult, read_result
 
 START_SECONDS = 60.0
+_LIMIT_NAMES = {"cpu": "processor time", "wall": "time", "files": "room for files"}
 
 _BOOT = (
     "import sys, types\n"
@@ -221,6 +223,50 @@ def get_sandbox() -> Sandbox:
             _shared.clear()
             own = _shared[os.getpid()] = Sandbox()
         return own
+
+
+def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]:
+    """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
+
+    Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
+    code that ended the program, if any. The option ``max_observation_chars`` limits its length.
+
+    Args:
+        limits: limits of one call.
+
+    Raises:
+        SandboxError: the sandbox does not work on this system; the message says what is missing.
+    """
+    bounds = limits or Limits()
+    get_sandbox()
+
+    async def python(code: str) -> str:
+        """Run a Python program and return what it prints. It has the standard library, and no network.
+
+        Args:
+            code: the program; print what you want to see.
+        """
+        running = await asyncio.to_thread(lambda: get_sandbox().submit_script(code, limits=bounds))
+        return _show_result(await asyncio.wrap_future(running))
+
+    return python
+
+
+def _show_result(result: ScriptResult) -> str:
+    parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
+    if result.cut:
+        parts.insert(1, "[the rest of the output was cut]")
+    if result.ended == "killed":
+        parts.append("[the system killed the program, which had not reached its limits: run it again]")
+    elif result.ended == "memory":
+        parts.append("[the program had no memory left]")
+    elif result.ended != "exit":
+        parts.append(f"[the program was ended: no {_LIMIT_NAMES[result.ended]} left]")
+    elif result.code < 0:
+        parts.append(f"[the program was ended by signal {-result.code}]")
+    elif result.code > 0 and not result.stderr:
+        parts.append(f"[the program ended with exit code {result.code}]")
+    return "\n".join(part for part in parts if part) or "[the program printed nothing]"
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:
