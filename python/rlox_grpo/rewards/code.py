@@ -24,6 +24,7 @@ from rlox_grpo.rewards.verdicts import (
     Verdicts,
     call_rule,
     check_choice,
+    shorten,
 )
 from rlox_grpo.sandbox import Limits, ScriptResult, TestsResult, get_sandbox
 
@@ -184,7 +185,7 @@ def _read_tests(value: Any, place: str) -> _Tests:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"{place} is {_show(value)}, expected a list of at least one test")
+        raise ValueError(f"{place} is {shorten(value)}, expected a list of at least one test")
     return tuple(_read_test(test, f"{place}[{index}]") for index, test in enumerate(value))
 
 
@@ -192,13 +193,13 @@ def _read_test(test: Any, place: str) -> str | tuple[str, str]:
     if isinstance(test, str):
         problem = _find_problem(test)
         if problem is not None:
-            raise ValueError(f"{place} is {_show(test)}: {problem}")
+            raise ValueError(f"{place} is {shorten(test)}: {problem}")
         return test
     pair = (test.get("input"), test.get("output")) if isinstance(test, Mapping) else test
     if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
         return (pair[0], pair[1])
     raise ValueError(
-        f"{place} is {_show(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
+        f"{place} is {shorten(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
         'output: {"input": "2\\n", "output": "4\\n"} or a pair'
     )
 
@@ -221,8 +222,3 @@ def _double_backslash(escape: re.Match[str]) -> str:
     :func:`warnings.catch_warnings` is not thread-safe: two threads that use it together can leave wrong filters.
     """
     return escape[0] if escape[1] in "\r\n'\"\\xNuU" else "\\" + escape[0]
-
-
-def _show(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f"{shown[:120]}…"

@@ -12,7 +12,7 @@ import numpy as np
 
 import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
-from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors, shorten
 
 OnBadGold = Literal["stop", "skip"]
 
@@ -68,15 +68,10 @@ def _report(bad: Sequence[UnreadableGold], rows: int, rule: str, on_bad_gold: On
 
 def _describe(bad: Sequence[UnreadableGold], rows: int) -> str:
     """List the rows whose gold cannot be read, and their number."""
-    shown = [f"answer[{gold.row}] is {_shorten(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
+    shown = [f"answer[{gold.row}] is {shorten(gold.gold, _LONGEST)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         shown.append(f"and rows {', '.join(str(gold.row) for gold in bad[_SHOWN:])}")
     return f"{'; '.join(shown)}; {len(bad)} of {rows} golds cannot be read"
-
-
-def _shorten(gold: Any) -> str:
-    text = repr(gold)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 __all__ = ["MajorityVote", "MathAnswer", "math_equal"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rlox_grpo.rewards.verdicts import check_choice
+from rlox_grpo.rewards.verdicts import check_choice, reduce_settings
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class RewardModel:
             raise ValueError(f"max_length is {self.max_length}, expected at least 1")
         object.__setattr__(self, "__name__", Path(self.path).name or str(self.path))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings; a copy loads the model again."""
-        settings = (self.path, self.batch_size, self.weight, self.dtype, self.device, self.max_length, self.pad_token)
-        return RewardModel, settings
+    __reduce__ = reduce_settings  # a copy loads the model again
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
         """Return the logit of each completion. Prompts and completions are texts or lists of messages.

@@ -212,13 +212,14 @@ _warned_of_nan: set[str] = set()
 
 def _warn_of_nan(name: str, result: Any) -> None:
     """Warn, once for each function, of scores that are NaN and not None."""
-    rows = find_nan_rows(to_list(name, result))
+    values = to_list(name, result)
+    rows = find_nan_rows(values)
     if rows and name not in _warned_of_nan:
         _warned_of_nan.add(name)
         logger.warning(
             "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
             "function does not apply to them. Return None to say so, or a number",
-            *(name, len(rows), len(to_list(name, result)), rows[0]),
+            *(name, len(rows), len(values), rows[0]),
         )
 
 
@@ -265,13 +266,10 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
     """Describe which sample a row is."""
-    for group in groups:
-        if row < len(group.completions):
-            text = group.completions[row].text
-            shown = "" if text is None else f": {text[:80]!r}"
-            return f"the sample is completion {row} of prompts[{group.prompt.index}]{shown}"
-        row -= len(group.completions)
-    return "the sample is not known"
+    samples = [(group.prompt.index, *each) for group in groups for each in enumerate(group.completions)]
+    prompt, place, completion = samples[row]
+    shown = "" if completion.text is None else f": {completion.text[:80]!r}"
+    return f"the sample is completion {place} of prompts[{prompt}]{shown}"
 
 
 def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
@@ -347,10 +345,9 @@ def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
                 prompts.append(messages[:first])
                 completions.append(ChatCompletion(messages[first:]))
                 continue
-            chat = isinstance(source, list)
             prompts.append(source)
             said = {"role": "assistant", "content": completion.text}
-            completions.append(ChatCompletion([said]) if chat else completion.text)
+            completions.append(ChatCompletion([said]) if isinstance(source, list) else completion.text)
     return {"prompts": prompts, "completions": completions}
 
 

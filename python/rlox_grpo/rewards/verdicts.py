@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -93,10 +93,21 @@ def to_floats(scores: Float64Array) -> list[float | None]:
     return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
+def reduce_settings(record: Any) -> tuple[Any, ...]:
+    """Pickle the settings of a dataclass alone, as its ``__reduce__``; a copy makes the other fields anew."""
+    return type(record), tuple(getattr(record, setting.name) for setting in fields(record) if setting.init)
+
+
 def call_rule(rule: Rule, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
     """Return the scores of ``rule.verdicts``. Every rule has this function as its ``__call__``."""
     given = columns if prompts is None else {**columns, "prompts": prompts}
     return to_floats(rule.verdicts(completions, given).scores)
+
+
+def shorten(value: Any, longest: int = 120) -> str:
+    """Return the ``repr`` of a value, cut after ``longest`` characters."""
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice, to_floats
+from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
@@ -72,10 +72,7 @@ class InWorkers:
         object.__setattr__(self, "__name__", function_name(self.function))
         object.__setattr__(self, "_pool", Pool(self.function, self.workers or min(8, os.cpu_count() or 1)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings; a copy has workers of its own."""
-        settings = (self.function, self.timeout, self.workers, self.per, self.timeout_score, self.on_error, self.weight)
-        return InWorkers, settings
+    __reduce__ = reduce_settings  # a copy has workers of its own
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as by TRL. Only columns with one value for each completion are used."""
@@ -99,10 +96,15 @@ class InWorkers:
         is_async = is_coroutine_function(self.function)
         timeout = self.timeout * (max(rows, 1) if self.per == "batch" else 1)
         deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
+        size = 1
+        if self.per == "batch":
+            size = rows
+        elif is_async:  # a part for each worker
+            size = math.ceil(rows / self._pool.size)
         jobs = []
-        for own in _split_rows(rows, self.per, is_async, self._pool.size):
-            part = {name: values[own.start : own.stop] for name, values in given.items()}
-            jobs.append(Job(own, part, self.per == "sample", timeout, deadline))
+        for start in range(0, rows, max(size, 1)):
+            part = {name: values[start : start + size] for name, values in given.items()}
+            jobs.append(Job(range(rows)[start : start + size], part, self.per == "sample", timeout, deadline))
         found = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
         if self.timeout_score is not None:
             found.scores[found.codes == TIMEOUT] = self.timeout_score
@@ -162,11 +164,3 @@ def is_coroutine_function(function: Any) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _split_rows(rows: int, per: str, is_async: bool, workers: int) -> list[range]:
-    """Return the rows of each job: one row, all rows, or for async functions a part for each worker."""
-    if per == "batch":
-        return [range(rows)] if rows else []
-    size = math.ceil(rows / workers) if is_async else 1
-    return [range(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]

@@ -122,15 +122,13 @@ class Sandbox:
 
     def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
         """Run a program as a script. Blocks until a worker is free, but not until the program ends."""
-        limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             given = [_make_file(text, opened) for text in (code, stdin)]
             outputs = [os.memfd_create("output") for _ in range(2)]
-            return self._submit(["script"], [*given, *outputs], outputs, limits, None)
+            return self._submit([*given, *outputs], outputs, limits, None)
 
     def submit_tests(self, code: str, tests: Sequence[str], limits: Limits | None = None) -> Future[TestsResult]:
         """Run test statements in one process and the program that they call in another. Blocks as for scripts."""
-        limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
             payloads = [_make_file(text, opened) for text in (code, json.dumps(list(tests)))]
@@ -138,11 +136,12 @@ class Sandbox:
             verdicts = os.memfd_create("verdicts")
             descriptors = [payloads[0], ends[0].fileno(), lost[0], lost[1]]
             descriptors += [payloads[1], ends[1].fileno(), verdicts, lost[2]]
-            return self._submit(["program", "tests"], descriptors, [verdicts], limits, len(tests))
+            return self._submit(descriptors, [verdicts], limits, len(tests))
 
     def _submit(
-        self, roles: list[str], descriptors: list[int], outputs: list[int], limits: Limits, tests: int | None
+        self, descriptors: list[int], outputs: list[int], limits: Limits | None, tests: int | None
     ) -> Future[Any]:
+        limits = limits or Limits()
         self._slots.acquire()
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # so that a caller cannot cancel it: set_result would then fail
@@ -150,6 +149,7 @@ class Sandbox:
             self._number += 1
             number = self._number
             self._sent[number] = _Sent(future, limits, tuple(outputs), tests)
+            roles = ["script"] if tests is None else ["program", "tests"]
             message = {"number": number, "roles": roles, "limits": asdict(limits)}
             try:
                 if self._dead is not None:
