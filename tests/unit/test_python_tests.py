@@ -119,6 +119,12 @@ def test_an_honest_program_passes(code: str, tests: list[Any]) -> None:
     ("code", "tests", "score"),
     [
         ("x = bytearray(10**10)", ["assert True"], 0.0),
+        # One that takes its time to end.
+        (
+            "import os, time\nend = os._exit\nos._exit = lambda code: time.sleep(0.5) or end(code)\nx = bytearray(10**10)",
+            ["assert True"],
+            0.0,
+        ),
         ("def f(n): return bytearray(n)", ["assert f(1) == b'\\0'", "assert f(10**10)"], 0.5),
         ("x = bytearray(10**10)", [("", "")], 0.0),
         ("def f():\n  try: bytearray(10**10)\n  except MemoryError: return 1", ["assert f() == 1"], None),

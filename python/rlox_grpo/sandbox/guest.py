@@ -42,7 +42,9 @@ def act(role: str) -> NoReturn:
     try:
         code = _ROLES[role](payload)
     except MemoryError:
-        code = OUT_OF_MEMORY
+        # At once: after this block the frames of the error are gone, and with them the channel. The tests would end
+        # then, and the server would kill this process, perhaps before it has ended by itself.
+        os._exit(OUT_OF_MEMORY)
     finally:
         os._exit(code)
 
@@ -82,15 +84,17 @@ def _hold_program(payload: bytes) -> int:
     peer = Peer(channel, {"global", "call", "attribute", "set_attribute", *_SPECIAL})
     try:
         compiled = _compile(payload)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError):
         peer._send({"loaded": UNPARSEABLE})
-        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
+        return 0
     try:
         peer.globals = _make_main()
         exec(compiled, peer.globals)  # noqa: S102  confined
-    except BaseException as error:  # noqa: BLE001  SystemExit too
+    except MemoryError:
+        raise  # told by the exit code alone: a message could end the tests, and with them this process, before that
+    except BaseException:  # noqa: BLE001  SystemExit too
         peer._send({"loaded": BROKEN})
-        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
+        return 0
     peer._send({"loaded": LOADED})
     peer.serve()
     return 0
