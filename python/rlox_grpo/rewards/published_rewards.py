@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -299,30 +298,26 @@ def _make_verdicts(judged: Sequence[Judgement]) -> Verdicts:
     return Verdicts(scores, np.array([status for _, status in judged], dtype=np.uint8))
 
 
-_OWN: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
-    {
-        "nano_aha": (PublishedCountdown("nano_aha"), TagFormat(mode="nano_aha", prefix="<think>")),
-        "grpo_zero": (PublishedCountdown("grpo_zero"), TagFormat(mode="grpo_zero", prefix="<think>", weight=0.1)),
-        "tinyzero": (PublishedCountdown("tinyzero"),),
-        "simple_grpo": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo")),
-        "simple_grpo_v1": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo_v1")),
-        "lm_book": (PublishedAnswer("lm_book"), TagCount("reasoning", "answer", mode="lm_book")),
-        "rl_from_scratch": (
-            PublishedAnswer("rl_from_scratch"),
-            TagFormat("reasoning", "answer", mode="rl_from_scratch"),
-        ),
-        "verl_gsm8k": (PublishedAnswer("verl_gsm8k"),),
-        "verl_gsm8k_flexible": (PublishedAnswer("verl_gsm8k_flexible"),),
-        "verl_math_dapo": (PublishedAnswer("verl_math_dapo"),),
-        "verl_math_dapo_box": (PublishedAnswer("verl_math_dapo_box"),),
-    }
-)
-_AROUND: Mapping[str, Callable[[Rule], tuple[Rule, ...]]] = MappingProxyType(
-    {
-        "r1_blog": lambda accuracy: (accuracy, TagCount(mode="blocks"), ReasoningLength(weight=0.01)),
-        "open_r1": lambda accuracy: (accuracy, TagFormat(mode="open_r1"), TagCount(mode="open_r1")),
-        "open_r1_cosine": lambda accuracy: (CosineLength(rule=accuracy, beyond="cosine"), Repetition()),
-    }
-)
+_OWN: Mapping[str, tuple[Rule, ...]] = {
+    "nano_aha": (PublishedCountdown("nano_aha"), TagFormat(mode="nano_aha", prefix="<think>")),
+    "grpo_zero": (PublishedCountdown("grpo_zero"), TagFormat(mode="grpo_zero", prefix="<think>", weight=0.1)),
+    "tinyzero": (PublishedCountdown("tinyzero"),),
+    "simple_grpo": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo")),
+    "simple_grpo_v1": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo_v1")),
+    "lm_book": (PublishedAnswer("lm_book"), TagCount("reasoning", "answer", mode="lm_book")),
+    "rl_from_scratch": (
+        PublishedAnswer("rl_from_scratch"),
+        TagFormat("reasoning", "answer", mode="rl_from_scratch"),
+    ),
+    "verl_gsm8k": (PublishedAnswer("verl_gsm8k"),),
+    "verl_gsm8k_flexible": (PublishedAnswer("verl_gsm8k_flexible"),),
+    "verl_math_dapo": (PublishedAnswer("verl_math_dapo"),),
+    "verl_math_dapo_box": (PublishedAnswer("verl_math_dapo_box"),),
+}
+_AROUND: Mapping[str, Callable[[Rule], tuple[Rule, ...]]] = {
+    "r1_blog": lambda accuracy: (accuracy, TagCount(mode="blocks"), ReasoningLength(weight=0.01)),
+    "open_r1": lambda accuracy: (accuracy, TagFormat(mode="open_r1"), TagCount(mode="open_r1")),
+    "open_r1_cosine": lambda accuracy: (CosineLength(rule=accuracy, beyond="cosine"), Repetition()),
+}
 PUBLISHED = (*_OWN, *_AROUND)
 """The systems that :func:`published` knows."""

@@ -35,11 +35,11 @@ _FILE = "program.py"
 
 def act(role: str) -> NoReturn:
     """Do what ``role`` names and end the process."""
-    random.seed(0)
-    payload = _read_all(PAYLOAD)
-    os.close(PAYLOAD)
     code = 1
     try:
+        random.seed(0)
+        with open(PAYLOAD, "rb") as file:
+            payload = file.read()
         code = _ROLES[role](payload)
     except MemoryError:
         # At once: after this block the frames of the error are gone, and with them the channel. The tests would end
@@ -173,15 +173,6 @@ def _open_standard_streams() -> None:
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=number == 2))
         setattr(sys, f"__{name}__", getattr(sys, name))
     sys.__stdin__ = sys.stdin  # type: ignore[misc]
-
-
-def _read_all(descriptor: int) -> bytes:
-    parts = []
-    at = 0
-    while part := os.pread(descriptor, 1 << 20, at):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
 
 
 _ROLES: dict[str, Callable[[bytes], int]] = {
