@@ -194,15 +194,12 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return _make_error(name, error)
 
 
-def _find_line(cause: Exception) -> str:
-    """Return the user's line that raised an error, as `` (rewards.py, line 7)``; empty for rules of this library."""
+def _make_error(name: str, cause: Exception) -> RewardError:
+    """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
-    return f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
-
-
-def _make_error(name: str, cause: Exception) -> RewardError:
-    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{_find_line(cause)}")
+    place = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
+    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{place}")
     error.__cause__ = cause
     return error
 

@@ -76,13 +76,11 @@ def _describe(bad: Sequence[UnreadableGold], rows: int) -> str:
 
 __all__ = ["MajorityVote", "MathAnswer", "math_equal"]
 
-Percent = Literal["exact", "optional"]
+Strictness = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
-Bases = Literal["exact", "optional"]
-Brackets = Literal["exact", "optional"]
 Unsolved = Literal["wrong", "right"]
 
-_CHOICES = {"percent": Percent, "units": Units, "base": Bases, "brackets": Brackets, "unsolved": Unsolved}
+_CHOICES = {"percent": Strictness, "units": Units, "base": Strictness, "brackets": Strictness, "unsolved": Unsolved}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +113,10 @@ class MathAnswer:
 
     weight: float = 1.0
     tolerance: float | None = None
-    percent: Percent = "exact"
+    percent: Strictness = "exact"
     units: Units = "missing_ok"
-    base: Bases = "exact"
-    brackets: Brackets = "exact"
+    base: Strictness = "exact"
+    brackets: Strictness = "exact"
     unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     on_bad_gold: OnBadGold = "stop"
@@ -176,10 +174,10 @@ class MajorityVote:
     weight: float = 1.0
     group_size: int | None = None
     tolerance: float | None = None
-    percent: Percent = "exact"
+    percent: Strictness = "exact"
     units: Units = "missing_ok"
-    base: Bases = "exact"
-    brackets: Brackets = "exact"
+    base: Strictness = "exact"
+    brackets: Strictness = "exact"
     unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "majority_vote"
@@ -224,10 +222,10 @@ def math_equal(
     answer: str,
     *,
     tolerance: float | None = None,
-    percent: Percent = "exact",
+    percent: Strictness = "exact",
     units: Units = "missing_ok",
-    base: Bases = "exact",
-    brackets: Brackets = "exact",
+    base: Strictness = "exact",
+    brackets: Strictness = "exact",
     unsolved: Unsolved = "wrong",
 ) -> bool | None:
     """Whether two answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
