@@ -159,14 +159,12 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     missing = [p.name for p in required if p.name not in given]
     positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    # f(completions, answer) and f(**columns): everything by keyword.
-    if not missing and not positional_only and (takes_any or by_position or required):
-        names = given if takes_any else [p.name for p in parameters if p.name in given]
-        return [], {name: given[name] for name in names}
-    # f(completions, /, answer): the first ones by position.
-    if not missing and positional_only:
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name in given]
-        return [given[name] for name in positional_only if name in given], {name: given[name] for name in named}
+    # f(completions, answer) and f(**columns): everything by keyword. f(completions, /, answer): the first by position.
+    if not missing and (takes_any or by_position or required):
+        nameable = [p.name for p in parameters if p.name in given and p.kind is not p.VAR_POSITIONAL]
+        names = given if takes_any else nameable
+        first = [given[name] for name in positional_only if name in given]
+        return first, {name: given[name] for name in names if name not in positional_only}
     # f(texts, questions): at most two leading parameters with other names get completions and prompts, as in rlox.
     own = [p for p in by_position if p.name not in given]
     room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
