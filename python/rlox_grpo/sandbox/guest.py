@@ -50,10 +50,9 @@ def act(role: str) -> NoReturn:
 
 
 def _run_script(payload: bytes) -> int:
-    for source, target in ((CHANNEL, 0), (OUT, 1), (ERR, 2)):
-        os.dup2(source, target)
-        os.close(source)
-    _open_standard_streams()
+    _open_standard_streams(CHANNEL, OUT, ERR)
+    for done in (CHANNEL, OUT, ERR):
+        os.close(done)
     code = 0
     try:
         exec(_compile(payload), _make_main())  # noqa: S102  confined
@@ -76,11 +75,9 @@ def _run_script(payload: bytes) -> int:
 def _hold_program(payload: bytes) -> int:
     channel = os.dup(CHANNEL)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (OUT, 1), (ERR, 2)):
-        os.dup2(source, target)
+    _open_standard_streams(nothing, OUT, ERR)
     for done in (nothing, CHANNEL, OUT, ERR):
         os.close(done)
-    _open_standard_streams()
     peer = Peer(channel, {"global", "call", "attribute", "set_attribute", *_SPECIAL})
     try:
         compiled = _compile(payload)
@@ -103,9 +100,8 @@ def _hold_program(payload: bytes) -> int:
 def _run_tests(payload: bytes) -> int:
     channel = os.dup(CHANNEL)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1, 2, CHANNEL):
-        os.dup2(nothing, target)
-    _open_standard_streams()
+    os.dup2(nothing, CHANNEL)
+    _open_standard_streams(nothing, nothing, nothing)
     peer = Peer(channel, {"call"})
     tests: list[str] = json.loads(payload)
     del payload
@@ -166,7 +162,10 @@ def _make_main() -> dict[str, Any]:
     return module.__dict__
 
 
-def _open_standard_streams() -> None:
+def _open_standard_streams(*sources: int) -> None:
+    """Make three descriptors those of standard input, output and error, and open the streams."""
+    for target, source in enumerate(sources):
+        os.dup2(source, target)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "replace")
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))

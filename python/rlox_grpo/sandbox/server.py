@@ -114,7 +114,6 @@ class Server:
         self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
         self._jobs: list[Job] = []
         self._selector = selectors.DefaultSelector()
-        self._made = 0
         gc.collect()
         gc.freeze()
 
@@ -175,8 +174,7 @@ class Server:
         return True
 
     def _start(self, job: Job, role: str, own: list[int]) -> None:
-        self._made += 1
-        folder = os.path.join(self._work, f"{self._made:x}{os.urandom(8).hex()}")
+        folder = os.path.join(self._work, os.urandom(16).hex())
         os.mkdir(folder, 0o700)
         reading, writing = os.pipe()
         server = os.getpid()
@@ -331,7 +329,6 @@ def _remove(folder: str) -> None:
     The content of each folder below moves up before it is removed, so that no path grows long.
     """
     waiting = [folder]
-    made = 0
     while waiting:
         current = waiting.pop()
         with contextlib.suppress(OSError):
@@ -341,8 +338,7 @@ def _remove(folder: str) -> None:
                 with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         os.chmod(entry.path, 0o700)
-                        made += 1
-                        place = os.path.join(folder, f"{os.urandom(8).hex()}{made:x}")
+                        place = os.path.join(folder, os.urandom(16).hex())
                         os.rename(entry.path, place)
                         waiting.append(place)
                     else:
