@@ -171,13 +171,13 @@ def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
 def _score_by_workers(
     name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]
 ) -> _Part:
-    found = function.outcomes(given)
-    if function.on_error == "stop":
-        try:
-            function.refuse_errors(found)
-        except RewardError as error:
-            hint = hint_at_kind(given["completions"][0], error)
-            raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}{hint}", error.row) from None
+    try:
+        found = function.outcomes(given)
+    except RewardError as error:
+        if error.row is None:
+            raise
+        hint = hint_at_kind(given["completions"][0], error)
+        raise RewardError(f"{error}; {_describe_row(groups, error.row)}{hint}", error.row) from None
     failed = np.flatnonzero(found.codes)
     if len(failed):
         late = int((found.codes == TIMEOUT).sum())

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice, reduce_settings, to_floats
+from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
@@ -77,24 +75,23 @@ class InWorkers:
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as by TRL. Only columns with one value for each completion are used."""
         given = {"completions": completions, **({} if prompts is None else {"prompts": prompts}), **columns}
-        outcomes = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
-        if self.on_error == "stop":
-            self.refuse_errors(outcomes)
-        return to_floats(outcomes.scores)
+        found = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
+        return to_floats(found.scores)
 
     def outcomes(self, given: Mapping[str, Any]) -> Outcomes:
-        """Score a batch. With ``on_error="stop"``, rows after the first error may have no outcome.
+        """Score a batch.
 
         ``given`` has ``completions`` and the other arguments that the function may have, one value for each completion.
 
         Raises:
-            RewardError: The function requires an argument that is not given, or cannot run in a worker.
+            RewardError: The function requires an argument that is not given, or cannot run in a worker. Or, with its
+                ``row``, a completion has the outcome ``error``, with ``on_error="stop"``.
         """
         rows = len(given["completions"])
         given = {"prompts": [None] * rows, **given}
         select_arguments(self.function, given)
         is_async = is_coroutine_function(self.function)
-        timeout = self.timeout * (max(rows, 1) if self.per == "batch" else 1)
+        timeout = self.timeout * (rows if self.per == "batch" else 1)
         deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
         size = 1
         if self.per == "batch":
@@ -108,14 +105,10 @@ class InWorkers:
         found = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
         if self.timeout_score is not None:
             found.scores[found.codes == TIMEOUT] = self.timeout_score
+        if self.on_error == "stop" and found.messages:
+            row = min(found.messages)
+            raise RewardError(f"reward function {function_name(self)}: {found.messages[row]}", row)
         return found
-
-    def refuse_errors(self, outcomes: Outcomes) -> None:
-        """Raise RewardError for the first row with the outcome ``error``."""
-        failed = np.flatnonzero(outcomes.codes == ERROR)
-        if len(failed):
-            row = int(failed[0])
-            raise RewardError(f"reward function {function_name(self)}: {outcomes.messages[row]}", row)
 
     def start(self) -> None:
         """Start one worker, to check that the function can be sent and imported.
