@@ -85,13 +85,10 @@ def main() -> None:
     """Serve jobs from descriptor 0 until it closes."""
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    work = sys.argv[1]
-    missing = find_missing()
-    if missing is not None:
-        control.send(json.dumps({"missing": missing}).encode())
-        return
     try:
-        Server(control, work).serve()
+        if (missing := find_missing()) is not None:
+            raise ConfinementError(missing)
+        Server(control, sys.argv[1]).serve()
     except ConfinementError as error:
         control.send(json.dumps({"missing": str(error)}).encode())
 
