@@ -205,8 +205,7 @@ class Worker:
         )
         self._set_deadline(START_SECONDS)
         try:
-            self._send(self._payload)
-            reply = self._receive()
+            reply = self.ask(self._payload)
         finally:
             self._set_deadline(math.inf)
         if "ready" not in reply:
@@ -226,8 +225,7 @@ class Worker:
             return
         left = set(job.rows)
         self._set_deadline(START_SECONDS)  # unpickling the arguments may import modules
-        self._send(frame)
-        reply = self._receive()
+        reply = self.ask(frame)
         if "failed" in reply:
             self.broken = f"its arguments cannot be read in the worker: {reply['failed']}"
             self.end()
@@ -247,7 +245,10 @@ class Worker:
 
     def ask(self, payload: bytes) -> dict[str, Any]:
         """Send a frame and return the next answer; empty if the process ended or the answer is invalid."""
-        self._send(payload)
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is dead: _receive returns an empty answer
+                write_frame(process.stdin, payload)  # type: ignore[arg-type]
         return self._receive()
 
     def expire(self) -> None:
@@ -281,12 +282,6 @@ class Worker:
     def _set_deadline(self, seconds: float) -> None:
         with self._lock:
             self._deadline = time.monotonic() + seconds
-
-    def _send(self, payload: bytes) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it is dead: _receive returns an empty answer
-                write_frame(process.stdin, payload)  # type: ignore[arg-type]
 
     def _receive(self) -> dict[str, Any]:
         """Read the next answer; empty if the process ended or the answer is invalid."""
