@@ -82,6 +82,17 @@ HONEST = [
     ("def f(n):\n  for i in range(n): yield i", ["assert list(f(3)) == [0, 1, 2]", "assert sum(f(4)) == 6"]),
     ("def f(n): return 2 ** n, 1 / n, n * 1j", ["assert f(70) == (2 ** 70, 1 / 70, 70j)"]),
     ("from collections import *\ndef f(t): return Counter(t)", ["assert f('aab') == {'a': 2, 'b': 1}", "assert f('a') == Counter('a')"]),
+    (
+        "def f(x): return [x]",
+        [
+            f"import collections, decimal, fractions\nx = {value}\nassert f(x) == [x] and type(f(x)[0]) is type(x)"
+            for value in (
+                *("-2**99", "b'a'", "bytearray(b'a')", "1 + 2j", "range(1, 9, 2)", "frozenset({(1,)})"),
+                *("fractions.Fraction(1, 3)", "decimal.Decimal('1.50')", "collections.deque([1])"),
+                *("collections.OrderedDict(b=1, a=[2])", "collections.defaultdict(int, {1: 2})"),
+            )
+        ],
+    ),
     ("def f(): return b'a', {1: (2, {3})}, None, True, 'é\\ud800', frozenset({1})",
      ["assert f() == (b'a', {1: (2, {3})}, None, True, 'é\\ud800', frozenset({1}))", "assert f()[3] is True"]),
     ("import math\ndef f(x): return math.sqrt(x)", ["assert math.isclose(f(2), 1.41421356, rel_tol=1e-6)", "assert abs(f(4) - 2) < 1e-9"]),
@@ -108,6 +119,12 @@ def test_an_honest_program_passes(code: str, tests: list[Any]) -> None:
     ("code", "tests", "score"),
     [
         ("x = bytearray(10**10)", ["assert True"], 0.0),
+        # One that takes its time to end.
+        (
+            "import os, time\nend = os._exit\nos._exit = lambda code: time.sleep(0.5) or end(code)\nx = bytearray(10**10)",
+            ["assert True"],
+            0.0,
+        ),
         ("def f(n): return bytearray(n)", ["assert f(1) == b'\\0'", "assert f(10**10)"], 0.5),
         ("x = bytearray(10**10)", [("", "")], 0.0),
         ("def f():\n  try: bytearray(10**10)\n  except MemoryError: return 1", ["assert f() == 1"], None),

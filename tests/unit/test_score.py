@@ -106,6 +106,10 @@ class Named:
         lambda *args: [float(text == GOOD) for text in args[0]],
         lambda **given: [float(text == GOOD) for text in given["completions"]],
         lambda completions, /, prompts: [float(text == GOOD) for text in completions],
+        lambda completions, /, **given: [
+            float(t == GOOD and i > 0) for t, i in zip(completions, given["target"], strict=True)
+        ],
+        lambda completions, /, *prompts: [float(text == GOOD) for text in completions],
         lambda completions: np.array([text == GOOD for text in completions]),
         lambda completions: torch.tensor([float(text == GOOD) for text in completions]),
         lambda completions: tuple(np.float32(text == GOOD) for text in completions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -10,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
-from rlox_grpo.rewards.calls import Waiting, call, gather, read_scores
+from rlox_grpo.rewards.calls import call, gather, read_scores
 from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
-from rlox_grpo.rewards.verdicts import sum_weighted
-
-Float64Array = NDArray[np.float64]
+from rlox_grpo.rewards.verdicts import Float64Array, sum_weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +51,11 @@ def read_columns(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> d
     Text that is a JSON object counts as a mapping, because labels are text in OpenRLHF and open-instruct. Columns of
     ``extra`` are added; those of the ground truth have precedence.
     """
-    own = _parse_mapping(ground_truth)
-    columns = dict(extra or {})
-    columns.update({"answer": ground_truth} if own is None else own)
-    return columns
-
-
-def _parse_mapping(ground_truth: Any) -> Mapping[str, Any] | None:
-    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
-        try:
-            ground_truth = json.loads(ground_truth)
-        except (ValueError, RecursionError):  # A set such as {1, 2} is an answer.
-            return None
-    return ground_truth if isinstance(ground_truth, Mapping) else None
+    own = ground_truth
+    if isinstance(own, str) and own.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):  # A set such as {1, 2} is an answer.
+            own = json.loads(own)
+    return {**(extra or {}), **(own if isinstance(own, Mapping) else {"answer": ground_truth})}
 
 
 def score_samples(
@@ -118,8 +108,7 @@ def _call_function(
     prompts = [None] * len(completions) if prompts is None else prompts
     result = call(function, {**columns, "completions": completions, "prompts": prompts})
     if inspect.isawaitable(result):
-        (settled,) = gather([Waiting(name, result)])
-        result = settled.result
+        result, _ = gather({name: result})[name]
         if isinstance(result, RewardError):
             raise result
     return np.array(read_scores(name, result, len(completions)), dtype=np.float64)

@@ -32,29 +32,16 @@ def compute_score(
     solution_str: str,
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
-    *,
-    rule: Any = None,
-    rules: Mapping[str, Any] | None = None,
-    columns: Mapping[str, str] | None = None,
-    not_applicable: float = 0.0,
-    **kwargs: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Score one solution; verl's ``reward.custom_reward_function``.
 
-    ``rule`` and the other keywords are set by ``reward.custom_reward_function.reward_kwargs``. A rule is a name as in
-    run files (``gsm8k``, ``countdown``, ``module:callable``), a table of the name and the rule's arguments, or a list
-    of these, whose weighted sum is the score.
-
     Args:
-        data_source: source of the row; selects a rule of ``rules`` or :data:`RULES_BY_SOURCE` if ``rule`` is not given.
+        data_source: source of the row.
         solution_str: the response, decoded without special tokens.
         ground_truth: the answer, or a mapping (or JSON object) of columns, such as ``nums`` and ``target``.
         extra_info: more columns; those of the ground truth have precedence.
-        rule: the rule for every row.
-        rules: ``data_source`` → rule.
-        columns: column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
-        not_applicable: the score if no rule applies.
-        kwargs: other arguments of verl; ignored.
+        options: the keywords of :func:`compute_scores`, set by ``reward.custom_reward_function.reward_kwargs``.
 
     Returns:
         ``score``; ``acc``, the score of the first rule, for verl's validation and its group filter; the score of each
@@ -64,17 +51,7 @@ def compute_score(
         ConfigError: the rule is unknown, or does not have an argument.
         ValueError: there is no rule for this ``data_source``, or the rule cannot read a column.
     """
-    (score,) = compute_scores(
-        [data_source],
-        [solution_str],
-        [ground_truth],
-        [extra_info],
-        rule=rule,
-        rules=rules,
-        columns=columns,
-        not_applicable=not_applicable,
-    )
-    return score
+    return compute_scores([data_source], [solution_str], [ground_truth], [extra_info], **options)[0]
 
 
 def compute_scores(
@@ -91,7 +68,18 @@ def compute_scores(
 ) -> list[dict[str, Any]]:
     """Score a batch as :func:`compute_score`, for verl's reward manager ``batch``.
 
-    Rows with the same ``data_source`` are scored in one parallel call.
+    Rows with the same ``data_source`` are scored in one parallel call. A rule is a name as in run files (``gsm8k``,
+    ``countdown``, ``module:callable``), a table of the name and the rule's arguments, or a list of these, whose
+    weighted sum is the score.
+
+    Args:
+        data_sources, solution_strs, ground_truths, extra_infos: as for :func:`compute_score`, of each row.
+        rule: the rule for every row. Without it, the source of a row selects one of ``rules``, or of
+            :data:`RULES_BY_SOURCE`.
+        rules: ``data_source`` → rule.
+        columns: column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
+        not_applicable: the score if no rule applies.
+        kwargs: other arguments of verl; ignored.
     """
     extras = [None] * len(data_sources) if extra_infos is None else extra_infos
     rows = [read_columns(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,31 +54,25 @@ class GymnasiumEnvironment:
 
     def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
         """Run one episode."""
-        env = self.make()
-        try:
-            return self._play(env, row, chat)
-        finally:
-            env.close()
-
-    def _play(self, env: Any, row: Mapping[str, Any], chat: Any) -> Outcome:
-        message = join_prompt(row.get("prompt"), self._encode(_reset(env, row, chat), env))
-        rewards: list[float] = []
-        steps = 0
-        while True:
-            reply = chat.turn(message)
-            try:
-                action = self._decode(reply.content, env)
-            except ValueError as error:
-                rewards.append(0.0)
-                message = chat.call_tools(replace(reply, tool_calls=(), parse_error=str(error)))
-                continue
-            observation, reward, terminated, truncated = _step(env, action)
-            steps += 1
-            rewards.append(reward)
-            if terminated or truncated:
-                reason = "completed" if terminated else "truncated"
-                return Outcome(sum(rewards), tuple(rewards), reason, {"steps": float(steps)})
-            message = self._encode(observation, env)
+        with contextlib.closing(self.make()) as env:
+            message = join_prompt(row.get("prompt"), self._encode(_reset(env, row, chat), env))
+            rewards: list[float] = []
+            steps = 0
+            while True:
+                reply = chat.turn(message)
+                try:
+                    action = self._decode(reply.content, env)
+                except ValueError as error:
+                    rewards.append(0.0)
+                    message = chat.call_tools(replace(reply, tool_calls=(), parse_error=str(error)))
+                    continue
+                observation, reward, terminated, truncated = _step(env, action)
+                steps += 1
+                rewards.append(reward)
+                if terminated or truncated:
+                    reason = "completed" if terminated else "truncated"
+                    return Outcome(sum(rewards), tuple(rewards), reason, {"steps": float(steps)})
+                message = self._encode(observation, env)
 
     def _encode(self, observation: Any, env: Any) -> str | Messages:
         if self.encode is not None:

@@ -101,7 +101,7 @@ def read_outcome(returned: Any) -> Outcome:
         TypeError: it is something else, or a reward or metric is not a number.
         ValueError: a reward or metric is not finite.
     """
-    if returned is None or not isinstance(returned, Outcome):
+    if not isinstance(returned, Outcome):
         return Outcome(_read_reward(returned, "the episode's reward"))
     turn_rewards = returned.turn_rewards
     if turn_rewards is not None:

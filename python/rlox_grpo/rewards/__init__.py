@@ -9,9 +9,7 @@ from rlox_grpo.rewards import (
     answers,
     arithmetic,
     code,
-    composite,
     formats,
-    lengths,
     math_answers,
     published_rewards,
 )
@@ -19,20 +17,19 @@ from rlox_grpo.rewards.answers import *  # noqa: F403
 from rlox_grpo.rewards.arithmetic import *  # noqa: F403
 from rlox_grpo.rewards.calls import RewardError, RewardFn
 from rlox_grpo.rewards.code import *  # noqa: F403
-from rlox_grpo.rewards.composite import *  # noqa: F403
 from rlox_grpo.rewards.formats import *  # noqa: F403
-from rlox_grpo.rewards.lengths import *  # noqa: F403
 from rlox_grpo.rewards.math_answers import *  # noqa: F403
 from rlox_grpo.rewards.math_answers import UnreadableGold, unreadable_golds
 from rlox_grpo.rewards.published_rewards import *  # noqa: F403
 from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
-from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Rule, Verdicts
+from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Composite, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
 
 __all__ = [
     "OUTCOMES",
     "STATUSES",
+    "Composite",
     "InWorkers",
     "RewardError",
     "RewardFn",
@@ -50,8 +47,6 @@ __all__ = [
 __all__ += answers.__all__
 __all__ += arithmetic.__all__
 __all__ += code.__all__
-__all__ += composite.__all__
 __all__ += formats.__all__
-__all__ += lengths.__all__
 __all__ += math_answers.__all__
 __all__ += published_rewards.__all__

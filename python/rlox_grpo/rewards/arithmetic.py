@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlox_grpo.rewards.columns import Columns, read_texts
-from rlox_grpo.rewards.verdicts import STATUSES, Verdicts, call_rule
+from rlox_grpo.rewards.verdicts import NO_ANSWER, OK, Verdicts, call_rule
 
 MAX_TOKENS = 4096
 MAX_DEPTH = 100
@@ -98,8 +98,8 @@ class _Parser:
             right = self.factor(depth)
             if operator == "*":
                 value = _check_bounds(value * right)
-            elif isinstance(value, complex) or isinstance(right, complex):
-                value = _complex_quotient(value, right, operator)
+            elif operator == "//" and (isinstance(value, complex) or isinstance(right, complex)):
+                raise ArithmeticError("complex numbers have no floor")
             else:
                 value = value / right if operator == "/" else value // right
         return value
@@ -143,12 +143,6 @@ def _power(base: Number, exponent: Number) -> Number:
     return base**exponent
 
 
-def _complex_quotient(left: Number, right: Number, operator: str) -> Number:
-    if operator == "//":
-        raise ArithmeticError("complex numbers have no floor")
-    return left / right
-
-
 def _check_bounds(value: Number) -> Number:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise OverBudgetError("digits")
@@ -166,7 +160,6 @@ _SHORT = 64
 _RUN = re.compile(r"[0-9+\-*/().= \t]+")
 _TWO_NUMBERS = re.compile(r"(?<=[0-9.)])[ \t]+(?=[0-9.(])")
 _DECIMALS = re.compile(r"[0-9]*\.([0-9]+)")
-_NO_ANSWER = STATUSES.index("no_answer")
 
 
 @dataclass(frozen=True)
@@ -194,7 +187,7 @@ class WrittenArithmetic:
         """Score a batch; no column is read."""
         judged = [judge_equations(text) for text in read_texts(completions, self.__name__)]
         scores = [sum(found) / len(found) if len(found) >= self.least else 0.0 for found in judged]
-        statuses = [0 if found else _NO_ANSWER for found in judged]
+        statuses = [OK if found else NO_ANSWER for found in judged]
         return Verdicts(np.array(scores, dtype=np.float64), np.array(statuses, dtype=np.uint8))
 
     __call__ = call_rule

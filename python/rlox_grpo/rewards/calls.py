@@ -8,9 +8,8 @@ import math
 import numbers
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,14 +159,12 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     missing = [p.name for p in required if p.name not in given]
     positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    # f(completions, answer) and f(**columns): everything by keyword.
-    if not missing and not positional_only and (takes_any or by_position or required):
-        names = given if takes_any else [p.name for p in parameters if p.name in given]
-        return [], {name: given[name] for name in names}
-    # f(completions, /, answer): the first ones by position.
-    if not missing and positional_only:
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name in given]
-        return [given[name] for name in positional_only if name in given], {name: given[name] for name in named}
+    # f(completions, answer) and f(**columns): everything by keyword. f(completions, /, answer): the first by position.
+    if not missing and (takes_any or by_position or required):
+        nameable = [p.name for p in parameters if p.name in given and p.kind is not p.VAR_POSITIONAL]
+        names = given if takes_any else nameable
+        first = [given[name] for name in positional_only if name in given]
+        return first, {name: given[name] for name in names if name not in positional_only}
     # f(texts, questions): at most two leading parameters with other names get completions and prompts, as in rlox.
     own = [p for p in by_position if p.name not in given]
     room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
@@ -195,58 +192,44 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return _make_error(name, error)
 
 
-def _find_line(cause: Exception) -> str:
-    """Return the user's line that raised an error, as `` (rewards.py, line 7)``; empty for rules of this library."""
+def _make_error(name: str, cause: Exception) -> RewardError:
+    """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
-    return f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
-
-
-def _make_error(name: str, cause: Exception) -> RewardError:
-    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{_find_line(cause)}")
+    place = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
+    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{place}")
     error.__cause__ = cause
     return error
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A coroutine of a reward function. ``settle`` sets ``result`` to its value or to a RewardError."""
+def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]]:
+    """Await the coroutines of reward functions together on one event loop; works inside a running loop (notebooks).
 
-    name: str
-    result: Any
-    seconds: float = 0.0
+    Returns:
+        Of each function by its name: its result, or a RewardError with the error that it raised, and its seconds.
+    """
 
-    async def settle(self) -> None:
-        """Await it."""
+    async def settle(name: str, coroutine: Awaitable[Any]) -> tuple[Any, float]:
         start = time.perf_counter()
         try:
-            self.result = await self.result
+            result = await coroutine
         except Exception as error:  # noqa: BLE001
-            self.result = _make_error(self.name, error)
-        self.seconds = time.perf_counter() - start
+            result = _make_error(name, error)
+        return result, time.perf_counter() - start
 
-    def close(self) -> None:
-        """Close the coroutine without awaiting it."""
-        if hasattr(self.result, "close"):
-            self.result.close()
-
-
-def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
-    """Await all coroutines together on one event loop; works inside a running loop (notebooks)."""
-
-    async def every() -> None:
-        await asyncio.gather(*(one.settle() for one in waiting))
+    async def settle_all() -> list[tuple[Any, float]]:
+        return await asyncio.gather(*(settle(name, coroutine) for name, coroutine in waiting.items()))
 
     if not waiting:
-        return waiting
+        return {}
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(every())
+        settled = asyncio.run(settle_all())
     else:  # in another thread: this one's loop cannot run a second loop
         with ThreadPoolExecutor(1, thread_name_prefix="reward-functions") as pool:
-            pool.submit(lambda: asyncio.run(every())).result()
-    return waiting
+            settled = pool.submit(lambda: asyncio.run(settle_all())).result()
+    return dict(zip(waiting, settled, strict=True))
 
 
 def check_scores(name: str, result: Any, rows: int) -> Float64Array:

@@ -14,16 +14,24 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rlox_grpo.rewards.columns import Columns, read_column, read_texts
-from rlox_grpo.rewards.verdicts import STATUSES, UNDECIDED, Verdicts, call_rule, check_choice
-from rlox_grpo.sandbox import Limits, Sandbox, ScriptResult, TestsResult, get_sandbox
+from rlox_grpo.rewards.verdicts import (
+    KILLED,
+    NO_ANSWER,
+    OK,
+    OUT_OF_MEMORY,
+    UNDECIDED,
+    UNPARSEABLE,
+    Verdicts,
+    call_rule,
+    check_choice,
+    shorten,
+)
+from rlox_grpo.sandbox import Limits, ScriptResult, TestsResult, get_sandbox
 
 __all__ = ["PythonTests", "extract_program"]
 
 logger = logging.getLogger(__name__)
 
-_OK, _NO_ANSWER, _UNPARSEABLE, _OUT_OF_MEMORY, _KILLED = (
-    STATUSES.index(name) for name in ("ok", "no_answer", "unparseable", "out_of_memory", "killed")
-)
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*\Z")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON = ("python", "py", "python3", "")
@@ -83,19 +91,19 @@ class PythonTests:
         programs = [extract_program(text) for text in read_texts(completions, name)]
         limits = self._limits()
         # Start all runs before waiting for one. Equal programs with equal tests run once.
-        runs: dict[tuple[str, _Tests], _Run] = {}
+        runs: dict[tuple[str | None, _Tests], _Runs] = {}
         for program, own in zip(programs, tests, strict=True):
             if program is not None and (program, own) not in runs:
-                runs[program, own] = _start(get_sandbox(), program, own, limits)
+                runs[program, own] = _start(program, own, limits)
         scores = np.zeros(rows, dtype=np.float64)
-        statuses = np.full(rows, _NO_ANSWER, dtype=np.uint8)
-        settled = {key: run.settle() for key, run in runs.items()}
-        for row, (program, own) in enumerate(zip(programs, tests, strict=True)):
-            if program is not None:
-                passed, statuses[row] = settled[program, own]
+        statuses = np.full(rows, NO_ANSWER, dtype=np.uint8)
+        settled = {key: _settle(key[1], pending) for key, pending in runs.items()}
+        for row, key in enumerate(zip(programs, tests, strict=True)):
+            if key in settled:
+                passed, statuses[row] = settled[key]
                 scores[row] = float(np.mean(passed)) if self.score == "fraction" else float(all(passed))
-        scores[statuses == _KILLED] = np.nan
-        if (killed := int(np.sum(statuses == _KILLED))) > 0:
+        scores[statuses == KILLED] = np.nan
+        if (killed := int(np.sum(statuses == KILLED))) > 0:
             logger.warning(
                 "%s: the system killed the programs of %d completions within their limits, so they have no score; if "
                 "the machine has too little memory, lower memory_mb",
@@ -137,34 +145,30 @@ _Tests = tuple["str | tuple[str, str]", ...]
 """The tests of a row: statements, or an input and an output."""
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The pending runs of one program: one for all statements, and one for each input."""
-
-    tests: _Tests
-    statements: Future[TestsResult] | None
-    scripts: tuple[Future[ScriptResult], ...]
-
-    def settle(self) -> tuple[list[bool], int]:
-        """Wait for the runs. Returns whether each test passed, in the order of the row, and the status."""
-        said = None if self.statements is None else self.statements.result()
-        scripts = [run.result() for run in self.scripts]
-        verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
-        passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in self.tests]
-        ends = {script.ended for script in scripts} | (set() if said is None else {said.ended})
-        for end, status in (("killed", _KILLED), ("memory", _OUT_OF_MEMORY)):
-            if end in ends:
-                return passed, status
-        if ends != {"exit"}:
-            return passed, UNDECIDED
-        return passed, _UNPARSEABLE if said is not None and said.loaded == "unparseable" else _OK
+_Runs = tuple["Future[TestsResult] | None", "list[Future[ScriptResult]]"]
+"""The pending runs of one program: one for all statements, if there are any, and one for each input."""
 
 
-def _start(sandbox: Sandbox, program: str, tests: _Tests, limits: Limits) -> _Run:
+def _start(program: str, tests: _Tests, limits: Limits) -> _Runs:
+    sandbox = get_sandbox()
     statements = [test for test in tests if isinstance(test, str)]
     said = sandbox.submit_tests(program, statements, limits) if statements else None
-    scripts = [sandbox.submit_script(program, test[0], limits) for test in tests if not isinstance(test, str)]
-    return _Run(tests, said, tuple(scripts))
+    return said, [sandbox.submit_script(program, test[0], limits) for test in tests if not isinstance(test, str)]
+
+
+def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int]:
+    """Wait for the runs. Returns whether each test passed, in the order of the row, and the status."""
+    said = None if runs[0] is None else runs[0].result()
+    scripts = [run.result() for run in runs[1]]
+    verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
+    passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in tests]
+    ends = {script.ended for script in scripts} | (set() if said is None else {said.ended})
+    for end, status in (("killed", KILLED), ("memory", OUT_OF_MEMORY)):
+        if end in ends:
+            return passed, status
+    if ends != {"exit"}:
+        return passed, UNDECIDED
+    return passed, UNPARSEABLE if said is not None and said.loaded == "unparseable" else OK
 
 
 def _matches(result: ScriptResult, expected: str) -> bool:
@@ -181,7 +185,7 @@ def _read_tests(value: Any, place: str) -> _Tests:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"{place} is {_show(value)}, expected a list of at least one test")
+        raise ValueError(f"{place} is {shorten(value)}, expected a list of at least one test")
     return tuple(_read_test(test, f"{place}[{index}]") for index, test in enumerate(value))
 
 
@@ -189,13 +193,13 @@ def _read_test(test: Any, place: str) -> str | tuple[str, str]:
     if isinstance(test, str):
         problem = _find_problem(test)
         if problem is not None:
-            raise ValueError(f"{place} is {_show(test)}: {problem}")
+            raise ValueError(f"{place} is {shorten(test)}: {problem}")
         return test
     pair = (test.get("input"), test.get("output")) if isinstance(test, Mapping) else test
     if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
         return (pair[0], pair[1])
     raise ValueError(
-        f"{place} is {_show(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
+        f"{place} is {shorten(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
         'output: {"input": "2\\n", "output": "4\\n"} or a pair'
     )
 
@@ -218,8 +222,3 @@ def _double_backslash(escape: re.Match[str]) -> str:
     :func:`warnings.catch_warnings` is not thread-safe: two threads that use it together can leave wrong filters.
     """
     return escape[0] if escape[1] in "\r\n'\"\\xNuU" else "\\" + escape[0]
-
-
-def _show(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f"{shown[:120]}…"

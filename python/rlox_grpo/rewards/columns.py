@@ -66,12 +66,12 @@ def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[A
             f"{rule}: column {name!r} is missing; columns given: {known}. If one of them holds it, "
             f"rename it: columns={{{name!r}: <its name in the rows>}}"
         )
-    values = columns[name]
+    values: Sequence[Any] = columns[name]
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise ValueError(f"{rule}: column {name!r} is {values!r}, expected one value for each completion")
     if len(values) != rows:
         raise ValueError(f"{rule}: column {name!r} has {len(values)} rows, expected {rows}, one for each completion")
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
@@ -80,7 +80,13 @@ def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
     Raises:
         ValueError: As :func:`read_column`, or a value is null, blank, or neither text nor a number.
     """
-    return [_read_gold(value, name, row, rule) for row, value in enumerate(read_column(columns, name, rows, rule))]
+    golds = []
+    for row, value in enumerate(read_column(columns, name, rows, rule)):
+        text = format_gold(value)
+        if text is None:
+            raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
+        golds.append(text)
+    return golds
 
 
 def format_gold(value: Any) -> str | None:
@@ -94,13 +100,6 @@ def format_gold(value: Any) -> str | None:
     if isinstance(value, (float, Decimal)) and np.isfinite(float(value)):
         return repr(value) if isinstance(value, float) else str(value)
     return None
-
-
-def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
-    text = format_gold(value)
-    if text is None:
-        raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
-    return text
 
 
 def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:

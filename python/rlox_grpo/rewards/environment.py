@@ -28,8 +28,8 @@ class EnvironmentReward:
     def read(self, groups: Sequence[RolloutGroup]) -> Float64Array:
         """Return the rewards of all completions, ``float64 [N]``, NaN for episodes without a reward."""
         episodes = [completion.episode for group in groups for completion in group.completions]
-        paid = [None if episode is None else episode.reward for episode in episodes]
-        return np.array([np.nan if reward is None else reward for reward in paid], dtype=np.float64)
+        # NumPy reads None as NaN.
+        return np.array([None if episode is None else episode.reward for episode in episodes], dtype=np.float64)
 
     def refuse_unscored(self, groups: Sequence[RolloutGroup]) -> None:
         """Raise RewardError if no episode has a reward."""

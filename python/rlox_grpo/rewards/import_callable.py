@@ -28,13 +28,12 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
         raise ConfigError(f"{place} is {name!r}: expected module:callable, such as 'my_module:my_function'")
     try:
         with _search_also(folders):
-            found: Any = getattr(importlib.import_module(module), attribute)
+            found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{place} ({name}): {error}") from error
     if not callable(found):
         raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
-    imported: Callable[..., Any] = found
-    return imported
+    return found
 
 
 @contextmanager

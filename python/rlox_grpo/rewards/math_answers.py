@@ -6,13 +6,13 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
 import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
-from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors, shorten
 
 OnBadGold = Literal["stop", "skip"]
 
@@ -21,6 +21,8 @@ _SHOWN = 20
 
 _LONGEST = 80
 """Number of characters of a gold in a message."""
+
+_NO_GOLD = "a gold is a text that is not blank, or a finite number"
 
 _told: set[str] = set()
 """Golds for which this process has logged a warning."""
@@ -43,67 +45,42 @@ def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
     Args:
         answers: The column ``answer``, texts and numbers.
     """
-    return _find(answers, [format_gold(answer) for answer in answers])
-
-
-def _find(answers: Sequence[Any], texts: Sequence[str | None]) -> list[UnreadableGold]:
-    found = [
-        UnreadableGold(row, answer, "a gold is a text that is not blank, or a finite number")
-        for row, (answer, text) in enumerate(zip(answers, texts, strict=True))
-        if text is None
-    ]
-    rows = [row for row, text in enumerate(texts) if text is not None]
-    refused = _native.unreadable_golds([text for text in texts if text is not None])
-    found += [UnreadableGold(rows[place], answers[rows[place]], reason) for place, reason in refused]
-    return sorted(found, key=lambda bad: bad.row)
-
-
-def skip_unreadable(
-    answers: Sequence[Any], rule: str, column: str, on_bad_gold: OnBadGold
-) -> tuple[list[str], list[UnreadableGold]]:
-    """Return the golds as texts, with ``"0"`` for unreadable ones, and the unreadable ones.
-
-    Raises:
-        ValueError: ``on_bad_gold`` is ``"stop"`` and there are unreadable golds; the message names each row.
-    """
     texts = [format_gold(answer) for answer in answers]
-    bad = _find(answers, texts)
-    if bad and on_bad_gold == "stop":
+    reasons = {row: _NO_GOLD for row, text in enumerate(texts) if text is None}
+    rows = [row for row in range(len(texts)) if row not in reasons]
+    refused = _native.unreadable_golds([text for text in texts if text is not None])
+    reasons |= {rows[place]: reason for place, reason in refused}
+    return [UnreadableGold(row, answers[row], reasons[row]) for row in sorted(reasons)]
+
+
+def _report(bad: Sequence[UnreadableGold], rows: int, rule: str, on_bad_gold: OnBadGold) -> None:
+    """Raise a ValueError of the unreadable golds, or with ``"skip"`` warn of those that are new."""
+    if on_bad_gold == "stop":
         raise ValueError(
-            f"{rule}: {_describe(bad, len(answers), column)}; correct them, drop the rows, or set on_bad_gold='skip' "
-            "to leave these rows without a score"
+            f"{rule}: {_describe(bad, rows)}; correct them, drop the rows, or set on_bad_gold='skip' to leave these "
+            "rows without a score"
         )
     new = [gold for gold in bad if repr(gold.gold) not in _told]
     if new:
         _told.update(repr(gold.gold) for gold in new)
-        warnings.warn(f"{rule}: {_describe(new, len(answers), column)}; these rows have no score", stacklevel=4)
-    skipped = {gold.row for gold in bad}
-    return ["0" if row in skipped or text is None else text for row, text in enumerate(texts)], bad
+        warnings.warn(f"{rule}: {_describe(new, rows)}; these rows have no score", stacklevel=4)
 
 
-def _describe(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
+def _describe(bad: Sequence[UnreadableGold], rows: int) -> str:
     """List the rows whose gold cannot be read, and their number."""
-    shown = [f"{column}[{gold.row}] is {_shorten(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
+    shown = [f"answer[{gold.row}] is {shorten(gold.gold, _LONGEST)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         shown.append(f"and rows {', '.join(str(gold.row) for gold in bad[_SHOWN:])}")
     return f"{'; '.join(shown)}; {len(bad)} of {rows} golds cannot be read"
 
 
-def _shorten(gold: Any) -> str:
-    text = repr(gold)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
 __all__ = ["MajorityVote", "MathAnswer", "math_equal"]
 
-Percent = Literal["exact", "optional"]
+Strictness = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
-Bases = Literal["exact", "optional"]
-Brackets = Literal["exact", "optional"]
 Unsolved = Literal["wrong", "right"]
 
-_UNITS = ("missing_ok", "convert", "exact", "ignore")
-_CHOICE = ("exact", "optional")
+_CHOICES = {"percent": Strictness, "units": Units, "base": Strictness, "brackets": Strictness, "unsolved": Unsolved}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +113,10 @@ class MathAnswer:
 
     weight: float = 1.0
     tolerance: float | None = None
-    percent: Percent = "exact"
+    percent: Strictness = "exact"
     units: Units = "missing_ok"
-    base: Bases = "exact"
-    brackets: Brackets = "exact"
+    base: Strictness = "exact"
+    brackets: Strictness = "exact"
     unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     on_bad_gold: OnBadGold = "stop"
@@ -166,11 +143,14 @@ class MathAnswer:
                 return compare([gold for gold in golds if gold is not None])
             except ValueError as error:
                 refused = error
-        readable, bad = skip_unreadable(values, self.__name__, "answer", self.on_bad_gold)
+        bad = unreadable_golds(values)
         if not bad:
             raise refused
-        found = compare(readable)
-        skipped = [one.row for one in bad]
+        _report(bad, len(values), self.__name__, self.on_bad_gold)
+        skipped = [gold.row for gold in bad]
+        for row in skipped:
+            golds[row] = "0"
+        found = compare([gold for gold in golds if gold is not None])
         scores, statuses = np.array(found.scores), np.array(found.statuses)
         # The status describes the completion, and an unreadable gold is no fault of the completion.
         scores[skipped], statuses[skipped] = np.nan, 0
@@ -194,10 +174,10 @@ class MajorityVote:
     weight: float = 1.0
     group_size: int | None = None
     tolerance: float | None = None
-    percent: Percent = "exact"
+    percent: Strictness = "exact"
     units: Units = "missing_ok"
-    base: Bases = "exact"
-    brackets: Brackets = "exact"
+    base: Strictness = "exact"
+    brackets: Strictness = "exact"
     unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "majority_vote"
@@ -242,10 +222,10 @@ def math_equal(
     answer: str,
     *,
     tolerance: float | None = None,
-    percent: Percent = "exact",
+    percent: Strictness = "exact",
     units: Units = "missing_ok",
-    base: Bases = "exact",
-    brackets: Brackets = "exact",
+    base: Strictness = "exact",
+    brackets: Strictness = "exact",
     unsolved: Unsolved = "wrong",
 ) -> bool | None:
     """Whether two answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
@@ -264,11 +244,8 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    check_choice("percent", rule.percent, _CHOICE)
-    check_choice("units", rule.units, _UNITS)
-    check_choice("base", rule.base, _CHOICE)
-    check_choice("brackets", rule.brackets, _CHOICE)
-    check_choice("unsolved", rule.unsolved, ("wrong", "right"))
+    for option, choices in _CHOICES.items():
+        check_choice(option, getattr(rule, option), get_args(choices))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
     return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
 

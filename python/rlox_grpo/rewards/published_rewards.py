@@ -11,22 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rlox_grpo.rewards.arithmetic import OverBudgetError, evaluate
 from rlox_grpo.rewards.columns import Columns, read_golds, read_ragged_whole_numbers, read_texts, read_whole_numbers
-from rlox_grpo.rewards.formats import TagCount, TagFormat
-from rlox_grpo.rewards.lengths import CosineLength, ReasoningLength, Repetition
+from rlox_grpo.rewards.formats import CosineLength, ReasoningLength, Repetition, TagCount, TagFormat
 from rlox_grpo.rewards.math_answers import MathAnswer
-from rlox_grpo.rewards.verdicts import STATUSES, UNDECIDED, Rule, Verdicts, call_rule, check_choice
+from rlox_grpo.rewards.verdicts import NO_ANSWER, OK, UNDECIDED, UNPARSEABLE, Rule, Verdicts, call_rule, check_choice
 
 Judgement = tuple[float, int]
 """A score and a status, as an index of ``STATUSES``."""
-
-OK, NO_ANSWER, UNPARSEABLE = (STATUSES.index(name) for name in ("ok", "no_answer", "unparseable"))
 
 
 def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:
@@ -106,9 +102,8 @@ def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
 def verl_math_dapo(text: str, gold: str) -> Judgement:
     """The math_dapo of verl: 1 or -1; the last "Answer:" line of the last 300 characters, normalised as text."""
     found = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
-    if not found:
-        return (1.0 if _normalise_minerva("[INVALID]") == _normalise_minerva(gold) else -1.0), NO_ANSWER
-    return (1.0 if _normalise_minerva(found[-1]) == _normalise_minerva(gold) else -1.0), OK
+    answer, status = (found[-1], OK) if found else ("[INVALID]", NO_ANSWER)
+    return (1.0 if _normalise_minerva(answer) == _normalise_minerva(gold) else -1.0), status
 
 
 def verl_math_dapo_box(text: str, gold: str) -> Judgement:
@@ -124,18 +119,13 @@ def verl_math_dapo_box(text: str, gold: str) -> Judgement:
 
 
 EQUATIONS: dict[str, Callable[[str, Sequence[int], int], Judgement]] = {
-    "nano_aha": nano_aha,
-    "grpo_zero": grpo_zero,
-    "tinyzero": tinyzero,
+    judge.__name__: judge for judge in (nano_aha, grpo_zero, tinyzero)
 }
 ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
-    "simple_grpo": simple_grpo,
-    "lm_book": lm_book,
-    "rl_from_scratch": rl_from_scratch,
-    "verl_gsm8k": verl_gsm8k,
-    "verl_gsm8k_flexible": verl_gsm8k_flexible,
-    "verl_math_dapo": verl_math_dapo,
-    "verl_math_dapo_box": verl_math_dapo_box,
+    judge.__name__: judge
+    for judge in (
+        *(simple_grpo, lm_book, rl_from_scratch, verl_gsm8k, verl_gsm8k_flexible, verl_math_dapo, verl_math_dapo_box),
+    )
 }
 
 
@@ -308,30 +298,26 @@ def _make_verdicts(judged: Sequence[Judgement]) -> Verdicts:
     return Verdicts(scores, np.array([status for _, status in judged], dtype=np.uint8))
 
 
-_OWN: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
-    {
-        "nano_aha": (PublishedCountdown("nano_aha"), TagFormat(mode="nano_aha", prefix="<think>")),
-        "grpo_zero": (PublishedCountdown("grpo_zero"), TagFormat(mode="grpo_zero", prefix="<think>", weight=0.1)),
-        "tinyzero": (PublishedCountdown("tinyzero"),),
-        "simple_grpo": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo")),
-        "simple_grpo_v1": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo_v1")),
-        "lm_book": (PublishedAnswer("lm_book"), TagCount("reasoning", "answer", mode="lm_book")),
-        "rl_from_scratch": (
-            PublishedAnswer("rl_from_scratch"),
-            TagFormat("reasoning", "answer", mode="rl_from_scratch"),
-        ),
-        "verl_gsm8k": (PublishedAnswer("verl_gsm8k"),),
-        "verl_gsm8k_flexible": (PublishedAnswer("verl_gsm8k_flexible"),),
-        "verl_math_dapo": (PublishedAnswer("verl_math_dapo"),),
-        "verl_math_dapo_box": (PublishedAnswer("verl_math_dapo_box"),),
-    }
-)
-_AROUND: Mapping[str, Callable[[Rule], tuple[Rule, ...]]] = MappingProxyType(
-    {
-        "r1_blog": lambda accuracy: (accuracy, TagCount(mode="blocks"), ReasoningLength(weight=0.01)),
-        "open_r1": lambda accuracy: (accuracy, TagFormat(mode="open_r1"), TagCount(mode="open_r1")),
-        "open_r1_cosine": lambda accuracy: (CosineLength(rule=accuracy, beyond="cosine"), Repetition()),
-    }
-)
+_OWN: Mapping[str, tuple[Rule, ...]] = {
+    "nano_aha": (PublishedCountdown("nano_aha"), TagFormat(mode="nano_aha", prefix="<think>")),
+    "grpo_zero": (PublishedCountdown("grpo_zero"), TagFormat(mode="grpo_zero", prefix="<think>", weight=0.1)),
+    "tinyzero": (PublishedCountdown("tinyzero"),),
+    "simple_grpo": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo")),
+    "simple_grpo_v1": (PublishedAnswer("simple_grpo"), TagFormat(mode="simple_grpo_v1")),
+    "lm_book": (PublishedAnswer("lm_book"), TagCount("reasoning", "answer", mode="lm_book")),
+    "rl_from_scratch": (
+        PublishedAnswer("rl_from_scratch"),
+        TagFormat("reasoning", "answer", mode="rl_from_scratch"),
+    ),
+    "verl_gsm8k": (PublishedAnswer("verl_gsm8k"),),
+    "verl_gsm8k_flexible": (PublishedAnswer("verl_gsm8k_flexible"),),
+    "verl_math_dapo": (PublishedAnswer("verl_math_dapo"),),
+    "verl_math_dapo_box": (PublishedAnswer("verl_math_dapo_box"),),
+}
+_AROUND: Mapping[str, Callable[[Rule], tuple[Rule, ...]]] = {
+    "r1_blog": lambda accuracy: (accuracy, TagCount(mode="blocks"), ReasoningLength(weight=0.01)),
+    "open_r1": lambda accuracy: (accuracy, TagFormat(mode="open_r1"), TagCount(mode="open_r1")),
+    "open_r1_cosine": lambda accuracy: (CosineLength(rule=accuracy, beyond="cosine"), Repetition()),
+}
 PUBLISHED = (*_OWN, *_AROUND)
 """The systems that :func:`published` knows."""

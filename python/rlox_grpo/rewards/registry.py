@@ -31,9 +31,6 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**dict(_list_rules()
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType({**RULES, "reward_model": RewardModel})
 """Names in the tables of run files: the rules, and reward models."""
 
-_ONE_RULE = ("rule", "accuracy")
-_SEVERAL_RULES = ("rules",)
-
 
 def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:
     """Create the reward functions of ``rewards`` tables.
@@ -102,9 +99,9 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
     if name not in REWARDS:
         raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(REWARDS))}")
     for key in arguments:
-        if key in _ONE_RULE:
+        if key in ("rule", "accuracy"):
             arguments[key] = _make_one_rule(f"{place}.{key}", arguments[key], folders)
-        elif key in _SEVERAL_RULES:
+        elif key == "rules":
             if not isinstance(arguments[key], (list, tuple)):
                 raise ConfigError(f"{place}.{key} is {arguments[key]!r}, expected a list of names or tables")
             parts = [_make_rule(f"{place}.{key}[{i}]", part, folders) for i, part in enumerate(arguments[key])]
@@ -131,12 +128,11 @@ def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Rew
 
 
 def _import_reward(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
-    found: Any = import_callable(place, name, folders)
+    found = import_callable(place, name, folders)
     for registered, rule in RULES.items():
         if found is rule:
             raise ConfigError(f'{place} ({name}) is a rule of this library: write name = "{registered}"')
     if isinstance(found, type):
         module = name.partition(":")[0]
         raise ConfigError(f"{place} ({name}) is a class, expected a function or an instance: create one in {module}")
-    reward_fn: RewardFn = found
-    return reward_fn
+    return found

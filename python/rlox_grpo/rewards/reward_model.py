@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["RewardModel"]
+from rlox_grpo.rewards.verdicts import check_choice, reduce_settings
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,12 @@ class RewardModel:
             raise ValueError(f"path is {self.path!r}, expected a folder or a hub id")
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size!r}, expected a whole number of at least 1")
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype is {self.dtype!r}, expected 'auto', 'float32', 'bfloat16' or 'float16'")
+        check_choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length is {self.max_length}, expected at least 1")
         object.__setattr__(self, "__name__", Path(self.path).name or str(self.path))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings; a copy loads the model again."""
-        settings = (self.path, self.batch_size, self.weight, self.dtype, self.device, self.max_length, self.pad_token)
-        return RewardModel, settings
+    __reduce__ = reduce_settings  # a copy loads the model again
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
         """Return the logit of each completion. Prompts and completions are texts or lists of messages.
@@ -151,14 +147,12 @@ class RewardModel:
     def _score(self, rows: Sequence[list[int]]) -> list[float]:
         """The logits of one batch of token ids."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         model, tokenizer = self._loaded["model"], self._loaded["tokenizer"]
-        longest = max(map(len, rows))
-        input_ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int64)
-        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-        for place, row in enumerate(rows):
-            input_ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            mask[place, : len(row)] = 1
+        texts = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        input_ids = pad_sequence(texts, batch_first=True, padding_value=tokenizer.pad_token_id)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         with torch.inference_mode():
             logits = model(input_ids=input_ids.to(model.device), attention_mask=mask.to(model.device)).logits
         scores: list[float] = logits[:, 0].float().tolist()

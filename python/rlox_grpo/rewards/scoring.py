@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from rlox_grpo.rewards.calls import (
     ChatCompletion,
     RewardError,
     RewardFn,
-    Waiting,
     attempt,
     check_scores,
     find_nan_rows,
@@ -98,7 +97,7 @@ def score(
         return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
     given = _collect_arguments(groups)
     parts: dict[str, _Part] = {}
-    waiting: list[Waiting] = []
+    waiting: dict[str, Awaitable[Any]] = {}
     try:
         for name, function in zip(names, functions, strict=True):
             start = time.perf_counter()
@@ -114,21 +113,20 @@ def score(
                 positional, keywords = select_arguments(function, given)
                 forget_reading(given["completions"])
                 result = attempt(name, partial(function, *positional, **keywords))
-                if isinstance(result, RewardError):
-                    result = _add_hint(result, given["completions"][0])
                 if inspect.isawaitable(result):
-                    waiting.append(Waiting(name, result))
+                    waiting[name] = result
                     continue
-                parts[name] = _score_by_function(name, result, rows, on_error)
+                parts[name] = _score_by_function(name, result, given["completions"], on_error)
                 # After the call, because ChatCompletion records what the function has read.
                 _warn_of_lengths(name, parts[name].scores, given["completions"])
             parts[name].seconds = time.perf_counter() - start
-        for done in gather(waiting):
-            parts[done.name] = _score_by_function(done.name, done.result, rows, on_error)
-            parts[done.name].seconds = done.seconds
+        for name, (result, seconds) in gather(waiting).items():
+            parts[name] = _score_by_function(name, result, given["completions"], on_error)
+            parts[name].seconds = seconds
     except BaseException:
-        for left in waiting:
-            left.close()  # Python warns of coroutines that are never awaited
+        for left in waiting.values():
+            if hasattr(left, "close"):
+                left.close()  # Python warns of coroutines that are never awaited
         raise
     ordered = {name: parts[name] for name in names}
     scored = _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
@@ -173,13 +171,13 @@ def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
 def _score_by_workers(
     name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]
 ) -> _Part:
-    found = function.outcomes(given)
-    if function.on_error == "stop":
-        try:
-            function.refuse_errors(found)
-        except RewardError as error:
-            hint = hint_at_kind(given["completions"][0], error)
-            raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}{hint}", error.row) from None
+    try:
+        found = function.outcomes(given)
+    except RewardError as error:
+        if error.row is None:
+            raise
+        hint = hint_at_kind(given["completions"][0], error)
+        raise RewardError(f"{error}; {_describe_row(groups, error.row)}{hint}", error.row) from None
     failed = np.flatnonzero(found.codes)
     if len(failed):
         late = int((found.codes == TIMEOUT).sum())
@@ -193,17 +191,11 @@ def _score_by_workers(
     return _Part(check_scores(name, found.scores, len(found.scores)), outcomes=found.codes)
 
 
-def _add_hint(error: RewardError, completion: Any) -> RewardError:
-    """Return the error, with a hint if the function may expect another type of completion."""
-    told = RewardError(f"{error}{hint_at_kind(completion, error)}", error.row)
-    told.__cause__ = error.__cause__
-    return told
-
-
-def _score_by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
+def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _Part:
+    rows = len(completions)
     try:
         if isinstance(result, RewardError):
-            raise result
+            raise RewardError(f"{result}{hint_at_kind(completions[0], result)}", result.row) from result.__cause__
         result, measures = split_measures(name, result, rows)
         scores = check_scores(name, result, rows)
         _warn_of_nan(name, result)
@@ -220,13 +212,14 @@ _warned_of_nan: set[str] = set()
 
 def _warn_of_nan(name: str, result: Any) -> None:
     """Warn, once for each function, of scores that are NaN and not None."""
-    rows = find_nan_rows(to_list(name, result))
+    values = to_list(name, result)
+    rows = find_nan_rows(values)
     if rows and name not in _warned_of_nan:
         _warned_of_nan.add(name)
         logger.warning(
             "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
             "function does not apply to them. Return None to say so, or a number",
-            *(name, len(rows), len(to_list(name, result)), rows[0]),
+            *(name, len(rows), len(values), rows[0]),
         )
 
 
@@ -255,34 +248,28 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
         ValueError: A prompt lacks a column of the others, or a rule cannot read a column; the message names the prompt.
         RewardError: A function requires an argument that is not a column, or cannot run in a worker.
     """
-    columns = _collect_columns([(prompt, 1) for prompt in prompts])
-    own: dict[str, list[Any]] = {"prompts": [""] * len(prompts), "completions": [""] * len(prompts)}
-    own["completion_ids"] = [[] for _ in prompts]
+    empty = [""] * len(prompts)
+    given = {"prompts": empty, "completion_ids": [[]] * len(prompts)}
+    given |= _collect_columns([(prompt, 1) for prompt in prompts])
     for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
         if isinstance(function, Rule):
             try:
-                function.verdicts(
-                    own["completions"], {**columns, "prompts": own["prompts"], "completion_ids": own["completion_ids"]}
-                )
+                function.verdicts(empty, given)
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
-            continue
-        if isinstance(function, EnvironmentReward):
-            continue
-        select_arguments(function.function if isinstance(function, InWorkers) else function, {**own, **columns})
-        if isinstance(function, InWorkers):
+        elif isinstance(function, InWorkers):
+            select_arguments(function.function, {**given, "completions": empty})
             function.start()
+        elif not isinstance(function, EnvironmentReward):
+            select_arguments(function, {**given, "completions": empty})
 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
     """Describe which sample a row is."""
-    for group in groups:
-        if row < len(group.completions):
-            text = group.completions[row].text
-            shown = "" if text is None else f": {text[:80]!r}"
-            return f"the sample is completion {row} of prompts[{group.prompt.index}]{shown}"
-        row -= len(group.completions)
-    return "the sample is not known"
+    samples = [(group.prompt.index, *each) for group in groups for each in enumerate(group.completions)]
+    prompt, place, completion = samples[row]
+    shown = "" if completion.text is None else f": {completion.text[:80]!r}"
+    return f"the sample is completion {place} of prompts[{prompt}]{shown}"
 
 
 def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
@@ -358,10 +345,9 @@ def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
                 prompts.append(messages[:first])
                 completions.append(ChatCompletion(messages[first:]))
                 continue
-            chat = isinstance(source, list)
             prompts.append(source)
             said = {"role": "assistant", "content": completion.text}
-            completions.append(ChatCompletion([said]) if chat else completion.text)
+            completions.append(ChatCompletion([said]) if isinstance(source, list) else completion.text)
     return {"prompts": prompts, "completions": completions}
 
 

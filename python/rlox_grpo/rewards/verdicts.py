@@ -1,4 +1,4 @@
-"""The protocol of rules, reward functions that also return a status for each sample.
+"""The protocol of rules, reward functions that also return a status for each sample; and several rules as one.
 
 A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
 ``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None
@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,11 @@ only: memory limit exceeded; killed by the system and therefore not scored."""
 RARE = frozenset({"out_of_memory", "killed"})
 """Statuses that are reported only if they occur, because most rules cannot have them."""
 
-UNDECIDED = STATUSES.index("undecided")
+OUTCOMES = ("ok", "timeout", "error")
+"""Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
+
+OK, NO_ANSWER, UNPARSEABLE, UNDECIDED, OUT_OF_MEMORY, KILLED = range(len(STATUSES))
+_, TIMEOUT, ERROR = range(len(OUTCOMES))  # the first of both is OK
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +88,26 @@ def make_decided_verdicts(scores: Float64Array) -> Verdicts:
     return Verdicts(scores, np.zeros(len(scores), dtype=np.uint8))
 
 
-def to_floats(verdicts: Verdicts) -> list[float | None]:
+def to_floats(scores: Float64Array) -> list[float | None]:
     """Convert to the return value of TRL's call: None for NaN."""
-    return [None if math.isnan(score) else score for score in verdicts.scores.tolist()]
+    return [None if math.isnan(score) else score for score in scores.tolist()]
+
+
+def reduce_settings(record: Any) -> tuple[Any, ...]:
+    """Pickle the settings of a dataclass alone, as its ``__reduce__``; a copy makes the other fields anew."""
+    return type(record), tuple(getattr(record, setting.name) for setting in fields(record) if setting.init)
 
 
 def call_rule(rule: Rule, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
     """Return the scores of ``rule.verdicts``. Every rule has this function as its ``__call__``."""
     given = columns if prompts is None else {**columns, "prompts": prompts}
-    return to_floats(rule.verdicts(completions, given))
+    return to_floats(rule.verdicts(completions, given).scores)
+
+
+def shorten(value: Any, longest: int = 120) -> str:
+    """Return the ``repr`` of a value, cut after ``longest`` characters."""
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
@@ -115,8 +130,35 @@ def check_tags(first: str, second: str) -> None:
         raise ValueError(f"second is {second!r}, expected another tag than the first")
 
 
-OUTCOMES = ("ok", "timeout", "error")
-"""Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
+@dataclass(frozen=True)
+class Composite:
+    """Several rules as one: the weighted sum of those that apply, or None if none applies.
 
+    ``weights`` are by default those of the rules. The status of a sample is the worst among the rules.
+    """
 
-OK, TIMEOUT, ERROR = range(len(OUTCOMES))
+    rules: tuple[Rule, ...]
+    weights: tuple[float, ...] | None = None
+    weight: float = 1.0
+    __name__: ClassVar[str] = "composite"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not self.rules or not all(isinstance(rule, Rule) for rule in self.rules):
+            raise ValueError(f"rules is {self.rules!r}, expected at least one rule of rlox_grpo.rewards")
+        weights = tuple(rule.weight for rule in self.rules) if self.weights is None else tuple(self.weights)
+        if len(weights) != len(self.rules) or not all(math.isfinite(weight) for weight in weights):
+            raise ValueError(
+                f"weights is {self.weights!r}, expected {len(self.rules)} finite numbers, one for each rule"
+            )
+        object.__setattr__(self, "weights", weights)
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch with every rule."""
+        parts = [rule.verdicts(completions, columns) for rule in self.rules]
+        return Verdicts(
+            sum_weighted([part.scores for part in parts], self.weights or ()),
+            np.max([part.statuses for part in parts], axis=0),
+        )
+
+    __call__ = call_rule

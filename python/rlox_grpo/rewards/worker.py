@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -32,16 +31,18 @@ class Job:
     """Completions that one worker scores.
 
     Attributes:
-        given: Arguments of the function, ``rows`` values of each.
-        rows: Number of completions.
+        rows: Rows of the batch.
+        given: Arguments of the function, one value of each for each of ``rows``.
         each: Whether to call the function once for each row, with lists of one value, instead of once with all.
         timeout: Timeout of each call, in seconds.
+        deadline: Seconds after which the worker is killed.
     """
 
+    rows: range
     given: Mapping[str, Any]
-    rows: int
     each: bool
     timeout: float
+    deadline: float
 
 
 def write_frame(stream: BinaryIO, payload: bytes) -> None:
@@ -88,31 +89,30 @@ def main() -> None:
         answer(done=True)
 
 
-class _LateError(Exception):
-    """A coroutine exceeded its deadline."""
-
-
 def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
     """Score a job and answer each row as soon as its score is known. Coroutines run together, each with its timeout."""
-    waiting: list[tuple[int, int, Awaitable[Any]]] = []
-    for first, rows, given in _list_calls(job):
+    waiting: list[tuple[range, Awaitable[Any]]] = []
+    for rows, given in _list_calls(job):
         try:
             result: Any = call(function, given)
         except BaseException as error:  # noqa: BLE001  also sys.exit() must cost only this sample
             result = error
         if inspect.isawaitable(result):
-            waiting.append((first, rows, result))
+            waiting.append((rows, result))
         else:
-            _settle(first, rows, result, answer)
+            _settle(rows, result, answer)
 
-    async def wait(first: int, rows: int, coroutine: Awaitable[Any]) -> None:
+    async def wait(rows: range, coroutine: Awaitable[Any]) -> None:
         start = time.monotonic()
         try:
             result: Any = await asyncio.wait_for(coroutine, job.timeout)
         except BaseException as error:  # noqa: BLE001
-            late = isinstance(error, asyncio.TimeoutError) and time.monotonic() - start >= job.timeout
-            result = _LateError() if late else error
-        _settle(first, rows, result, answer)
+            if isinstance(error, asyncio.TimeoutError) and time.monotonic() - start >= job.timeout:
+                for row in rows:
+                    answer(row=row, timeout=True)
+                return
+            result = error
+        _settle(rows, result, answer)
 
     async def wait_for_all() -> None:
         await asyncio.gather(*(wait(*each) for each in waiting))
@@ -121,34 +121,32 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
         asyncio.run(wait_for_all())
 
 
-def _list_calls(job: Job) -> list[tuple[int, int, Mapping[str, Any]]]:
-    """Return the first row, the number of rows and the arguments of each call."""
+def _list_calls(job: Job) -> list[tuple[range, Mapping[str, Any]]]:
+    """Return the rows and the arguments of each call."""
     if not job.each:
-        return [(0, job.rows, job.given)]
-    return [(row, 1, {name: values[row : row + 1] for name, values in job.given.items()}) for row in range(job.rows)]
+        return [(job.rows, job.given)]
+    return [
+        (job.rows[place : place + 1], {name: values[place : place + 1] for name, values in job.given.items()})
+        for place in range(len(job.rows))
+    ]
 
 
-def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> None:
+def _settle(rows: range, result: Any, answer: Callable[..., None]) -> None:
     """Answer the rows of one call with its scores, or with the error that it raised."""
-    places = range(first, first + rows)
-    if isinstance(result, _LateError):
-        for row in places:
-            answer(row=row, timeout=True)
-        return
     try:
         if isinstance(result, BaseException):
             raise result
-        result, measures = split_measures("it", result, rows)
+        result, measures = split_measures("it", result, len(rows))
         if measures:
             raise RewardError(
                 "it returned metrics beside its scores: a function with a time limit returns the scores alone"
             )
-        scores = read_scores("it", result, rows)
+        scores = read_scores("it", result, len(rows))
     except BaseException as error:  # noqa: BLE001
-        for row in places:
+        for row in rows:
             answer(row=row, error=describe_error(error))
     else:
-        for row, score in zip(places, scores, strict=True):
+        for row, score in zip(rows, scores, strict=True):
             answer(row=row, score=None if math.isnan(score) else score)
 
 
@@ -179,7 +177,3 @@ def describe_error(error: BaseException) -> str:
         place = f" ({os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name})"
         trace = trace.tb_next
     return text[:LONGEST_MESSAGE] + place
-
-
-if __name__ == "__main__":
-    sys.exit("this module is started by rlox_grpo.rewards.workers")

@@ -53,15 +53,6 @@ class Outcomes:
     messages: dict[int, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A job, its first row in the batch, and the seconds after which its worker is killed."""
-
-    first: int
-    job: Job
-    deadline: float
-
-
 class Pool:
     """Worker processes of one function: started on demand, reused, ended by ``close``."""
 
@@ -81,29 +72,28 @@ class Pool:
             self._watch([threading.Thread(target=self._workers[0].start, daemon=True)], threading.Event())
             self._workers[0].refuse_broken()
 
-    def run(self, tasks: Sequence[Task], rows: int, *, stop_at_error: bool) -> Outcomes:
-        """Run the tasks on the workers, one thread for each worker, and kill workers that exceed a deadline."""
+    def run(self, jobs: Sequence[Job], rows: int, *, stop_at_error: bool) -> Outcomes:
+        """Run the jobs on the workers, one thread for each worker, and kill workers that exceed a deadline."""
         with self._lock:
-            self._grow(min(self.size, len(tasks)))
+            self._grow(min(self.size, len(jobs)))
             found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
-            waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-            for task in tasks:
-                waiting.put(task)
+            waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+            for job in jobs:
+                waiting.put(job)
             stop = threading.Event()
 
             def serve(worker: Worker) -> None:
                 while not stop.is_set():
                     try:
-                        task = waiting.get_nowait()
+                        job = waiting.get_nowait()
                     except queue.Empty:
                         return
-                    worker.do(task, found)
-                    # One error suffices for on_error="stop": the other workers take no further task.
-                    span = found.codes[task.first : task.first + task.job.rows]
-                    if worker.broken is not None or (stop_at_error and (span == ERROR).any()):
+                    worker.do(job, found)
+                    # One error suffices for on_error="stop": the other workers take no further job.
+                    if worker.broken is not None or (stop_at_error and (found.codes[job.rows] == ERROR).any()):
                         stop.set()
 
-            used = self._workers[: len(tasks)]
+            used = self._workers[: len(jobs)]
             self._watch([threading.Thread(target=serve, args=(worker,), daemon=True) for worker in used], stop)
             for worker in used:
                 worker.refuse_broken()
@@ -215,8 +205,7 @@ class Worker:
         )
         self._set_deadline(START_SECONDS)
         try:
-            self._send(self._payload)
-            reply = self._receive()
+            reply = self.ask(self._payload)
         finally:
             self._set_deadline(math.inf)
         if "ready" not in reply:
@@ -224,40 +213,42 @@ class Worker:
             self.broken = str(reply.get("failed") or (late if self._expired else self.describe_end()))
             self.end()
 
-    def do(self, task: Task, found: Outcomes) -> None:
-        """Run one task. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
+    def do(self, job: Job, found: Outcomes) -> None:
+        """Run one job. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
         self.start()
         if self.broken is not None:
             return
         try:
-            frame = pickle.dumps(task.job, protocol=pickle.HIGHEST_PROTOCOL)
+            frame = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001  __reduce__ of the user's objects
             self.broken = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
             return
-        left = set(range(task.job.rows))
+        left = set(job.rows)
         self._set_deadline(START_SECONDS)  # unpickling the arguments may import modules
-        self._send(frame)
-        reply = self._receive()
+        reply = self.ask(frame)
         if "failed" in reply:
             self.broken = f"its arguments cannot be read in the worker: {reply['failed']}"
             self.end()
             return
         if "started" in reply:
-            self._set_deadline(task.deadline)
+            self._set_deadline(job.deadline)
             while "done" not in (reply := self._receive()) and reply:
                 row = int(reply["row"])
                 left.discard(row)
-                _note(found, task.first + row, reply)
+                _note(found, row, reply)
         self._set_deadline(math.inf)
         if not left:
             return
         reply = {"timeout": True} if self._expired else {"error": f"its worker {self.describe_end()}"}
         for row in left:
-            _note(found, task.first + row, reply)
+            _note(found, row, reply)
 
     def ask(self, payload: bytes) -> dict[str, Any]:
         """Send a frame and return the next answer; empty if the process ended or the answer is invalid."""
-        self._send(payload)
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is dead: _receive returns an empty answer
+                write_frame(process.stdin, payload)  # type: ignore[arg-type]
         return self._receive()
 
     def expire(self) -> None:
@@ -286,22 +277,11 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process. A thread that reads its answer then gets an empty one."""
-        process = self._process
-        if process is not None:
-            _kill_group(process)
+        _kill_group(self._process)
 
     def _set_deadline(self, seconds: float) -> None:
         with self._lock:
             self._deadline = time.monotonic() + seconds
-
-    def _send(self, payload: bytes) -> None:
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        try:
-            write_frame(process.stdin, payload)  # type: ignore[arg-type]
-        except (OSError, ValueError):
-            return  # the process is dead; _receive returns an empty answer
 
     def _receive(self) -> dict[str, Any]:
         """Read the next answer; empty if the process ended or the answer is invalid."""
@@ -347,9 +327,9 @@ def end_all(workers: Sequence[Worker], owner: int) -> None:
             worker.end()
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is not None:
-        return  # another process may have its number now
+def _kill_group(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None or process.returncode is not None:
+        return  # another process may have the number of one that ended
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice
+from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job
-from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
+from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
 _ASYNC_GRACE = 1.0
 """Seconds after the last timeout at which a worker with async functions is killed: its event loop is blocked."""
@@ -72,49 +70,45 @@ class InWorkers:
         object.__setattr__(self, "__name__", function_name(self.function))
         object.__setattr__(self, "_pool", Pool(self.function, self.workers or min(8, os.cpu_count() or 1)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings; a copy has workers of its own."""
-        settings = (self.function, self.timeout, self.workers, self.per, self.timeout_score, self.on_error, self.weight)
-        return InWorkers, settings
+    __reduce__ = reduce_settings  # a copy has workers of its own
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as by TRL. Only columns with one value for each completion are used."""
         given = {"completions": completions, **({} if prompts is None else {"prompts": prompts}), **columns}
-        outcomes = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
-        if self.on_error == "stop":
-            self.refuse_errors(outcomes)
-        return [None if math.isnan(score) else score for score in outcomes.scores.tolist()]
+        found = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
+        return to_floats(found.scores)
 
     def outcomes(self, given: Mapping[str, Any]) -> Outcomes:
-        """Score a batch. With ``on_error="stop"``, rows after the first error may have no outcome.
+        """Score a batch.
 
         ``given`` has ``completions`` and the other arguments that the function may have, one value for each completion.
 
         Raises:
-            RewardError: The function requires an argument that is not given, or cannot run in a worker.
+            RewardError: The function requires an argument that is not given, or cannot run in a worker. Or, with its
+                ``row``, a completion has the outcome ``error``, with ``on_error="stop"``.
         """
         rows = len(given["completions"])
         given = {"prompts": [None] * rows, **given}
         select_arguments(self.function, given)
         is_async = is_coroutine_function(self.function)
-        places = _split_rows(rows, self.per, is_async, self._pool.size)
-        timeout = self.timeout * (max(rows, 1) if self.per == "batch" else 1)
+        timeout = self.timeout * (rows if self.per == "batch" else 1)
+        deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
+        size = 1
+        if self.per == "batch":
+            size = rows
+        elif is_async:  # a part for each worker
+            size = math.ceil(rows / self._pool.size)
         jobs = []
-        for place in places:
-            part = {name: values[place.start : place.stop] for name, values in given.items()}
-            job = Job(part, len(place), self.per == "sample", timeout)
-            jobs.append(Task(place.start, job, timeout + (_ASYNC_GRACE if is_async else 0.0)))
+        for start in range(0, rows, max(size, 1)):
+            part = {name: values[start : start + size] for name, values in given.items()}
+            jobs.append(Job(range(rows)[start : start + size], part, self.per == "sample", timeout, deadline))
         found = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
         if self.timeout_score is not None:
             found.scores[found.codes == TIMEOUT] = self.timeout_score
+        if self.on_error == "stop" and found.messages:
+            row = min(found.messages)
+            raise RewardError(f"reward function {function_name(self)}: {found.messages[row]}", row)
         return found
-
-    def refuse_errors(self, outcomes: Outcomes) -> None:
-        """Raise RewardError for the first row with the outcome ``error``."""
-        failed = np.flatnonzero(outcomes.codes == ERROR)
-        if len(failed):
-            row = int(failed[0])
-            raise RewardError(f"reward function {function_name(self)}: {outcomes.messages[row]}", row)
 
     def start(self) -> None:
         """Start one worker, to check that the function can be sent and imported.
@@ -163,11 +157,3 @@ def is_coroutine_function(function: Any) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _split_rows(rows: int, per: str, is_async: bool, workers: int) -> list[range]:
-    """Return the rows of each job: one row, all rows, or for async functions a part for each worker."""
-    if per == "batch":
-        return [range(rows)] if rows else []
-    size = math.ceil(rows / workers) if is_async else 1
-    return [range(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]

@@ -6,9 +6,8 @@ which the sandbox does not work raises the error then and not at the first call.
 
 from typing import Any
 
-from rlox_grpo.sandbox.client import Sandbox, get_sandbox
+from rlox_grpo.sandbox.client import Sandbox, get_sandbox, python_tool
 from rlox_grpo.sandbox.results import Limits, SandboxError, ScriptResult, TestsResult
-from rlox_grpo.sandbox.tool import python_tool
 
 __all__ = ["Limits", "Sandbox", "SandboxError", "ScriptResult", "TestsResult", "get_sandbox", "python_tool"]
 

@@ -1,8 +1,9 @@
-"""Run programs in confined processes, several at once."""
+"""Run programs in confined processes, several at once; and the tool ``python``, which runs those of the policy."""
 
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import json
 import os
@@ -14,9 +15,9 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rlox_grpo.sandbox.confine import find_missing
 from rlox_grpo.sandbox.results import Limits, SandboxError, ScriptResult, TestsResult, read_result
 
 START_SECONDS = 60.0
-_MEBIBYTE = 1 << 20
+_LIMIT_NAMES = {"cpu": "processor time", "wall": "time", "files": "room for files"}
 
 _BOOT = (
     "import sys, types\n"
@@ -121,15 +122,13 @@ class Sandbox:
 
     def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
         """Run a program as a script. Blocks until a worker is free, but not until the program ends."""
-        limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             given = [_make_file(text, opened) for text in (code, stdin)]
             outputs = [os.memfd_create("output") for _ in range(2)]
-            return self._submit(["script"], [*given, *outputs], outputs, limits, None)
+            return self._submit([*given, *outputs], outputs, limits, None)
 
     def submit_tests(self, code: str, tests: Sequence[str], limits: Limits | None = None) -> Future[TestsResult]:
         """Run test statements in one process and the program that they call in another. Blocks as for scripts."""
-        limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
             payloads = [_make_file(text, opened) for text in (code, json.dumps(list(tests)))]
@@ -137,11 +136,12 @@ class Sandbox:
             verdicts = os.memfd_create("verdicts")
             descriptors = [payloads[0], ends[0].fileno(), lost[0], lost[1]]
             descriptors += [payloads[1], ends[1].fileno(), verdicts, lost[2]]
-            return self._submit(["program", "tests"], descriptors, [verdicts], limits, len(tests))
+            return self._submit(descriptors, [verdicts], limits, len(tests))
 
     def _submit(
-        self, roles: list[str], descriptors: list[int], outputs: list[int], limits: Limits, tests: int | None
+        self, descriptors: list[int], outputs: list[int], limits: Limits | None, tests: int | None
     ) -> Future[Any]:
+        limits = limits or Limits()
         self._slots.acquire()
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # so that a caller cannot cancel it: set_result would then fail
@@ -149,17 +149,8 @@ class Sandbox:
             self._number += 1
             number = self._number
             self._sent[number] = _Sent(future, limits, tuple(outputs), tests)
-            message = {
-                "number": number,
-                "roles": roles,
-                "wall_seconds": limits.wall_seconds,
-                "folder_bytes": limits.files_mb * _MEBIBYTE,
-                "bounds": {
-                    "cpu_seconds": limits.cpu_seconds,
-                    "memory_bytes": limits.memory_mb * _MEBIBYTE,
-                    "file_bytes": limits.files_mb * _MEBIBYTE,
-                },
-            }
+            roles = ["script"] if tests is None else ["program", "tests"]
+            message = {"number": number, "roles": roles, "limits": asdict(limits)}
             try:
                 if self._dead is not None:
                     raise OSError(self._dead)
@@ -232,6 +223,50 @@ def get_sandbox() -> Sandbox:
             _shared.clear()
             own = _shared[os.getpid()] = Sandbox()
         return own
+
+
+def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]:
+    """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
+
+    Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
+    code that ended the program, if any. The option ``max_observation_chars`` limits its length.
+
+    Args:
+        limits: limits of one call.
+
+    Raises:
+        SandboxError: the sandbox does not work on this system; the message says what is missing.
+    """
+    bounds = limits or Limits()
+    get_sandbox()
+
+    async def python(code: str) -> str:
+        """Run a Python program and return what it prints. It has the standard library, and no network.
+
+        Args:
+            code: the program; print what you want to see.
+        """
+        running = await asyncio.to_thread(lambda: get_sandbox().submit_script(code, limits=bounds))
+        return _show_result(await asyncio.wrap_future(running))
+
+    return python
+
+
+def _show_result(result: ScriptResult) -> str:
+    parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
+    if result.cut:
+        parts.insert(1, "[the rest of the output was cut]")
+    if result.ended == "killed":
+        parts.append("[the system killed the program, which had not reached its limits: run it again]")
+    elif result.ended == "memory":
+        parts.append("[the program had no memory left]")
+    elif result.ended != "exit":
+        parts.append(f"[the program was ended: no {_LIMIT_NAMES[result.ended]} left]")
+    elif result.code < 0:
+        parts.append(f"[the program was ended by signal {-result.code}]")
+    elif result.code > 0 and not result.stderr:
+        parts.append(f"[the program ended with exit code {result.code}]")
+    return "\n".join(part for part in parts if part) or "[the program printed nothing]"
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:

@@ -12,15 +12,16 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from rlox_grpo.sandbox.results import Limits
 from rlox_grpo.sandbox.syscalls import NUMBERS, make_filter
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
 _CAPABILITY_VERSION_3 = 0x20080522
+_OPEN_FILES = 32
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
 _MAKE_DIR, _MAKE_REG, _MAKE_SYM, _REFER, _TRUNCATE = 1 << 7, 1 << 8, 1 << 12, 1 << 13, 1 << 14
@@ -35,23 +36,6 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 class ConfinementError(RuntimeError):
     """The system lacks what confinement needs; the message names it and says what to do."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What one confined process may use.
-
-    Attributes:
-        cpu_seconds: processor time; one more where the process ignores SIGXCPU.
-        memory_bytes: address space.
-        file_bytes: each file, its output too.
-        open_files: descriptors.
-    """
-
-    cpu_seconds: int
-    memory_bytes: int
-    file_bytes: int
-    open_files: int = 32
 
 
 def find_missing() -> str | None:
@@ -80,13 +64,12 @@ def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
 
     A path that is gone is left out.
     """
-    libc = _libc()
     version = _landlock_version()
     handled = (1 << _RIGHTS_BY_VERSION[min(version, 5)]) - 1
     # From version 4: TCP bind and connect. From version 6: abstract sockets and signals to processes outside.
     fields = (handled, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
     attributes = struct.pack("=QQQ", *fields)[: 24 if version >= 6 else 16 if version >= 4 else 8]
-    ruleset = _call(libc, "landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = _call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     for path, rights in paths:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -96,7 +79,7 @@ def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
             if not stat.S_ISDIR(os.fstat(place).st_mode):
                 rights &= _OF_FILES
             rule = struct.pack("=Qi", rights & handled, place)
-            _call(libc, f"landlock_add_rule for {path}", _LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+            _call(f"landlock_add_rule for {path}", _LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
         finally:
             os.close(place)
     return ruleset
@@ -107,18 +90,17 @@ def die_with_parent() -> None:
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, _SIGKILL)
 
 
-def confine(rulesets: Iterable[int], bounds: Bounds) -> None:
+def confine(rulesets: Iterable[int], limits: Limits) -> None:
     """Confine this process for the rest of its life. It keeps its open descriptors.
 
     Raises:
         ConfinementError: a step was refused; the process must not go on.
     """
-    libc = _libc()
-    _set_limits(bounds)
-    _drop_capabilities(libc)
+    _set_limits(limits)
+    _drop_capabilities()
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
     for ruleset in rulesets:
-        _call(libc, "landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
+        _call("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
         os.close(ruleset)
     steps = make_filter(platform.machine(), os.getpid())
     held = ctypes.create_string_buffer(steps, len(steps))
@@ -126,30 +108,30 @@ def confine(rulesets: Iterable[int], bounds: Bounds) -> None:
     _prctl("seccomp", _PR_SET_SECCOMP, 2, program)
 
 
-def _set_limits(bounds: Bounds) -> None:
+def _set_limits(limits: Limits) -> None:
     import resource
 
-    limits = {
-        resource.RLIMIT_CPU: (bounds.cpu_seconds, bounds.cpu_seconds + 1),
-        resource.RLIMIT_AS: (bounds.memory_bytes,) * 2,
-        resource.RLIMIT_FSIZE: (bounds.file_bytes,) * 2,
-        resource.RLIMIT_NOFILE: (bounds.open_files,) * 2,
+    bounds = {
+        resource.RLIMIT_CPU: (limits.cpu_seconds, limits.cpu_seconds + 1),
+        resource.RLIMIT_AS: (limits.memory_mb << 20,) * 2,
+        resource.RLIMIT_FSIZE: (limits.files_mb << 20,) * 2,
+        resource.RLIMIT_NOFILE: (_OPEN_FILES,) * 2,
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MEMLOCK: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
     }
-    for limit, (soft, hard) in limits.items():
+    for bound, (soft, hard) in bounds.items():
         try:
-            _, given = resource.getrlimit(limit)
+            _, given = resource.getrlimit(bound)
             most = hard if given == resource.RLIM_INFINITY else min(hard, given)
-            resource.setrlimit(limit, (min(soft, most), most))
+            resource.setrlimit(bound, (min(soft, most), most))
         except (OSError, ValueError) as error:
-            raise ConfinementError(f"setrlimit({limit}, {hard}) was refused: {error}") from error
+            raise ConfinementError(f"setrlimit({bound}, {hard}) was refused: {error}") from error
 
 
-def _drop_capabilities(libc: ctypes.CDLL) -> None:
+def _drop_capabilities() -> None:
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    if libc.capset(header, bytes(24)) != 0:
+    if _libc().capset(header, bytes(24)) != 0:
         raise ConfinementError(f"capset was refused: {os.strerror(ctypes.get_errno())}")
 
 
@@ -157,9 +139,9 @@ def _landlock_version() -> int:
     return int(_libc().syscall(ctypes.c_long(_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
 
 
-def _call(libc: ctypes.CDLL, name: str, number: int, *arguments: object) -> int:
+def _call(name: str, number: int, *arguments: object) -> int:
     given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result = int(libc.syscall(ctypes.c_long(number), *given))
+    result = int(_libc().syscall(ctypes.c_long(number), *given))
     if result < 0:
         raise ConfinementError(f"{name} was refused: {os.strerror(ctypes.get_errno())}")
     return result

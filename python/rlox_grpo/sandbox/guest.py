@@ -35,23 +35,24 @@ _FILE = "program.py"
 
 def act(role: str) -> NoReturn:
     """Do what ``role`` names and end the process."""
-    random.seed(0)
-    payload = _read_all(PAYLOAD)
-    os.close(PAYLOAD)
     code = 1
     try:
+        random.seed(0)
+        with open(PAYLOAD, "rb") as file:
+            payload = file.read()
         code = _ROLES[role](payload)
     except MemoryError:
-        code = OUT_OF_MEMORY
+        # At once: after this block the frames of the error are gone, and with them the channel. The tests would end
+        # then, and the server would kill this process, perhaps before it has ended by itself.
+        os._exit(OUT_OF_MEMORY)
     finally:
         os._exit(code)
 
 
 def _run_script(payload: bytes) -> int:
-    for source, target in ((CHANNEL, 0), (OUT, 1), (ERR, 2)):
-        os.dup2(source, target)
-        os.close(source)
-    _open_standard_streams()
+    _open_standard_streams(CHANNEL, OUT, ERR)
+    for done in (CHANNEL, OUT, ERR):
+        os.close(done)
     code = 0
     try:
         exec(_compile(payload), _make_main())  # noqa: S102  confined
@@ -74,27 +75,23 @@ def _run_script(payload: bytes) -> int:
 def _hold_program(payload: bytes) -> int:
     channel = os.dup(CHANNEL)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (OUT, 1), (ERR, 2)):
-        os.dup2(source, target)
+    _open_standard_streams(nothing, OUT, ERR)
     for done in (nothing, CHANNEL, OUT, ERR):
         os.close(done)
-    _open_standard_streams()
-    peer = Peer(
-        os.fdopen(channel, "rb"),
-        os.fdopen(os.dup(channel), "wb"),
-        {"global", "call", "attribute", "set_attribute", *_SPECIAL},
-    )
+    peer = Peer(channel, {"global", "call", "attribute", "set_attribute", *_SPECIAL})
     try:
         compiled = _compile(payload)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, RecursionError):
         peer._send({"loaded": UNPARSEABLE})
-        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
+        return 0
     try:
         peer.globals = _make_main()
         exec(compiled, peer.globals)  # noqa: S102  confined
-    except BaseException as error:  # noqa: BLE001  SystemExit too
+    except MemoryError:
+        raise  # told by the exit code alone: a message could end the tests, and with them this process, before that
+    except BaseException:  # noqa: BLE001  SystemExit too
         peer._send({"loaded": BROKEN})
-        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
+        return 0
     peer._send({"loaded": LOADED})
     peer.serve()
     return 0
@@ -103,10 +100,9 @@ def _hold_program(payload: bytes) -> int:
 def _run_tests(payload: bytes) -> int:
     channel = os.dup(CHANNEL)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1, 2, CHANNEL):
-        os.dup2(nothing, target)
-    _open_standard_streams()
-    peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call"})
+    os.dup2(nothing, CHANNEL)
+    _open_standard_streams(nothing, nothing, nothing)
+    peer = Peer(channel, {"call"})
     tests: list[str] = json.loads(payload)
     del payload
     code = 0
@@ -139,12 +135,10 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
     """Set the program's global of that name in the namespace of the tests; a standard module comes from the library."""
-    found = peer.ask("global", 0, [name])
-    if found == ("absent",):
-        return
+    found = peer.ask("global", 0, name)
     if found == ("standard",):
         namespace[name] = find_standard(name)
-    else:
+    elif found != ("absent",):
         namespace[name] = found[1]
 
 
@@ -168,22 +162,16 @@ def _make_main() -> dict[str, Any]:
     return module.__dict__
 
 
-def _open_standard_streams() -> None:
+def _open_standard_streams(*sources: int) -> None:
+    """Make three descriptors those of standard input, output and error, and open the streams."""
+    for target, source in enumerate(sources):
+        os.dup2(source, target)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "replace")
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=number == 2))
         setattr(sys, f"__{name}__", getattr(sys, name))
     sys.__stdin__ = sys.stdin  # type: ignore[misc]
-
-
-def _read_all(descriptor: int) -> bytes:
-    parts = []
-    at = 0
-    while part := os.pread(descriptor, 1 << 20, at):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
 
 
 _ROLES: dict[str, Callable[[bytes], int]] = {

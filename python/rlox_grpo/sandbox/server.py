@@ -21,7 +21,7 @@ import stat
 import sys
 import sysconfig
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from rlox_grpo.sandbox import guest
@@ -29,13 +29,13 @@ from rlox_grpo.sandbox.confine import (
     OWN_FOLDER,
     READ,
     WRITE_ONE_FILE,
-    Bounds,
     ConfinementError,
     confine,
     die_with_parent,
     find_missing,
     make_ruleset,
 )
+from rlox_grpo.sandbox.results import Limits
 
 LONGEST_JOB = 1 << 16
 MOST_DESCRIPTORS = 16
@@ -69,25 +69,26 @@ class Job:
     """Processes that run together; when the last of them ends, or a limit is passed, all are ended."""
 
     number: int
-    start: float
-    deadline: float
-    folder_bytes: int
-    processes: list[Process]
+    limits: Limits
+    start: float = field(default_factory=time.monotonic)
+    processes: list[Process] = field(default_factory=list)
     ended: str = "exit"
     failed: str | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When its time is over, by the monotonic clock."""
+        return self.start + self.limits.wall_seconds
 
 
 def main() -> None:
     """Serve jobs from descriptor 0 until it closes."""
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    work = sys.argv[1]
-    missing = find_missing()
-    if missing is not None:
-        control.send(json.dumps({"missing": missing}).encode())
-        return
     try:
-        Server(control, work).serve()
+        if (missing := find_missing()) is not None:
+            raise ConfinementError(missing)
+        Server(control, sys.argv[1]).serve()
     except ConfinementError as error:
         control.send(json.dumps({"missing": str(error)}).encode())
 
@@ -109,7 +110,7 @@ class Server:
         broad = standard | {os.path.dirname(path) for path in libraries}
         self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
         self._jobs: list[Job] = []
-        self._made = 0
+        self._selector = selectors.DefaultSelector()
         gc.collect()
         gc.freeze()
 
@@ -117,15 +118,14 @@ class Server:
         """Serve until the control socket closes or the trainer is gone; then end everything."""
         trainer = os.getppid()
         self._control.send(json.dumps({"ready": True}).encode())
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ)
+        with self._selector:
+            self._selector.register(self._control, selectors.EVENT_READ)
             try:
                 while os.getppid() == trainer:
-                    for key, _ in selector.select(self._find_pause()):
+                    for key, _ in self._selector.select(self._find_pause()):
                         if key.data is not None:
-                            job, process = key.data
-                            self._reap(job, process, selector)
-                        elif not self._take(selector):
+                            self._reap(*key.data)
+                        elif not self._take():
                             return
                     for job in self._jobs:
                         _check(job)
@@ -141,7 +141,7 @@ class Server:
             return _LOOK_AT_PARENT
         return max(0.0, min(_LOOK, min(job.deadline for job in self._jobs) - time.monotonic()))
 
-    def _take(self, selector: selectors.BaseSelector) -> bool:
+    def _take(self) -> bool:
         """Receive a job and start it; False at the end of the socket."""
         size = array.array("i").itemsize
         try:
@@ -154,13 +154,11 @@ class Server:
         for _, _, content in ancillary:
             descriptors.frombytes(content[: len(content) - len(content) % size])
         asked = json.loads(message)
-        bounds = Bounds(**asked["bounds"])
-        now = time.monotonic()
-        job = Job(asked["number"], now, now + asked["wall_seconds"], asked["folder_bytes"], [])
+        job = Job(asked["number"], Limits(**asked["limits"]))
         try:
             for place, role in enumerate(asked["roles"]):  # four descriptors for each process
-                self._start(job, role, list(descriptors[4 * place : 4 * place + 4]), bounds, selector)
-        except (OSError, ConfinementError) as error:
+                self._start(job, role, list(descriptors[4 * place : 4 * place + 4]))
+        except OSError as error:
             job.failed = f"a process could not be started: {error}"
             for process in job.processes:
                 _kill(process)
@@ -172,22 +170,21 @@ class Server:
             self._answer(job)
         return True
 
-    def _start(self, job: Job, role: str, own: list[int], bounds: Bounds, selector: selectors.BaseSelector) -> None:
-        self._made += 1
-        folder = os.path.join(self._work, f"{self._made:x}{os.urandom(8).hex()}")
+    def _start(self, job: Job, role: str, own: list[int]) -> None:
+        folder = os.path.join(self._work, os.urandom(16).hex())
         os.mkdir(folder, 0o700)
         reading, writing = os.pipe()
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(role, own, bounds, folder, writing, server)
+            self._become(role, own, job.limits, folder, writing, server)
         os.close(writing)
         given = frozenset((found.st_dev, found.st_ino) for found in map(os.fstat, own))
         process = Process(pid, os.pidfd_open(pid), folder, reading, given)
         job.processes.append(process)
-        selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
+        self._selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
 
-    def _become(self, role: str, own: list[int], bounds: Bounds, folder: str, report: int, server: int) -> NoReturn:
+    def _become(self, role: str, own: list[int], limits: Limits, folder: str, report: int, server: int) -> NoReturn:
         """Confine this new process and run its role. Never returns."""
         try:
             die_with_parent()
@@ -204,7 +201,7 @@ class Server:
             os.chdir(folder)
             os.environ.clear()
             os.environ.update({"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC"})
-            confine((8, 9), bounds)
+            confine((8, 9), limits)
             os.write(7, _CONFINED)
             os.close(7)
         except BaseException as error:  # noqa: BLE001  a process that is not confined runs nothing
@@ -213,8 +210,8 @@ class Server:
             os._exit(1)
         guest.act(role)
 
-    def _reap(self, job: Job, process: Process, selector: selectors.BaseSelector) -> None:
-        selector.unregister(process.pidfd)
+    def _reap(self, job: Job, process: Process) -> None:
+        self._selector.unregister(process.pidfd)
         refuses = _refuses(process.pid, signal.SIGXCPU)
         _, status, usage = os.wait4(process.pid, 0)
         os.close(process.pidfd)
@@ -231,8 +228,7 @@ class Server:
         }
         if process is job.processes[-1]:
             for other in job.processes:
-                if other.done is None:
-                    _kill(other)
+                _kill(other)
         if all(other.done is not None for other in job.processes):
             self._answer(job)
 
@@ -250,11 +246,12 @@ class Server:
 
 def _check(job: Job) -> None:
     """End a job that is out of time, or whose folders are too large."""
-    if job.ended != "exit" or all(process.done is not None for process in job.processes):
+    if job.ended != "exit":
         return
+    room = job.limits.files_mb << 20
     if time.monotonic() >= job.deadline:
         job.ended = "wall"
-    elif any(p.done is None and _measure(p, job.folder_bytes) > job.folder_bytes for p in job.processes):
+    elif any(p.done is None and _measure(p, room) > room for p in job.processes):
         job.ended = "files"
     if job.ended != "exit":
         for process in job.processes:
@@ -329,7 +326,6 @@ def _remove(folder: str) -> None:
     The content of each folder below moves up before it is removed, so that no path grows long.
     """
     waiting = [folder]
-    made = 0
     while waiting:
         current = waiting.pop()
         with contextlib.suppress(OSError):
@@ -339,8 +335,7 @@ def _remove(folder: str) -> None:
                 with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         os.chmod(entry.path, 0o700)
-                        made += 1
-                        place = os.path.join(folder, f"{os.urandom(8).hex()}{made:x}")
+                        place = os.path.join(folder, os.urandom(16).hex())
                         os.rename(entry.path, place)
                         waiting.append(place)
                     else:

@@ -8,13 +8,16 @@ functions that a test passed to it, and nothing else in the process of the tests
 
 from __future__ import annotations
 
+import builtins
 import collections
 import decimal
 import fractions
+import importlib
 import json
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 LONGEST_MESSAGE = 4 << 20
 _SMALL = 1 << 53
@@ -46,15 +49,15 @@ class Handle:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
-        return self._peer.ask("call", self._number, list(args), kwargs)
+        return self._peer.ask("call", self._number, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._peer.ask("attribute", self._number, [name])
+        return self._peer.ask("attribute", self._number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("set_attribute", self._number, [name, value])
+        self._peer.ask("set_attribute", self._number, name, value)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -66,7 +69,7 @@ class Handle:
 def _add_special(name: str) -> None:
     def ask(self: Handle, *args: Any) -> Any:
         """Perform the operation in the other process."""
-        return self._peer.ask(name, self._number, list(args))
+        return self._peer.ask(name, self._number, *args)
 
     setattr(Handle, name, ask)
 
@@ -79,18 +82,18 @@ class Peer:
     """One end of the channel.
 
     Args:
-        reader, writer: the channel.
+        channel: the descriptor of its socket.
         operations: what the other end may request.
     """
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Iterable[str]) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, channel: int, operations: Iterable[str]) -> None:
+        self._reader, self._writer = os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb")
         self._operations = frozenset(operations)
         self._held: list[Any] = []
         self._handles: dict[int, Handle] = {}
         self.globals: dict[str, Any] = {}
 
-    def ask(self, operation: str, number: int = 0, args: list[Any] | None = None, kwargs: Any = None) -> Any:
+    def ask(self, operation: str, number: int, /, *args: Any, **kwargs: Any) -> Any:
         """Request an operation on an object of the other process, and answer its requests until the reply arrives.
 
         A list, dict or set among ``args`` gets the content that the other process left in its copy.
@@ -99,8 +102,7 @@ class Peer:
             ClosedError: the other process has ended.
             Exception: the exception of the other process; of its type if that is built in.
         """
-        args = args or []
-        self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs or {})})
+        self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs)})
         while True:
             answer = self._receive()
             if "op" in answer:
@@ -143,7 +145,7 @@ class Peer:
             reply = {"raised": [type(error).__name__, _show(error)[:2000]]}
         self._send(reply)
 
-    def _do(self, operation: str, on: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _do(self, operation: str, on: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if operation == "global":
             return self._encode_global(args[0])
         target = self._held[on]
@@ -159,8 +161,8 @@ class Peer:
     def _encode_global(self, name: str) -> Any:
         if name not in self.globals:
             return self.encode(("absent",))
-        value = self.globals[name]
-        return self.encode(("standard",) if is_standard(name, value) else ("global", value))
+        value, standard = self.globals[name], find_standard(name)
+        return self.encode(("standard",) if standard is not None and standard is value else ("global", value))
 
     def encode(self, value: Any) -> Any:
         """A value as JSON: data of exactly a known type, or a handle."""
@@ -171,20 +173,17 @@ class Peer:
             return value if -_SMALL < value < _SMALL else ["int", hex(value)]
         if kind is Handle:
             return ["yours", value._number]
-        if kind in _SEQUENCES:
-            return [_SEQUENCES[kind], [self.encode(item) for item in value]]
-        if kind in _MAPPINGS:
-            return [_MAPPINGS[kind], [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        name = kind.__name__
+        if _OF_ITEMS.get(name) is kind:
+            return [name, [self.encode(item) for item in value]]
+        if _OF_PAIRS.get(name) is kind:
+            return [name, [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        if _OF_PARTS.get(name) is kind:
+            return [name, [self.encode(getattr(value, part)) for part in _PARTS[name]]]
         if kind is bytes or kind is bytearray:
-            return [kind.__name__, value.hex()]
-        if kind is complex:
-            return ["complex", [value.real, value.imag]]
-        if kind is range:
-            return ["range", [self.encode(item) for item in (value.start, value.stop, value.step)]]
-        if kind is fractions.Fraction:
-            return ["fraction", [self.encode(value.numerator), self.encode(value.denominator)]]
+            return [name, value.hex()]
         if kind is decimal.Decimal:
-            return ["decimal", str(value)]
+            return [name, str(value)]
         self._held.append(value)
         return ["handle", len(self._held) - 1]
 
@@ -195,22 +194,25 @@ class Peer:
                 raise ValueError("a dict is no value")
             return given
         kind, content = given
-        if kind in _MAKE:
-            return _MAKE[kind]([self.decode(item) for item in content])
+        if kind in _OF_ITEMS:
+            return _OF_ITEMS[kind]([self.decode(item) for item in content])
+        if kind in _OF_PAIRS:
+            made = _OF_PAIRS[kind]()
+            for key, item in content:
+                made[self.decode(key)] = self.decode(item)
+            return made
+        if kind in _OF_PARTS:
+            return _OF_PARTS[kind](*[self.decode(part) for part in content])
         if kind == "int":
             return int(content, 16)
         if kind == "bytes" or kind == "bytearray":
             return (bytes if kind == "bytes" else bytearray).fromhex(content)
-        if kind == "complex":
-            return complex(*content)
-        if kind == "decimal":
+        if kind == "Decimal":
             return decimal.Decimal(content)
         if kind == "yours":
             return self._held[content]
         if kind == "handle":
             return self._handles.setdefault(content, Handle(self, content))
-        if kind in _MAKE_MAPPING:
-            return _MAKE_MAPPING[kind]((self.decode(key), self.decode(item)) for key, item in content)
         raise ValueError("no such kind of value")
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -237,33 +239,19 @@ class Peer:
 
 
 _MUTABLE = frozenset({list, dict, set})
-_SEQUENCES: Mapping[type, str] = {
-    list: "list",
-    tuple: "tuple",
-    set: "set",
-    frozenset: "frozenset",
-    collections.deque: "deque",
-}
-_MAPPINGS: Mapping[type, str] = {
-    dict: "dict",
-    collections.OrderedDict: "ordered",
-    collections.Counter: "counter",
-    collections.defaultdict: "default",
-}
-_MAKE: Mapping[str, Callable[[list[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-    "range": lambda items: range(*items),
-    "fraction": lambda items: fractions.Fraction(*items),
-}
-_MAKE_MAPPING: Mapping[str, Callable[[Any], Any]] = {
-    "dict": dict,
-    "ordered": collections.OrderedDict,
-    "counter": lambda items: collections.Counter(dict(items)),
-    "default": lambda items: collections.defaultdict(None, items),
+
+
+def _by_name(*kinds: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
+    return {kind.__name__: kind for kind in kinds}
+
+
+_OF_ITEMS = _by_name(list, tuple, set, frozenset, collections.deque)
+_OF_PAIRS = _by_name(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_OF_PARTS = _by_name(complex, range, fractions.Fraction)
+_PARTS = {
+    "complex": ("real", "imag"),
+    "range": ("start", "stop", "step"),
+    "Fraction": ("numerator", "denominator"),
 }
 
 _STANDARD_MODULES = (
@@ -282,20 +270,12 @@ _STANDARD_NAMES = {
 
 def find_standard(name: str) -> Any:
     """The module or object of the standard library that tests mean by ``name`` where they do not import it; or None."""
-    import importlib
-
     if name in _STANDARD_MODULES:
         return importlib.import_module(name)
     for module, names in _STANDARD_NAMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
     return None
-
-
-def is_standard(name: str, value: Any) -> bool:
-    """Whether ``value`` is what :func:`find_standard` finds."""
-    found = find_standard(name)
-    return found is not None and found is value
 
 
 def _replace_content(target: Any, content: Any) -> None:
@@ -309,8 +289,6 @@ def _replace_content(target: Any, content: Any) -> None:
 
 
 def _make_exception(name: Any, message: Any) -> Exception:
-    import builtins
-
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
