@@ -30,6 +30,9 @@ from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_optio
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_FOR_EPISODES = ("turn_credit", "environment_loss_coef")
+"""Options that need episodes of several turns, in one row each, also where a preset sets them."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -67,8 +70,7 @@ def make_parts(
     several_turns = any(given.values())
     config.refuse_ignored(ref_model=ref_model is not None, **given)
     # The check above lets a preset's own values pass. These two are what such a preset is for.
-    fields = {name: GRPOConfig.model_fields[name] for name in ("turn_credit", "environment_loss_coef")}
-    for ignored in find_ignored(config, fields, {}, given):
+    for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), given):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
@@ -100,11 +102,12 @@ def make_parts(
         else None
     )
     if episodes is not None and episodes.rewrites_history:
-        for name, field in fields.items():
-            if (value := getattr(config, name)) != field.default:
+        for name in _FOR_EPISODES:
+            value, default = getattr(config, name), GRPOConfig.model_fields[name].default
+            if value != default:
                 raise ConfigError(
                     f"{name}={value!r} needs episodes of one row, but the chat template rewrites history, which opens "
-                    f"branches: set history='keep' or {name}={field.default!r}"
+                    f"branches: set history='keep' or {name}={default!r}"
                 )
     if episodes is not None and episodes.environment.has_reward:
         reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
