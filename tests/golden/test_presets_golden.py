@@ -406,7 +406,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if not config.train_end_token:
         (batch,) = drop_tokens(
             [batch],
-            [[length - 1] if ended else [] for length, ended in zip(x.mask[kept].sum(1), ENDED[kept], strict=True)],
+            {(row, 0): [length - 1] for row, length in enumerate(x.mask[kept].sum(1)) if ENDED[kept][row]},
         )
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0

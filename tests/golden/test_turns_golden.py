@@ -199,7 +199,7 @@ def test_the_tokens_of_highest_entropy_are_sampled_ones():
 def test_the_end_tokens_of_every_turn_are_left_out():
     ends = [find_end_tokens(completion, (1, 5)) for completion in completions()]
     assert ends == [[1, 5], [1]]
-    (built,) = drop_tokens([batch()], ends)
+    (built,) = drop_tokens([batch()], {(0, 0): ends[0], (1, 0): ends[1]})
     assert built.loss_mask.int().tolist() == [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]]
     assert (built.num_loss_tokens, built.num_sequences) == (3.0, 2.0)
     # A turn that was cut off ended by no token of its own; neither did a completion.

@@ -19,10 +19,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
+from rlox_grpo.batch.build import build_batch, group_tokens
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
@@ -298,25 +300,13 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
 
 def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
     """Two prompts of 3 and 2 tokens with two completions each, of 1 to 4 tokens; the first two share a prefix."""
-    prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
-    mask = torch.arange(4) < lengths[:, None]
-    ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
-    ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
-    completion_ids = torch.stack([row[p : p + 4] for row, p in zip(ids, prompt_lengths.tolist(), strict=True)])
-    return Batch(
-        input_ids=ids.to(device),
-        attention_mask=torch.ones_like(ids, dtype=torch.bool, device=device),
-        position_ids=torch.arange(7, device=device).expand(4, -1),
-        prompt_lengths=prompt_lengths.to(device),
-        completion_ids=completion_ids.to(device),
-        completion_mask=mask.to(device),
-        loss_mask=mask.to(device),
-        advantages=torch.zeros(4, device=device),
-        row_index=torch.arange(4, device=device),
-        prompt_index=torch.tensor([0, 0, 1, 1], device=device),
-        num_loss_tokens=10.0,
-        num_sequences=4.0,
+    ids = (np.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
+    ids[1, 3] = ids[0, 3]
+    first, second = (
+        group_tokens(ids[0, :3], [ids[0, 3:5], ids[1, 3:]]),
+        group_tokens(ids[2, :2], [ids[2, 2:3], ids[3, 2:5]]),
     )
+    return build_batch([first, second], np.zeros(4), device=device)
 
 
 def are_activations_close(found: Tensor, expected: Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages, make_turn_advantages
-from rlox_grpo.batch.build import drop_tokens, make_dummy_batch, make_single_row, microbatches
+from rlox_grpo.batch.build import build_batch, drop_tokens, fill_if_empty, group_tokens, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
@@ -22,6 +22,7 @@ from rlox_grpo.groups import (
     describe_sample,
     find_end_tokens,
     find_stale_tokens,
+    list_rows,
     select_by_variance,
 )
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
@@ -180,17 +181,16 @@ class Learner:
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token or self._config.drop_stale is not None:
                 whole = [completion for group in groups for completion in group.group.completions]
-                dropped = [self._find_dropped(completion, step) for completion in whole]
-                branches_dropped = {
+                dropped = {
                     (row, branch): self._find_dropped(own, step)
                     for row, completion in enumerate(whole)
-                    for branch, own in enumerate(completion.branches, 1)
+                    for branch, own in enumerate(list_rows(completion))
                 }
-                batches = drop_tokens(batches, dropped, self._ranks, branches_dropped)
+                batches = drop_tokens(batches, dropped, self._ranks)
             # Rows keep their indices in the whole step, so that an error message has the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
-            parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
+            parts.append([fill_if_empty(batch, groups[0]) for batch in batches])
         return parts
 
     def _find_dropped(self, row: Completion, step: int) -> list[int]:
@@ -217,9 +217,10 @@ class Learner:
 
         At temperature 1 and over every id of the output layer, as an engine reports those of a prompt.
         """
-        batch = replace(make_single_row(token_ids, self._device), is_unscaled=True)
+        ids = np.array(token_ids, np.int64)
+        batch = build_batch([group_tokens(ids[:1], [ids[1:]])], np.zeros(1), device=self._device)
         with torch.no_grad():
-            log_probs: Float32Array = self._forward(batch)[0][0].float().cpu().numpy()
+            log_probs: Float32Array = self._forward(replace(batch, is_unscaled=True))[0][0].float().cpu().numpy()
         return log_probs
 
     def measure_information(self, scored: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -367,7 +368,7 @@ class Learner:
             return rewards
         # The penalty is part of the reward, so it covers completions that are not trained too.
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        batches = [batch if len(batch.row_index) else make_dummy_batch(scored[0], batch) for batch in batches]
+        batches = [fill_if_empty(batch, scored[0]) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
             kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
         penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlox_grpo.batch.build import make_dummy_batch, microbatches
+from rlox_grpo.batch.build import fill_if_empty, group_tokens, microbatches
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.types import Batch, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Batch, Completion, Int64Array, ScoredGroup
 
 MOST_PROMPTS = 16
 """Maximum number P of prompts. P² rows are scored: 256 are twice the completions of a default step, without a backward
@@ -54,11 +54,7 @@ def measure_mutual_information(
     size = len(pairs)
     if size < 2:
         return {}
-    replies = tuple(Completion(reply, np.zeros(len(reply), np.float32), "stop") for _, reply in pairs)
-    groups = [
-        ScoredGroup(RolloutGroup(Prompt(context, index), replies), np.zeros(size, np.float32), {})
-        for index, (context, _) in enumerate(pairs)
-    ]
+    groups = [group_tokens(context, [reply for _, reply in pairs]) for context, _ in pairs]
     batches = microbatches(
         groups,
         np.zeros(size * size, np.float32),
@@ -71,10 +67,9 @@ def measure_mutual_information(
     )
     mine: list[tuple[int, float]] = []
     for batch in batches:
-        is_idle = not len(batch.row_index)
         with torch.no_grad():
-            values = log_probs(make_dummy_batch(groups[0], batch) if is_idle else batch)
-        if not is_idle:
+            values = log_probs(fill_if_empty(batch, groups[0]))
+        if len(batch.row_index):
             sums = torch.where(batch.loss_mask, values, 0).sum(dim=-1, dtype=torch.float64)
             mine += zip(batch.row_index.tolist(), sums.tolist(), strict=True)
     scores = np.zeros(size * size)
