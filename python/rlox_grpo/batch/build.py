@@ -285,9 +285,17 @@ def _count_by_completion(
     return counts
 
 
-def group_tokens(prompt_ids: Int64Array, completions: Sequence[Int64Array]) -> ScoredGroup:
-    """Make a group of these token ids without rewards and log-probs, for a forward pass over them."""
-    rows = tuple(Completion(ids, np.zeros(len(ids), np.float32), "stop") for ids in completions)
+def group_tokens(
+    prompt_ids: Int64Array, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+) -> ScoredGroup:
+    """Make a group of these token ids without rewards and log-probs, for a forward pass over them.
+
+    ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
+    """
+    rows = tuple(
+        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
+        for ids, mask in zip(completions, masks or [None] * len(completions), strict=True)
+    )
     return ScoredGroup(RolloutGroup(Prompt(prompt_ids, 0), rows), np.zeros(len(rows), np.float32), {})
 
 
