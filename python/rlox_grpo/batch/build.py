@@ -292,9 +292,10 @@ def group_tokens(
 
     ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
     """
+    sampled: Sequence[BoolArray | None] = [None] * len(completions) if masks is None else masks
     rows = tuple(
         Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
-        for ids, mask in zip(completions, masks or [None] * len(completions), strict=True)
+        for ids, mask in zip(completions, sampled, strict=True)
     )
     return ScoredGroup(RolloutGroup(Prompt(prompt_ids, 0), rows), np.zeros(len(rows), np.float32), {})
 

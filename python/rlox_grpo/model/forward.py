@@ -41,6 +41,11 @@ costs a gather and a merge that padded rows do not: on a CPU packing is as fast 
 slower at 0.9 (`benches/update.py`)."""
 
 
+def refuse_distributions(batch: Batch) -> TokenDistributions:
+    """Raise ValueError: there are log-probs of the taken tokens only."""
+    raise ValueError("kl_estimator='full' needs whole distributions, and this reference gives token log-probs only")
+
+
 @dataclass(frozen=True, eq=False)
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
@@ -57,7 +62,7 @@ class Forward:
 
     compute: Callable[[Batch], tuple[Tensor, ...]]
     shares_prompts: bool
-    distributions: Callable[[Batch], TokenDistributions] | None = None
+    distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     is_split: bool = False
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:

@@ -125,7 +125,7 @@ class Measuring:
                 continue
             with torch.no_grad():
                 log_probs[start : start + rows, : batch.loss_mask.shape[1]] = forward(batch)[0].float().cpu()
-        parts = log_probs.split([len(question.input_ids) for question in questions])
+        parts = torch.split(log_probs, [len(question.input_ids) for question in questions])
         widths = [question.loss_mask.shape[1] for question in questions]
         return [part[:, :width].contiguous() for part, width in zip(parts, widths, strict=True)]
 

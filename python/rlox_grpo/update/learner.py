@@ -38,7 +38,6 @@ from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.reference.local import make_reference
-from rlox_grpo.reference.protocol import refuse_distributions
 from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.moving_baseline import MovingBaselines
 from rlox_grpo.update.mutual_information import measure_mutual_information
@@ -111,18 +110,16 @@ class Learner:
         )
         self.reference = make_reference(
             config.reference_policy,
-            self._model,
+            policy,
             # self._forward is the updater's forward, which is made below.
             replace(forward, compute=lambda batch: self._forward(batch)),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
             in_bfloat16=in_bfloat16,
-            masters=policy.masters,
-            loaded=policy,
             ranks=ranks,
             **forward_options,
         )
-        self._distributions = forward.distributions or refuse_distributions
+        self._distributions = forward.distributions
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
         self._kl = make_kl(self._loss_config)
