@@ -20,7 +20,7 @@ from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.config.records import ImportanceConfig
 from rlox_grpo.groups import find_end_tokens
-from rlox_grpo.loss import grpo_loss, make_kl
+from rlox_grpo.loss import grpo_loss, token_kl
 from rlox_grpo.loss.importance import gap_shares, importance_weights, mismatch_metrics
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.loss.policy import top_entropy_masks
@@ -138,8 +138,7 @@ def test_the_kl_and_its_sum_over_an_episode():
     output = grpo_loss(LOG_PROBS, known, kl_coef=0.1, kl_estimator="k1", loss_aggregation="token_mean")
     assert float(output.metrics["policy/kl"]) == pytest.approx(log(1.5) / 6)
     assert float(output.loss) == pytest.approx((-3.9 + 2.8 + 0.1 * log(1.5)) / 6)
-    token_kl = make_kl(loss_config(kl_estimator="k1"))
-    sums = sequence_kl([known], lambda own: token_kl(LOG_PROBS, own, None), num_rows=2)
+    sums = sequence_kl([known], lambda own: token_kl("k1", LOG_PROBS, own), num_rows=2)
     np.testing.assert_allclose(sums, [log(1.5), 0], atol=1e-12)
 
 

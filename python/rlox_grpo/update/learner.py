@@ -26,7 +26,7 @@ from rlox_grpo.groups import (
     select_by_variance,
 )
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
-from rlox_grpo.loss.kl import KLWeight, make_kl, sequence_kl
+from rlox_grpo.loss.kl import KLWeight, sequence_kl, token_kl
 from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
@@ -122,7 +122,6 @@ class Learner:
         self._distributions = forward.distributions
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
-        self._kl = make_kl(self._loss_config)
         self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer, policy)
         self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
@@ -346,7 +345,7 @@ class Learner:
         """Return the KL of each token ``[N, T]`` under the current policy."""
         batch = self._with_reference(batch)
         log_probs, _, *distribution_kl = self._forward(batch)
-        kl = self._kl(log_probs, batch, distribution_kl[0] if distribution_kl else None)
+        kl = token_kl(self._config.kl_estimator, log_probs, batch, *distribution_kl)
         assert kl is not None  # the batch has its reference
         return kl
 
