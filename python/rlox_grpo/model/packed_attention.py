@@ -153,7 +153,7 @@ def packed_attention(
     if row_slots is not None:
         q, k, v = query[:, :, 0], key[0].transpose(0, 1), value[0].transpose(0, 1)
         kernel = choose_decoding_kernel(q, k)
-        return kernel.attend(q, k, v, row_slots, sliding_window, scale)[:, None], None
+        return kernel.forward(q, k, v, row_slots, sliding_window, scale)[:, None], None
     assert packed_layout is not None
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     out: Tensor
