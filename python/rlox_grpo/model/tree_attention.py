@@ -263,6 +263,7 @@ class TreeAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: tuple[Call, ...], kernel: Kernel, scale: float
     ) -> Tensor:
         first, *others = calls  # the first covers every query
+        out: Tensor
         out, lse = kernel.forward(q, _at(k, first.keys), _at(v, first.keys), first, scale)
         lse = lse.contiguous()
         for call in others:
