@@ -122,7 +122,7 @@ class Learner:
         self._distributions = forward.distributions
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
-        self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer, policy)
+        self.updater = make_updater(config, policy, forward, self._loss, ranks, optimizer)
         self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
         self.weights_are_whole = True
