@@ -174,14 +174,31 @@ def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
 
 def give_storage(model: nn.Module, device: torch.device) -> None:
     """Allocate the parameters of a blank model on ``device``, uninitialised, and move its buffers there."""
-    replaced: dict[int, nn.Parameter] = {}
+
+    def make(parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+
+    replace_parameters(model, make)
+    move_buffers(model, device)
+
+
+def replace_parameters(model: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> dict[int, nn.Parameter]:
+    """Replace each parameter by ``make(parameter)``, in place and one after the other; a tied one stays tied.
+
+    Returns:
+        The new parameters by the identities of the old ones.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in replaced:
-                storage = torch.empty_like(parameter, device=device)
-                replaced[id(parameter)] = nn.Parameter(storage, requires_grad=parameter.requires_grad)
-            setattr(module, name, replaced[id(parameter)])
-    move_buffers(model, device)
+            places.setdefault(id(parameter), []).append((module, name))
+    replaced = {}
+    for key, users in places.items():
+        module, name = users[0]
+        replaced[key] = make(getattr(module, name))
+        for module, name in users:
+            setattr(module, name, replaced[key])
+    return replaced
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.model.blank import StoredWeights, find_device, list_stored
+from rlox_grpo.model.blank import StoredWeights, find_device, list_stored, replace_parameters
 from rlox_grpo.model.forward import Forward, ForwardModule
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.parameter_groups import parameter_groups, sort_moments
@@ -177,25 +177,24 @@ class DeepSpeedUpdater:
             The new parameters by the identities of those without weights.
         """
         self._deepspeed.init_distributed(dist_init_required=False)  # uses the existing process group
-        device, filled = find_device(self._model), {}
+        device = find_device(self._model)
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for name, tensor in list_stored(self._model):
             if id(tensor) not in names:
                 stored.read_into(name, tensor)
-        for module in self._model.modules():
-            for own, blank in [*module.named_parameters(recurse=False)]:
-                if id(blank) not in filled:
-                    whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
-                    if self._ranks.is_first:
-                        stored.read_into(names[id(blank)], whole)
-                    filled[id(blank)] = nn.Parameter(whole, requires_grad=blank.requires_grad)
-                    # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
-                    self._deepspeed.zero.Init(
-                        module=nn.ParameterList([filled[id(blank)]]),
-                        config_dict_or_path=self._settings,
-                        dtype=self._dtype,
-                    )
-                setattr(module, own, filled[id(blank)])
+
+        def load(blank: nn.Parameter) -> nn.Parameter:
+            whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
+            if self._ranks.is_first:
+                stored.read_into(names[id(blank)], whole)
+            own = nn.Parameter(whole, requires_grad=blank.requires_grad)
+            # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
+            self._deepspeed.zero.Init(
+                module=nn.ParameterList([own]), config_dict_or_path=self._settings, dtype=self._dtype
+            )
+            return own
+
+        filled = replace_parameters(self._model, load)
         self._named = {name: own for name, own in self._model.named_parameters() if own.requires_grad}
         return filled
 
