@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -274,14 +275,13 @@ def _count_by_completion(
     masks: Sequence[torch.Tensor], numbers: Sequence[Sequence[int]], ranks: Ranks | None
 ) -> dict[str, int]:
     """Count the True values of each completion over all micro-batches and ranks; keys are text, as ranks send JSON."""
-    mine: dict[str, int] = {}
+    mine: Counter[str] = Counter()
     for rows, mask in zip(numbers, masks, strict=True):
         for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
-            mine[str(row)] = mine.get(str(row), 0) + count
-    counts: dict[str, int] = {}
+            mine[str(row)] += count
+    counts: Counter[str] = Counter()
     for part in [mine] if ranks is None else ranks.gather(mine):
-        for key, count in part.items():
-            counts[key] = counts.get(key, 0) + count
+        counts.update(part)
     return counts
 
 
