@@ -23,7 +23,13 @@ from rlox_grpo.model.blank import (
     make_blank,
     move_buffers,
 )
-from rlox_grpo.model.load_checks import ADAPTER_CONFIG, check_types, refuse_4_bits, refuse_other_architectures
+from rlox_grpo.model.load_checks import (
+    ADAPTER_CONFIG,
+    check_types,
+    import_extra,
+    refuse_4_bits,
+    refuse_other_architectures,
+)
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.policy import Policy
@@ -246,7 +252,7 @@ def _load_adapter(
     source: str, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Load a LoRA adapter, trainable, over its base model; the tokenizer is the adapter's or the base model's."""
-    peft = _import_peft(f"model={source!r} is an adapter and")
+    peft = import_extra(f"model={source!r} is an adapter and", "peft", "lora")
     try:
         base = peft.PeftConfig.from_pretrained(source).base_model_name_or_path
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -262,14 +268,6 @@ def _load_adapter(
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
     adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
     return adapted, own
-
-
-def _import_peft(what: str) -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise ImportError(f"{what} needs peft: pip install peft (the extra 'lora' of rlox-grpo)") from None
-    return peft
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
@@ -289,7 +287,7 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
 
 
 def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
-    peft = _import_peft("lora_rank")
+    peft = import_extra("lora_rank", "peft", "lora")
     targets = config.lora_target_modules
     settings = peft.LoraConfig(
         r=config.lora_rank,

@@ -10,18 +10,15 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from rlox_grpo.model.load_checks import import_extra
+
 BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight: 4 bits, a scale of one byte for 64 weights, and a float32 scale for 256 such scales."""
 
 
 def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
     """Return QLoRA's settings: NF4, scales quantized too, products in ``dtype``. Raises ImportError."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "load_in_4bit=True needs bitsandbytes: pip install bitsandbytes (the extra 'qlora' of rlox-grpo)"
-        ) from None
+    import_extra("load_in_4bit=True", "bitsandbytes", "qlora")
     settings: Any = transformers.BitsAndBytesConfig
     made: transformers.BitsAndBytesConfig = settings(
         load_in_4bit=True,

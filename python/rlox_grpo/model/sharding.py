@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import gather_shards, local_part
-from rlox_grpo.model.blank import copy_blank, give_storage
+from rlox_grpo.model.blank import copy_blank, find_device, give_storage
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 
 T = TypeVar("T")
@@ -102,9 +102,7 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    first = next(model.parameters())
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if first.is_meta else first.device.type
-    return _shard(model, init_device_mesh(kind, (ranks.size,)), gather_dtype)
+    return _shard(model, init_device_mesh(find_device(model).type, (ranks.size,)), gather_dtype)
 
 
 def _shard(model: nn.Module, mesh: Any, gather_dtype: torch.dtype | None) -> Shards:

@@ -33,9 +33,9 @@ from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
-from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
