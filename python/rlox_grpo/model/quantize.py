@@ -19,14 +19,12 @@ BYTES = 0.5 + (1 + 4 / 256) / 64
 def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
     """Return QLoRA's settings: NF4, scales quantized too, products in ``dtype``. Raises ImportError."""
     import_extra("load_in_4bit=True", "bitsandbytes", "qlora")
-    settings: Any = transformers.BitsAndBytesConfig
-    made: transformers.BitsAndBytesConfig = settings(
+    return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    return made
 
 
 def keep_differentiable(model: nn.Module) -> None:

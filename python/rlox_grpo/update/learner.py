@@ -224,10 +224,8 @@ class Learner:
         return measure_mutual_information(
             scored,
             lambda batch: self._forward(batch)[0],
-            token_budget=self._config.micro_batch_tokens,
-            share_prompts=self._forward.shares_prompts,
-            device=self._device,
-            ranks=self._ranks,
+            lambda groups, advantages: self._microbatches(groups, advantages, train_truncated=True),
+            self._ranks,
         )
 
     def whole_weights(self) -> dict[str, Tensor]:
