@@ -114,6 +114,11 @@ def copy_blank(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, dict(metas))
 
 
+def find_gpu() -> torch.device | None:
+    """Return this process's GPU, or None without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
 def find_device(model: nn.Module) -> torch.device:
     """Return the device of the model: for a blank model this process's GPU, or the CPU without one.
 
@@ -121,9 +126,7 @@ def find_device(model: nn.Module) -> torch.device:
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    if device.type != "meta":
-        return device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (find_gpu() or torch.device("cpu")) if device.type == "meta" else device
 
 
 def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:

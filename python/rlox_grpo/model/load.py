@@ -19,6 +19,7 @@ from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
     find_device,
+    find_gpu,
     give_storage,
     make_blank,
     move_buffers,
@@ -92,7 +93,7 @@ def load_policy(
     if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
         masters = take_masters(model) if config.offload_optimizer else {}
         # Before the move to the GPU, so that the GPU never stores these weights in float32.
-        cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=_find_gpu())
+        cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=find_gpu())
     gpu_bytes = find_gpu_bytes()
     model = _move_to_gpu(model)
     can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
@@ -146,13 +147,9 @@ def _looks_like_a_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
-def _find_gpu() -> torch.device | None:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-
-
 def _move_to_gpu(model: nn.Module) -> nn.Module:
     """Move ``model`` to this process's GPU in place, if there is one."""
-    device = _find_gpu()
+    device = find_gpu()
     if device is None:
         return model
     # cuDNN attention takes up to a second to plan each new shape, and returns NaN gradients for masked rows of some

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.blank import find_gpu
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
 
@@ -30,10 +31,8 @@ _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
 def find_gpu_bytes() -> int | None:
     """Return the memory of this process's GPU, or None without one."""
-    if not torch.cuda.is_available():
-        return None
-    total: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return total
+    gpu = find_gpu()
+    return None if gpu is None else int(torch.cuda.get_device_properties(gpu).total_memory)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class TorchUpdater:
         self._own: OwnOptimizer | None = None
         if optimizer is not None:
             self._own = OwnOptimizer(optimizer, self._named, config.learning_rate, is_sharded=self.is_sharded)
-        has_own_step = offload or optimizer is not None
-        self._optimizer = None if has_own_step else make_adamw(self._named.values(), config)
+        self._taker = self._host or self._own  # of steps, in place of AdamW on the device
+        self._optimizer = make_adamw(self._named.values(), config) if self._taker is None else None
         self.peak_learning_rate = config.learning_rate if self._own is None else self._own.peak
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
@@ -95,10 +95,8 @@ class TorchUpdater:
         except NonFiniteError:
             self._free_gradients()
             raise
-        if self._host is not None:
-            self._host.step(learning_rate)
-        elif self._own is not None:
-            self._own.step(learning_rate)
+        if self._taker is not None:
+            self._taker.step(learning_rate)
         elif self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -123,10 +121,8 @@ class TorchUpdater:
         return {name: parameter.grad for name, parameter in self._named.items() if parameter.grad is not None}
 
     def _free_gradients(self) -> None:
-        if self._host is not None:
-            self._host.gradients.clear()
-        elif self._own is not None:
-            self._own.zero_grad()
+        if self._taker is not None:
+            self._taker.zero_grad()
         elif self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 
@@ -184,11 +180,8 @@ class TorchUpdater:
         return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        if self._host is not None:
-            yield from ((f"{name}/{moment}", value) for name, moment, value in self._host.moments())
-            return
-        if self._own is not None:
-            yield from self._own.state()
+        if self._taker is not None:
+            yield from self._taker.state()
             return
         assert self._optimizer is not None
         for name, parameter in self._named.items():
@@ -201,15 +194,11 @@ class TorchUpdater:
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
         """
-        if self._own is not None:
-            self._own.load_state(state)
-            return
-        moments = sort_moments(state, self._named, unshaped="absmax")
-        if self._host is not None:
-            self._host.load_moments(moments)
+        if self._taker is not None:
+            self._taker.load_state(state)
             return
         assert self._optimizer is not None
-        for name, values in moments.items():
+        for name, values in sort_moments(state, self._named, unshaped="absmax").items():
             parameter = self._named[name]
             own = {
                 # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
