@@ -86,10 +86,6 @@ class MasterWeights:
             buffer.write(self._parameters[name], master.detach())
             buffer, other = other, buffer
 
-    def zero_grad(self) -> None:
-        """Free the gradients."""
-        self.gradients.clear()
-
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield ``<parameter>/<moment>`` and its value; nothing of parameters that never had a gradient."""
         for name, optimizer in self._optimizers.items():

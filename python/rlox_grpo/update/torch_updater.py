@@ -121,10 +121,10 @@ class TorchUpdater:
         return {name: parameter.grad for name, parameter in self._named.items() if parameter.grad is not None}
 
     def _free_gradients(self) -> None:
-        if self._taker is not None:
-            self._taker.zero_grad()
-        elif self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._named.values():
+            parameter.grad = None
+        if self._host is not None:
+            self._host.gradients.clear()
 
     def _sum_gradients(self) -> None:
         """Sum gradients over ranks; a parameter that no rank used keeps none."""
