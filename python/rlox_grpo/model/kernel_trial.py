@@ -40,8 +40,6 @@ def choose_by_trial(
     flash: Kernel,
     efficient: Kernel,
     computes_right: Callable[[Kernel], bool],
-    *,
-    windowed: bool = False,
 ) -> Kernel:
     """Return the fastest kernel that agrees with the formula; tried once for each kind of call and logged.
 
@@ -52,13 +50,12 @@ def choose_by_trial(
         flash: the fastest kernel, of 16 bits only.
         efficient: the kernel of any dtype.
         computes_right: whether a kernel agrees with the formula.
-        windowed: whether calls have a sliding window.
 
     Raises:
         RuntimeError: no kernel agrees with the formula.
     """
     where, heads, width = f"on {q.device} in {str(q.dtype).removeprefix('torch.')}", q.shape[1], q.shape[2]
-    kind = (what, q.device, q.dtype, heads, width, k.shape[1], windowed)
+    kind = (what, q.device, q.dtype, heads, width, k.shape[1])
     if kind not in _chosen:
         candidates = (flash, efficient) if q.dtype in (torch.float16, torch.bfloat16) else (efficient,)
         found = _chosen[kind] = next((kernel for kernel in candidates if computes_right(kernel)), None)

@@ -312,15 +312,8 @@ def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
     Raises:
         RuntimeError: no kernel computes it correctly; the caller then forwards each row by itself.
     """
-    return choose_by_trial(
-        "attention over packed rows",
-        q,
-        k,
-        FLASH,
-        EFFICIENT,
-        lambda kernel: computes_right(kernel, q, k, windowed),
-        windowed=windowed,
-    )
+    what = "attention over packed rows" + (" in a window" if windowed else "")
+    return choose_by_trial(what, q, k, FLASH, EFFICIENT, lambda kernel: computes_right(kernel, q, k, windowed))
 
 
 def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:

@@ -59,11 +59,6 @@ class MasterWeights:
         else:
             self.gradients[name] = gradient.float()
 
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply every gradient by ``factor``, one number on the device."""
-        for gradient in self.gradients.values():
-            gradient.mul_(factor)
-
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Take an optimizer step with :attr:`gradients`, which are freed one by one, and copy the weights back.

@@ -139,16 +139,13 @@ class TorchUpdater:
             if count:
                 # Every rank must sum the same tensors: a parameter that only other ranks used gets a zero gradient.
                 if name not in gradients:
-                    gradients[name] = self._add_zero_gradient(name, parameter)
+                    zero = torch.zeros_like(parameter, dtype=None if self._host is None else torch.float32)
+                    gradients[name] = zero
+                    if self._host is None:
+                        parameter.grad = zero
                 by_dtype[gradients[name].dtype].append(gradients[name])
         for tensors in by_dtype.values():
             self._ranks.sum_tensors(tensors)
-
-    def _add_zero_gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
-        if self._host is not None:
-            return torch.zeros_like(parameter, dtype=torch.float32)
-        parameter.grad = torch.zeros_like(parameter)
-        return parameter.grad
 
     def _clip_gradients(self) -> float:
         """Clip the gradients in place; returns their norm before that.
@@ -166,7 +163,9 @@ class TorchUpdater:
             if self._host is None:
                 torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
             else:
-                self._host.scale_gradients(torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0))
+                factor = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
+                for gradient in gradients.values():
+                    gradient.mul_(factor)
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
