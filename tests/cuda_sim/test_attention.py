@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo.batch import build_batch
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.model import tree_attention
+from rlox_grpo.model import kernel_trial, tree_attention
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.tree_attention import EFFICIENT, FLASH, Forest, TreeAttention, choose_kernel, formula
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -34,7 +34,7 @@ FOREST = Forest(np.array([-1, 0, 1, 2, 3, 4, 3, 2, 7, -1, 9]), np.array([0, 3, 6
 
 @pytest.fixture(autouse=True)
 def _nothing_chosen(monkeypatch):
-    monkeypatch.setattr(tree_attention, "_chosen", {})
+    monkeypatch.setattr(kernel_trial, "_chosen", {})
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from simulated import to_cuda
 
-from rlox_grpo.model import decoding_attention
+from rlox_grpo.model import decoding_attention, kernel_trial
 from rlox_grpo.model.decoding_attention import EFFICIENT, FLASH, RowSlots, attend_by_formula, choose_decoding_kernel
 from rlox_grpo.model.precision import cast_frozen_layers
 from rlox_grpo.rollout.engines.hf import slot_cache
@@ -23,7 +23,7 @@ SOFT_CAPPED = ("gemma2",)
 
 @pytest.fixture(autouse=True)
 def _nothing_chosen(monkeypatch):
-    monkeypatch.setattr(decoding_attention, "_chosen", {})
+    monkeypatch.setattr(kernel_trial, "_chosen", {})
 
 
 def _prompts(*lengths):
@@ -80,7 +80,7 @@ def test_a_kernels_values_are_the_formulas(gpu, kernel, dtype, tolerance, window
     tables = [torch.tensor(table, dtype=torch.int32) for table in ([0, 6, 12, 18], [1, 6, 4], [0, 1, 2, 3])]
     expected = attend_by_formula(*(x.double() for x in (q, k, v)), RowSlots(*tables, 6), window, 0.4)
     slots = RowSlots(*(table.to("cuda") for table in tables), 6)
-    found = kernel.attend(*(x.to("cuda") for x in (q, k, v)), slots, window, 0.4)
+    found = kernel.forward(*(x.to("cuda") for x in (q, k, v)), slots, window, 0.4)
     torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -93,7 +93,7 @@ def test_the_kernel_is_chosen_once_by_trying_it_and_logged(gpu, dtype, name, cap
 
 
 def test_a_kernel_that_computes_wrongly_is_not_chosen(gpu, monkeypatch):
-    wrong = decoding_attention.DecodingKernel("wrong", lambda *a: FLASH.attend(*a) * 1.1)
+    wrong = decoding_attention.Kernel("wrong", lambda *a: FLASH.forward(*a) * 1.1)
     monkeypatch.setattr(decoding_attention, "FLASH", wrong)
     q, k = (torch.zeros(3, heads, 8, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
     assert choose_decoding_kernel(q, k) is EFFICIENT

@@ -16,7 +16,7 @@ from simulated import SimulatedCuda, swapping_parameters, to_cuda
 from sizes import MODELS, host_without_data
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss import grpo_loss
@@ -79,23 +79,23 @@ def _batch(rows: int = 16, length: int = 1024):
     return build_batch([group], rng.standard_normal(rows).astype(np.float32), device="cuda")
 
 
-def _measure_update(name, layers, layout: UpdateLayout):
+def _measure_update(name, layers, layout: UpdateLayout, config: GRPOConfig):
     """Peak bytes of an update, bytes held before and after it, and the estimate."""
-    host = host_without_data() if layout.offload else contextlib.nullcontext()
+    host = host_without_data() if config.offload_optimizer else contextlib.nullcontext()
     with SimulatedCuda(values=False) as gpu, swapping_parameters(), host:
-        model = _model(name, gpu, layout.lora_rank, layers)
+        model = _model(name, gpu, config.lora_rank, layers)
         shape = measure_shape(model)
         if layout.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            if layout.lora_rank:
+            if config.lora_rank:
                 model.enable_input_require_grads()
             model.train()
-        forward = make_forward(model, autocast_dtype=torch.bfloat16 if layout.bfloat16 else None)
+        forward = make_forward(model, autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None)
         assert forward.shares_prompts
-        updater = TorchUpdater(model, forward, grpo_loss, offload=layout.offload)
-        if layout.lora_rank:
+        updater = TorchUpdater(model, forward, grpo_loss, offload=config.offload_optimizer)
+        if config.lora_rank:
             cast_weights(model, torch.bfloat16, trained=False)
-        if not layout.offload:  # moments, as after a first step
+        if not config.offload_optimizer:  # moments, as after a first step
             for parameter in updater._named.values():
                 parameter.grad = torch.zeros_like(parameter)
             updater._optimizer.step()
@@ -106,30 +106,35 @@ def _measure_update(name, layers, layout: UpdateLayout):
         gpu.reset_peak()
         updater.step([batch] * (2 if layout.accumulates else 1), 1e-6)
         gc.collect()
-        return gpu.peak, held, gpu.live, estimate_update(shape, layout)
+        return gpu.peak, held, gpu.live, estimate_update(shape, config, layout)
 
 
 TOKENS = UpdateLayout(tokens=1024 + 16 * 1023, predicted=16 * 1024, accumulates=False)
+RECOMPUTED = replace(TOKENS, checkpointing=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "changes", "most"),
+    ("name", "layers", "layout", "options", "most"),
     [
-        pytest.param("0.5B", None, {"checkpointing": True}, 11.0, id="0.5B, activation checkpointing"),
-        pytest.param("0.5B", None, {}, 36.0, id="0.5B"),
-        pytest.param("7B", None, {"checkpointing": True, "lora_rank": 32}, 26.0, id="7B LoRA, checkpointing"),
-        pytest.param("7B", None, {"checkpointing": True, "offload": True}, 62.0, id="7B in full, offloaded"),
+        pytest.param("0.5B", None, RECOMPUTED, {}, 11.0, id="0.5B, activation checkpointing"),
+        pytest.param("0.5B", None, TOKENS, {}, 36.0, id="0.5B"),
+        pytest.param("7B", None, RECOMPUTED, {"lora_rank": 32}, 26.0, id="7B LoRA, checkpointing"),
+        pytest.param("7B", None, RECOMPUTED, {"offload_optimizer": True}, 62.0, id="7B in full, offloaded"),
         # Few layers for speed: the estimate alone.
-        pytest.param("1.5B", 3, {}, None, id="1.5B"),
-        pytest.param("1.5B", 3, {"lora_rank": 16}, None, id="1.5B LoRA"),
-        pytest.param("7B", 2, {"checkpointing": True}, None, id="7B in full, float32 weights"),
-        pytest.param("0.5B", 3, {"bfloat16": False}, None, id="0.5B, float32 arithmetic"),
-        pytest.param("1.5B", 2, {"offload": True, "accumulates": True}, None, id="1.5B offloaded, two micro-batches"),
-        pytest.param("llama", 3, {"checkpointing": True, "accumulates": True}, None, id="Llama, two micro-batches"),
+        pytest.param("1.5B", 3, TOKENS, {}, None, id="1.5B"),
+        pytest.param("1.5B", 3, TOKENS, {"lora_rank": 16}, None, id="1.5B LoRA"),
+        pytest.param("7B", 2, RECOMPUTED, {}, None, id="7B in full, float32 weights"),
+        pytest.param("0.5B", 3, TOKENS, {"dtype": "float32"}, None, id="0.5B, float32 arithmetic"),
+        pytest.param(
+            *("1.5B", 2, replace(TOKENS, accumulates=True), {"offload_optimizer": True}, None),
+            id="1.5B offloaded, two micro-batches",
+        ),
+        pytest.param("llama", 3, replace(RECOMPUTED, accumulates=True), {}, None, id="Llama, two micro-batches"),
     ],
 )
-def test_the_peak_of_an_update_is_below_its_ceiling_and_near_the_estimate(name, layers, changes, most):
-    peak, held, after, estimate = _measure_update(name, layers, replace(TOKENS, **changes))
+def test_the_peak_of_an_update_is_below_its_ceiling_and_near_the_estimate(name, layers, layout, options, most):
+    config = GRPOConfig.create(**{"dtype": "bfloat16", **options})
+    peak, held, after, estimate = _measure_update(name, layers, layout, config)
     print(f"{name}: held {held / GIB:.2f} GiB, peak {peak / GIB:.2f}, estimated {estimate.peak / GIB:.2f}")
     assert most is None or peak / GIB <= most
     assert after <= held * 1.01

@@ -21,9 +21,9 @@ from rlox_grpo.config.records import ReferenceConfig
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.client import TOKEN_VARIABLE, connect
 from rlox_grpo.reference.local import make_reference
-from rlox_grpo.reference.protocol import ServerAddress
 
 BUDGET = ("--token-budget", "60")
 TOKEN = "a-token-of-the-test"
@@ -151,7 +151,7 @@ def test_several_clients_at_once_get_their_own_answers(served, token_file, monke
     failures = []
 
     def ask(temperature):
-        reference = connect(ServerAddress(url, token_file), temperature=temperature)
+        reference = connect(url, token_file, temperature=temperature)
         for _ in range(10):
             found = reference(batch)
             if not torch.allclose(found, expected[temperature], atol=1e-4):
@@ -171,14 +171,14 @@ def test_a_wrong_token_is_refused_at_once(served, tmp_path):
     (tmp_path / "other").write_text("another token")
     start = time.monotonic()
     with pytest.raises(ReferenceServerError, match=rf"{url} refused GET /health: HTTP 401: the token is missing"):
-        connect(ServerAddress(url, str(tmp_path / "other")))
+        connect(url, str(tmp_path / "other"))
     assert time.monotonic() - start < 5
 
 
 def test_no_token_is_a_mistake_of_the_configuration(served, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
-        connect(ServerAddress(served[0]))
+        connect(served[0])
 
 
 class BadRequest(NamedTuple):
@@ -232,7 +232,7 @@ def test_bad_requests_are_answered_in_words(served, bad):
 def test_ids_beyond_the_model_are_refused_by_name(served, token_file):
     from rlox_grpo.model.forward import _make_trial_batch
 
-    reference = connect(ServerAddress(served[0], token_file))
+    reference = connect(served[0], token_file)
     with pytest.raises(ReferenceServerError, match="HTTP 400: input_ids or vocabulary go beyond the model's 61 ids"):
         reference(_make_trial_batch(torch.device("cpu"), 1000))
 
@@ -247,7 +247,7 @@ def test_a_killed_server_ends_the_run_by_its_deadline(served, token_file, tmp_pa
             ReferenceConfig(
                 reference="server", reference_url=url, reference_token_file=token_file, reference_timeout=2.0
             ),
-            ranked.tiny_policy(),
+            Policy(ranked.tiny_policy(), None, (), None),
             make_forward(ranked.tiny_policy()),
             kl_coef=0.1,
         )

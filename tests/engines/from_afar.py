@@ -20,7 +20,6 @@ import ranked
 from rlox_grpo.errors import EngineError, ReferenceServerError
 from rlox_grpo.model.forward import _make_trial_batch, make_forward
 from rlox_grpo.reference.client import connect
-from rlox_grpo.reference.protocol import ServerAddress
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
@@ -48,7 +47,7 @@ def main(reference_url, generation_url, model_path, folder):
     torch.set_num_threads(1)
     batch = _make_trial_batch(torch.device("cpu"), ranked.VOCABULARY)
     expected = make_forward(ranked.tiny_policy())(batch)[0].detach()
-    reference = connect(ServerAddress(reference_url, timeout=TIMEOUT))
+    reference = connect(reference_url, timeout=TIMEOUT)
     found = {"timeout": TIMEOUT, "reference_gap": float((reference(batch) - expected).abs().max())}
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -116,7 +116,8 @@ def test_end_tokens_of_branches_are_dropped():
     whole = groups()[0].group.completions
     ends = [find_end_tokens(completion, {6}) for completion in whole]
     assert ends == [[1, 3], [0]]
-    found = drop_tokens(parts, ends, branches_dropped={(0, 1): find_end_tokens(whole[0].branches[0], {6})})
+    of_branch = find_end_tokens(whole[0].branches[0], {6})
+    found = drop_tokens(parts, {(0, 0): ends[0], (0, 1): of_branch, (1, 0): ends[1]})
     masks = [part.loss_mask[place].int().tolist() for part, place in in_order(found)]
     assert [sum(mask) for mask in masks] == [1, 1, 0]
     assert [int(part.sequence_lengths[place]) for part, place in in_order(found)] == [2, 2, 0]

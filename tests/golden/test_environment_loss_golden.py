@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rlox_grpo.batch import build_batch, microbatches
-from rlox_grpo.batch.build import drop_tokens, make_dummy_batch
+from rlox_grpo.batch.build import drop_tokens, fill_if_empty
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import is_worth_packing, make_forward
 from rlox_grpo.model.prefix_tree import build_prefix_tree
@@ -164,13 +164,13 @@ def test_micro_batches_and_ranks_add_up_to_the_whole() -> None:
 
 def test_an_idle_rank_predicts_nothing() -> None:
     (empty,) = microbatches(groups()[1:], [0.5, -0.5], token_budget=99, num_ranks=2, rank=1, with_environment=True)
-    dummy = make_dummy_batch(groups()[1], empty)
+    dummy = fill_if_empty(empty, groups()[1])
     output = grpo_loss(torch.zeros(dummy.loss_mask.shape), dummy, environment_loss_coef=COEF)
     assert float(output.metrics["policy/environment_loss"]) == 0.0
 
 
 def test_stale_observations_are_left_out_of_both_sums() -> None:
-    dropped = [[0, 1, 2, 3], [], [], []]  # the first turn of row 0 with its observation
+    dropped = {(0, 0): [0, 1, 2, 3]}  # the first turn of row 0 with its observation
     (kept,) = drop_tokens([batch()], dropped)
     assert kept.environment_lengths.tolist() == [3, 3, 2, 0, 1]
     output = grpo_loss(log_probs_of(batch()), kept, environment_loss_coef=COEF)

@@ -15,6 +15,7 @@ Replies ``0 0`` to ``3``, and ``1`` to ``4``::
 
 from __future__ import annotations
 
+from functools import partial
 from math import log
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlox_grpo.batch import microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
@@ -60,7 +62,8 @@ GROUPS = [group([3, 2], completion([0, 0]), completion([1, 1])), group([4], comp
 
 def measured(table: dict[int, list[float]], groups: list[ScoredGroup], budget: int = 100) -> dict[str, float]:
     forward = make_forward(FirstToken(table))
-    return measure_mutual_information(groups, lambda batch: forward(batch)[0], token_budget=budget, share_prompts=False)
+    split = partial(microbatches, token_budget=budget, oversize="alone")
+    return measure_mutual_information(groups, lambda batch: forward(batch)[0], split)
 
 
 @pytest.mark.parametrize("budget", [100, 4])
@@ -131,9 +134,8 @@ def test_scores_are_those_of_a_forward_of_each_pair(share_prompts: bool, make_ti
             )
     forward = make_forward(model, temperature=0.7, share_prompts=share_prompts)
     assert forward.shares_prompts == share_prompts
-    found = measure_mutual_information(
-        groups, lambda batch: forward(batch)[0], token_budget=24, share_prompts=share_prompts
-    )
+    split = partial(microbatches, token_budget=24, share_prompts=share_prompts, oversize="alone")
+    found = measure_mutual_information(groups, lambda batch: forward(batch)[0], split)
     assert found["mutual_information/reply"] == pytest.approx(estimate_mutual_information(scores), abs=1e-4)
     per_token = scores / np.array([[len(reply)] for _, reply in pairs])
     assert found["mutual_information/token"] == pytest.approx(estimate_mutual_information(per_token), abs=1e-4)

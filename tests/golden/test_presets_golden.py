@@ -362,9 +362,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         sizes["turn_credit"] = "episode"  # the data has one turn; test_turn_values_golden.py has others
     config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
     x = data()
-    coef = kl_coef_at(
-        STEP, start=config.kl_coef, end=config.kl_coef_end, total_steps=STEPS, schedule=config.kl_schedule
-    )
+    coef = kl_coef_at(STEP, STEPS, config.loss)
     rewards = x.R
     if config.kl_in == "reward":
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
@@ -406,7 +404,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if not config.train_end_token:
         (batch,) = drop_tokens(
             [batch],
-            [[length - 1] if ended else [] for length, ended in zip(x.mask[kept].sum(1), ENDED[kept], strict=True)],
+            {(row, 0): [length - 1] for row, length in enumerate(x.mask[kept].sum(1)) if ENDED[kept][row]},
         )
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0

@@ -12,7 +12,7 @@ import torch
 from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.score_norm import score_norms
+from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 from rlox_grpo.update.token_baseline import optimal_token_advantages, with_token_advantages
 from toy import PROMPTS, ToyLM, options, share_of_target

@@ -20,7 +20,7 @@ from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.config.records import ImportanceConfig
 from rlox_grpo.groups import find_end_tokens
-from rlox_grpo.loss import grpo_loss, make_kl
+from rlox_grpo.loss import grpo_loss, token_kl
 from rlox_grpo.loss.importance import gap_shares, importance_weights, mismatch_metrics
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.loss.policy import top_entropy_masks
@@ -138,8 +138,7 @@ def test_the_kl_and_its_sum_over_an_episode():
     output = grpo_loss(LOG_PROBS, known, kl_coef=0.1, kl_estimator="k1", loss_aggregation="token_mean")
     assert float(output.metrics["policy/kl"]) == pytest.approx(log(1.5) / 6)
     assert float(output.loss) == pytest.approx((-3.9 + 2.8 + 0.1 * log(1.5)) / 6)
-    token_kl = make_kl(loss_config(kl_estimator="k1"))
-    sums = sequence_kl([known], lambda own: token_kl(LOG_PROBS, own, None), num_rows=2)
+    sums = sequence_kl([known], lambda own: token_kl("k1", LOG_PROBS, own), num_rows=2)
     np.testing.assert_allclose(sums, [log(1.5), 0], atol=1e-12)
 
 
@@ -199,7 +198,7 @@ def test_the_tokens_of_highest_entropy_are_sampled_ones():
 def test_the_end_tokens_of_every_turn_are_left_out():
     ends = [find_end_tokens(completion, (1, 5)) for completion in completions()]
     assert ends == [[1, 5], [1]]
-    (built,) = drop_tokens([batch()], ends)
+    (built,) = drop_tokens([batch()], {(0, 0): ends[0], (1, 0): ends[1]})
     assert built.loss_mask.int().tolist() == [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]]
     assert (built.num_loss_tokens, built.num_sequences) == (3.0, 2.0)
     # A turn that was cut off ended by no token of its own; neither did a completion.

@@ -18,6 +18,7 @@ from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model import short_attention
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.packed_attention import NAME as PACKED
+from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
@@ -64,7 +65,9 @@ def steps(
     options = {"temperature": 0.8, "autocast_dtype": autocast_dtype, "share_prompts": share_prompts}
     forward = make_forward(model, **options)
     kl_coef = 0.0 if reference == "none" else 0.3
-    measured = make_reference(ReferenceConfig(reference=reference), model, forward, kl_coef=kl_coef, **options)
+    measured = make_reference(
+        ReferenceConfig(reference=reference), Policy(model, None, (), None), forward, kl_coef=kl_coef, **options
+    )
     batches = microbatches(
         scored_groups(),
         ADVANTAGES,
@@ -207,7 +210,9 @@ def test_adapters_alone_get_gradients(make_tiny_model: Any, reference: str) -> N
 def test_adapter_off_is_the_bare_model(make_tiny_model: Any) -> None:
     adapted, bare = with_adapter(make_tiny_model("llama")), make_tiny_model("llama")
     forward = make_forward(adapted)
-    measured = make_reference(ReferenceConfig(reference="adapter_off"), adapted, forward, kl_coef=0.3)
+    measured = make_reference(
+        ReferenceConfig(reference="adapter_off"), Policy(adapted, None, (), None), forward, kl_coef=0.3
+    )
     assert measured is not None
     (batch,) = microbatches(scored_groups(), ADVANTAGES, token_budget=1000, share_prompts=True)
     # float32 sums in another order

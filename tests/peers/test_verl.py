@@ -535,13 +535,15 @@ def test_kl_estimators_are_verls(core_algos: Any, estimator: str) -> None:
 
 
 def test_the_adaptive_controller_is_verls(core_algos: Any) -> None:
+    from rlox_grpo.config.records import LossConfig
     from rlox_grpo.loss.kl import adapted_kl_coef
 
+    config = LossConfig.create(kl_schedule="adaptive", kl_target=0.05, kl_horizon=1000)
     controller = core_algos.AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
     coef = 0.1
     for kl in (0.0, 0.04, 0.055, 0.3):
         controller.update(kl, n_steps=64)
-        coef = adapted_kl_coef(coef, kl, target=0.05, horizon=1000, num_sequences=64)
+        coef = adapted_kl_coef(coef, kl, config, 64)
         assert coef == pytest.approx(controller.value, rel=1e-12)
 
 

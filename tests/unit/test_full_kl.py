@@ -15,7 +15,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.full_kl import distribution_kl
-from rlox_grpo.model.score_norm import score_norms
+from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
 

@@ -183,7 +183,9 @@ def test_the_estimate_counts_half_a_byte_for_a_weight(base):
     shape, packed = measure_shape(plain), measure_shape(GRPO(base, count_words, **QLORA).model)
     assert packed.parameters == shape.parameters
     whole, small = (
-        estimate_update(shape, UpdateLayout(64, 64, bfloat16=False, lora_rank=4, load_in_4bit=four)).weights
+        estimate_update(
+            shape, GRPOConfig.create(dtype="float32", lora_rank=4, load_in_4bit=four), UpdateLayout(64, 64)
+        ).weights
         for four in (False, True)
     )
     assert whole - small == pytest.approx(shape.body * (4 - 0.5159), rel=1e-3)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlox_grpo.config.records import OptimizerConfig
+from rlox_grpo.config.records import LossConfig, OptimizerConfig
 from rlox_grpo.loss.kl import adapted_kl_coef, kl_coef_at
 from rlox_grpo.update.parameter_groups import learning_rate_at
 
@@ -43,7 +43,8 @@ def test_unknown_schedule():
 
 
 def coefs(schedule, steps, total=100):
-    return [kl_coef_at(step, start=0.1, end=0.04, total_steps=total, schedule=schedule) for step in steps]
+    config = LossConfig.create(kl_coef=0.1, kl_coef_end=0.04, kl_schedule=schedule)
+    return [kl_coef_at(step, total, config) for step in steps]
 
 
 def test_constant_and_adaptive_start_stay():
@@ -72,12 +73,14 @@ def test_the_articles_schedule_is_inverted_in_the_middle():
 
 def test_adaptive_kl_coef():
     # 10 % over target, 512 completions of 10,000: 1 + 0.1 * 0.0512
-    assert adapted_kl_coef(0.2, 0.11, target=0.1, horizon=10_000, num_sequences=512) == pytest.approx(0.2 * 1.00512)
+    slow = LossConfig.create(kl_schedule="adaptive", kl_target=0.1, kl_horizon=10_000)
+    assert adapted_kl_coef(0.2, 0.11, slow, 512) == pytest.approx(0.2 * 1.00512)
     # far over and far under are clipped at 20 %
-    assert adapted_kl_coef(0.2, 9.0, target=0.1, horizon=1000, num_sequences=100) == pytest.approx(0.2 * 1.02)
-    assert adapted_kl_coef(0.2, 0.0, target=0.1, horizon=1000, num_sequences=100) == pytest.approx(0.2 * 0.98)
+    fast = LossConfig.create(kl_schedule="adaptive", kl_target=0.1, kl_horizon=1000)
+    assert adapted_kl_coef(0.2, 9.0, fast, 100) == pytest.approx(0.2 * 1.02)
+    assert adapted_kl_coef(0.2, 0.0, fast, 100) == pytest.approx(0.2 * 0.98)
 
 
 def test_unknown_kl_schedule():
-    with pytest.raises(ValueError, match="schedule is 'exp'"):
-        kl_coef_at(0, start=1.0, end=0.0, total_steps=1, schedule="exp")
+    with pytest.raises(ValueError, match="kl_schedule: .*got 'exp'"):
+        coefs("exp", [0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.batch.build import make_dummy_batch, microbatches
+from rlox_grpo.batch.build import fill_if_empty, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
@@ -101,7 +101,7 @@ def test_a_stand_in_teaches_nothing_and_keeps_the_denominators():
         for rank in range(3)
     ]
     empty = next(batch for of in batches for batch in of if not len(batch.row_index))
-    batch = make_dummy_batch(groups[0], empty)
+    batch = fill_if_empty(empty, groups[0])
     assert not batch.loss_mask.any()
     assert len(batch.row_index) == 2
     assert torch.equal(batch.advantages, torch.zeros(2))

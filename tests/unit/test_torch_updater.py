@@ -11,6 +11,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.policy import Policy
 from rlox_grpo.types import Batch
 from rlox_grpo.update.torch_updater import TorchUpdater
 from rlox_grpo.update.updaters import make_updater
@@ -122,8 +123,9 @@ def test_decay_of_vectors_is_asked_for():
     bias = model.head.bias.detach().clone()
     batch = next_batch(ROWS, [0.0, 0.0, 0.0], num_loss_tokens=6.0, num_sequences=3.0)
     config = GRPOConfig.create(weight_decay=0.5, decay_vectors=True)
+    policy = Policy(model, None, (), None)
     make_updater(
-        config, model, make_forward(model), lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)
+        config, policy, make_forward(model), lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)
     ).step([batch], 0.1)
     torch.testing.assert_close(model.head.bias, bias * (1 - 0.1 * 0.5))
 

@@ -169,10 +169,10 @@ def batch_with(mask):
 
 def test_without_end_tokens():
     batch = batch_with(torch.tensor([[True, True], [True, False]]))
-    (found,) = drop_tokens([batch], [[1], []])
+    (found,) = drop_tokens([batch], {(0, 0): [1], (1, 0): []})
     assert found.loss_mask.tolist() == [[True, False], [True, False]]
     assert (found.num_loss_tokens, found.num_sequences) == (2.0, 2.0)
-    (found,) = drop_tokens([batch], [[1], [0]])  # the second row has nothing left
+    (found,) = drop_tokens([batch], {(0, 0): [1], (1, 0): [0]})  # the second row has nothing left
     assert found.loss_mask.tolist() == [[True, False], [False, False]]
     assert (found.num_loss_tokens, found.num_sequences) == (1.0, 1.0)
     assert batch.loss_mask.sum() == 3

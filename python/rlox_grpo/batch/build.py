@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, check_at_least, to_integers
 from rlox_grpo.batch.rows import Rows
-from rlox_grpo.types import Batch, BoolArray, Int64Array, ScoredGroup
+from rlox_grpo.types import Batch, BoolArray, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
     import torch
@@ -214,31 +214,22 @@ def microbatches(
 
 
 def drop_tokens(
-    batches: Sequence[Batch],
-    dropped: Sequence[Sequence[int]],
-    ranks: Ranks | None = None,
-    branches_dropped: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
+    batches: Sequence[Batch], dropped: Mapping[tuple[int, int], Sequence[int]], ranks: Ranks | None = None
 ) -> list[Batch]:
     """Exclude tokens from the loss and environment masks and from the denominators of micro-batches.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
-        dropped: for each ``row_index``, the offsets of the excluded tokens in the completion; see
+        dropped: the offsets of the excluded tokens of each row, by ``row_index`` and ``branch_index``, if any; see
             :func:`rlox_grpo.groups.find_end_tokens` and :func:`rlox_grpo.groups.find_stale_tokens`.
         ranks: the ranks that have the step's other micro-batches.
-        branches_dropped: the same for branches, by ``row_index`` and ``branch_index``.
     """
     numbers = [batch.row_index.cpu().tolist() for batch in batches]
     places = []
     for batch, rows in zip(batches, numbers, strict=True):
         branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
-        places.append(
-            [
-                (place, token)
-                for place, (row, branch) in enumerate(zip(rows, branches, strict=True))
-                for token in (branches_dropped.get((row, branch), ()) if branch else dropped[row])
-            ]
-        )
+        keys = zip(rows, branches, strict=True)
+        places.append([(place, token) for place, key in enumerate(keys) for token in dropped.get(key, ())])
     masks = [_clear(batch.loss_mask, own) for batch, own in zip(batches, places, strict=True)]
     lengths = _count_by_completion(masks, numbers, ranks)
     tokens, sequences = float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values()))
@@ -284,50 +275,46 @@ def _count_by_completion(
     masks: Sequence[torch.Tensor], numbers: Sequence[Sequence[int]], ranks: Ranks | None
 ) -> dict[str, int]:
     """Count the True values of each completion over all micro-batches and ranks; keys are text, as ranks send JSON."""
-    mine: dict[str, int] = {}
+    mine: Counter[str] = Counter()
     for rows, mask in zip(numbers, masks, strict=True):
         for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
-            mine[str(row)] = mine.get(str(row), 0) + count
-    counts: dict[str, int] = {}
+            mine[str(row)] += count
+    counts: Counter[str] = Counter()
     for part in [mine] if ranks is None else ranks.gather(mine):
-        for key, count in part.items():
-            counts[key] = counts.get(key, 0) + count
+        counts.update(part)
     return counts
 
 
-def make_single_row(token_ids: Sequence[int], device: torch.device | str | None = None) -> Batch:
-    """Lay out one row whose first token is the prompt and whose other tokens are all trained on."""
-    import torch
+def group_tokens(
+    prompt_ids: Int64Array, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+) -> ScoredGroup:
+    """Make a group of these token ids without rewards and log-probs, for a forward pass over them.
 
-    ids = torch.tensor([token_ids], device=device)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    zero = torch.zeros_like(ids[:, 0])
-    return Batch(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
-        prompt_lengths=zero + 1,
-        completion_ids=ids[:, 1:],
-        completion_mask=mask[:, 1:],
-        loss_mask=mask[:, 1:],
-        advantages=zero.float(),
-        row_index=zero,
-        prompt_index=zero,
-        num_loss_tokens=float(ids.shape[1] - 1),
-        num_sequences=1.0,
+    ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
+    """
+    sampled: Sequence[BoolArray | None] = [None] * len(completions) if masks is None else masks
+    rows = tuple(
+        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
+        for ids, mask in zip(completions, sampled, strict=True)
     )
+    return ScoredGroup(RolloutGroup(Prompt(prompt_ids, 0), rows), np.zeros(len(rows), np.float32), {})
 
 
-def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
-    """Dummy batch with an empty loss mask in place of ``empty``, so that an idle rank joins every collective."""
+def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:
+    """Return ``batch``, or if it has no row, a dummy batch of the completions of ``scored`` with an empty loss mask.
+
+    So an idle rank joins every collective.
+    """
     import torch
 
-    batch = build_batch(
+    if len(batch.row_index):
+        return batch
+    dummy = build_batch(
         [scored],
         np.zeros(len(scored.rewards), np.float32),
-        num_loss_tokens=empty.num_loss_tokens,
-        num_sequences=empty.num_sequences,
-        device=empty.input_ids.device,
+        num_loss_tokens=batch.num_loss_tokens,
+        num_sequences=batch.num_sequences,
+        device=batch.input_ids.device,
     )
-    nothing = torch.zeros_like(batch.loss_mask)
-    return replace(batch, loss_mask=nothing, environment_mask=None if empty.environment_mask is None else nothing)
+    nothing = torch.zeros_like(dummy.loss_mask)
+    return replace(dummy, loss_mask=nothing, environment_mask=None if batch.environment_mask is None else nothing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,9 @@ def concatenate(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tupl
                 f"expected {np.dtype(dtype)} in one dimension"
             )
     values = np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.empty(0, dtype)
-    return values, compute_offsets(map(len, arrays), len(arrays))
-
-
-def compute_offsets(lengths: Iterable[int], count: int) -> Int64Array:
-    """``int64 [count + 1]``: 0 and the running sum of ``lengths``."""
-    offsets = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
-    return offsets
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)), out=offsets[1:])
+    return values, offsets
 
 
 def to_integers(values: Any, name: str, ndim: int) -> Int64Array:

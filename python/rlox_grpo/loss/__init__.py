@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty, make_kl
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty, token_kl
 from rlox_grpo.loss.objective import aggregate, grpo_loss
 
-__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "make_kl"]
+__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "token_kl"]

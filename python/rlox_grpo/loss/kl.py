@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.config.records.loss import KLEstimator, KLSchedule, LossConfig
+from rlox_grpo.config.records.loss import KLEstimator, LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Batch
 
@@ -63,23 +63,24 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
 
 
-def make_kl(config: LossConfig) -> Callable[[Tensor, Batch, Tensor | None], Tensor | None]:
-    """Return the KL per token that ``config`` names, for the loss and for the penalty in the reward.
+def token_kl(
+    estimator: KLEstimator, log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None = None
+) -> Tensor | None:
+    """Return the KL per token ``[N, T]``, 0 outside ``loss_mask``, or None for a batch without a reference.
 
-    It takes the policy's ``log_probs [N, T]``, the batch, and ``distribution_kl [N, T]``, the KL over the whole
-    vocabulary if it was computed. It returns ``[N, T]``, 0 outside ``loss_mask``, or None without a reference.
+    Args:
+        estimator: as in :func:`kl_penalty`.
+        log_probs: ``[N, T]``, the policy's.
+        batch: the micro-batch.
+        distribution_kl: ``[N, T]``, the KL over the whole vocabulary if it was computed; it is returned.
     """
-
-    def token_kl(log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None) -> Tensor | None:
-        if distribution_kl is not None:
-            return torch.where(batch.loss_mask, distribution_kl, 0)
-        if batch.ref_log_probs is None:
-            return None
-        # Masked before the estimator: 0 · inf would poison the gradient.
-        policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
-        return kl_penalty(policy, reference, config.kl_estimator)
-
-    return token_kl
+    if distribution_kl is not None:
+        return torch.where(batch.loss_mask, distribution_kl, 0)
+    if batch.ref_log_probs is None:
+        return None
+    # Masked before the estimator: 0 · inf would poison the gradient.
+    policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
+    return kl_penalty(policy, reference, estimator)
 
 
 @torch.no_grad()
@@ -110,27 +111,21 @@ def sequence_kl(
     return total
 
 
-def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule) -> float:
-    """Return the weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
+def kl_coef_at(step: int, total_steps: int, config: LossConfig) -> float:
+    """Return the weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``, by ``kl_schedule``.
 
-    - ``constant``: ``start``. ``adaptive`` too: :func:`adapted_kl_coef` changes it.
-    - ``linear``: from ``start`` to ``end``, which the step after the last would reach.
-    - ``cosine``: ``start`` in the first tenth of the steps, half a cosine to ``end`` in the next seven tenths, then
-      ``end``.
+    - ``constant``: ``kl_coef``. ``adaptive`` too: :func:`adapted_kl_coef` changes it.
+    - ``linear``: from ``kl_coef`` to ``kl_coef_end``, which the step after the last would reach.
+    - ``cosine``: ``kl_coef`` in the first tenth of the steps, half a cosine to ``kl_coef_end`` in the next seven
+      tenths, then ``kl_coef_end``.
     - ``cosine_inverted``: the published formula of the R1 article, start − (start − end)(1 + cos π p)/2. It jumps to
-      ``end`` after a tenth, rises back to ``start`` until eight tenths, then jumps to ``end``.
-
-    Raises:
-        ValueError: unknown ``schedule``.
+      the end after a tenth, rises back to the start until eight tenths, then jumps to the end.
     """
+    schedule, start, end = config.kl_schedule, config.kl_coef, config.kl_coef_end
     if schedule in ("constant", "adaptive"):
         return start
     if schedule == "linear":
         return start + (end - start) * min(1.0, step / max(1, total_steps))
-    if schedule not in ("cosine", "cosine_inverted"):
-        raise ValueError(
-            f"schedule is {schedule!r}: expected 'constant', 'linear', 'cosine', 'cosine_inverted' or 'adaptive'"
-        )
     if step < 0.1 * total_steps:
         return start
     if step > 0.8 * total_steps:
@@ -139,14 +134,15 @@ def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedul
     return start + (end - start) * (fall if schedule == "cosine_inverted" else 1.0 - fall)
 
 
-def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
-    """Return the next step's weight: larger if ``kl`` is above ``target``, smaller if it is below.
+def adapted_kl_coef(kl_coef: float, kl: float, config: LossConfig, num_sequences: int) -> float:
+    """Return the next step's weight: larger if ``kl`` is above ``kl_target``, smaller if it is below.
 
     Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and scaled by
-    ``num_sequences / horizon``, as in verl's AdaptiveKLController.
+    ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController.
     """
-    error = min(0.2, max(-0.2, kl / target - 1.0))
-    return kl_coef * (1.0 + error * num_sequences / horizon)
+    assert config.kl_target is not None  # rlox_grpo.config.checks
+    error = min(0.2, max(-0.2, kl / config.kl_target - 1.0))
+    return kl_coef * (1.0 + error * num_sequences / config.kl_horizon)
 
 
 class KLWeight:
@@ -162,27 +158,14 @@ class KLWeight:
 
     def begin(self, step: int, total_steps: int) -> None:
         """Move to step ``step`` of ``total_steps``."""
-        config = self._config
-        if config.kl_schedule != "adaptive":
-            self.value = kl_coef_at(
-                step,
-                start=config.kl_coef,
-                end=config.kl_coef_end,
-                total_steps=total_steps,
-                schedule=config.kl_schedule,
-            )
+        if self._config.kl_schedule != "adaptive":
+            self.value = kl_coef_at(step, total_steps, self._config)
 
     def finish(self, metrics: Mapping[str, float], num_sequences: int) -> dict[str, float]:
         """Adapt the weight to the step's ``policy/kl``. Return the weight that the step used, unless it is constant."""
-        config, used = self._config, self.value
-        if config.kl_schedule == "constant":
+        used = self.value
+        if self._config.kl_schedule == "constant":
             return {}
-        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
-            self.value = adapted_kl_coef(
-                used,
-                metrics["policy/kl"],
-                target=config.kl_target,
-                horizon=config.kl_horizon,
-                num_sequences=num_sequences,
-            )
+        if self._config.kl_schedule == "adaptive" and "policy/kl" in metrics:
+            self.value = adapted_kl_coef(used, metrics["policy/kl"], self._config, num_sequences)
         return {"policy/kl_coef": used}

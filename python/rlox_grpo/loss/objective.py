@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, make_kl
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, token_kl
 from rlox_grpo.loss.policy import policy_term
 from rlox_grpo.types import Batch, LossOutput
 
@@ -133,7 +133,7 @@ def grpo_loss(
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
-    kl = make_kl(config)(log_probs, batch, distribution_kl)
+    kl = token_kl(config.kl_estimator, log_probs, batch, distribution_kl)
     if kl is not None:
         if config.kl_bias_correction:
             kl = kl * term.ratio

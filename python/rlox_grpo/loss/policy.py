@@ -62,12 +62,9 @@ def policy_term(
         mean = _sequence_mean if kind == "gspo_token" else _turn_mean
         shared = mean(log_ratio, mask).detach()
         return clipped(shared + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
-    if kind == "cispo_clip":
-        return _weighted(log_probs, log_ratio, advantages, 1 - low, 1 + high)
-    if kind == "cispo_upper":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + high)
-    if kind == "cispo_cap":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, high)
+    if kind in ("cispo_clip", "cispo_upper", "cispo_cap"):
+        least = 1 - low if kind == "cispo_clip" else 0.0
+        return _weighted(log_probs, log_ratio, advantages, least, high if kind == "cispo_cap" else 1 + high)
     if kind == "sapo":
         return _sapo(log_ratio, advantages, *config.sapo_temperatures)
     if kind == "vespo":

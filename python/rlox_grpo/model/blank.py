@@ -114,6 +114,11 @@ def copy_blank(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, dict(metas))
 
 
+def find_gpu() -> torch.device | None:
+    """Return this process's GPU, or None without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
 def find_device(model: nn.Module) -> torch.device:
     """Return the device of the model: for a blank model this process's GPU, or the CPU without one.
 
@@ -121,9 +126,7 @@ def find_device(model: nn.Module) -> torch.device:
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    if device.type != "meta":
-        return device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (find_gpu() or torch.device("cpu")) if device.type == "meta" else device
 
 
 def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
@@ -174,14 +177,31 @@ def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
 
 def give_storage(model: nn.Module, device: torch.device) -> None:
     """Allocate the parameters of a blank model on ``device``, uninitialised, and move its buffers there."""
-    replaced: dict[int, nn.Parameter] = {}
+
+    def make(parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+
+    replace_parameters(model, make)
+    move_buffers(model, device)
+
+
+def replace_parameters(model: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> dict[int, nn.Parameter]:
+    """Replace each parameter by ``make(parameter)``, in place and one after the other; a tied one stays tied.
+
+    Returns:
+        The new parameters by the identities of the old ones.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in replaced:
-                storage = torch.empty_like(parameter, device=device)
-                replaced[id(parameter)] = nn.Parameter(storage, requires_grad=parameter.requires_grad)
-            setattr(module, name, replaced[id(parameter)])
-    move_buffers(model, device)
+            places.setdefault(id(parameter), []).append((module, name))
+    replaced = {}
+    for key, users in places.items():
+        module, name = users[0]
+        replaced[key] = make(getattr(module, name))
+        for module, name in users:
+            setattr(module, name, replaced[key])
+    return replaced
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -14,13 +14,12 @@ without flash attention). :func:`choose_decoding_kernel` tries them against the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rlox_grpo.model.kernel_trial import agrees, choose_by_trial
+from rlox_grpo.model.kernel_trial import Kernel, agrees, choose_by_trial
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +51,6 @@ class RowSlots:
         return self._windows[window]
 
 
-@dataclass(frozen=True)
-class DecodingKernel:
-    """A kernel of torch: ``attend(q [R, H, D], k [N, H_kv, D], v, slots, window, scale)`` → ``[R, H, D]``."""
-
-    name: str
-    attend: Callable[[Tensor, Tensor, Tensor, RowSlots, int | None, float], Tensor]
-
-
 def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
     starts, lengths = slots.seen(window)
     out: Tensor = torch.ops.aten._flash_attention_forward(
@@ -83,26 +74,19 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
     return out.view(rows, shared, key_heads, -1).transpose(1, 2).reshape(rows, heads, -1)
 
 
-FLASH = DecodingKernel("flash attention", _attend_flash)
-EFFICIENT = DecodingKernel("memory-efficient attention", _attend_efficient)
+# ``forward(q [R, H, D], k [N, H_kv, D], v, slots, window, scale)`` → ``[R, H, D]``
+FLASH = Kernel("flash attention", _attend_flash)
+EFFICIENT = Kernel("memory-efficient attention", _attend_efficient)
 
-_chosen: dict[Hashable, DecodingKernel | None] = {}
 
-
-def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
-    """Return the fastest kernel that computes a decoding step correctly on this device; tried once and logged.
-
-    Args:
-        q: ``[R, H, D]``; device, dtype, H and D are those of the later calls.
-        k: ``[N, H_kv, D]``.
+def choose_decoding_kernel(q: Tensor, k: Tensor) -> Kernel:
+    """Return the kernel of a decoding step for ``q [R, H, D]`` and ``k [N, H_kv, D]``; see :func:`choose_by_trial`.
 
     Raises:
-        RuntimeError: no kernel does; the caller then decodes with the model's own attention.
+        RuntimeError: no kernel computes it correctly; the caller then decodes with the model's own attention.
     """
-    kind = (q.device, q.dtype, q.shape[1:], k.shape[1])
-    candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
     return choose_by_trial(
-        "attention of decoding steps", q, kind, _chosen, candidates, lambda kernel: computes_right(kernel, q, k)
+        "attention of decoding steps", q, k, FLASH, EFFICIENT, lambda kernel: computes_right(kernel, q, k)
     )
 
 
@@ -118,7 +102,7 @@ def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
     return torch.stack(outputs)
 
 
-def computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
+def computes_right(kernel: Kernel, q: Tensor, k: Tensor) -> bool:
     """Whether rows of 1, 5 and 8 tokens in slots of 8, with and without a window, agree with the formula."""
     generator = torch.Generator().manual_seed(0)
 
@@ -138,7 +122,7 @@ def computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
     windows, on_host = (None, 3), make_slots(torch.device("cpu"))
     return agrees(
         kernel,
-        lambda: [kernel.attend(there_q, there_k, there_v, make_slots(q.device), window, scale) for window in windows],
+        lambda: [kernel.forward(there_q, there_k, there_v, make_slots(q.device), window, scale) for window in windows],
         [attend_by_formula(exact_q, exact_k, exact_v, on_host, window, scale) for window in windows],
         dtype=q.dtype,
         rounding=2e-2,

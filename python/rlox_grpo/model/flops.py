@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import device as Device
-    from torch import nn
-
-    from rlox_grpo.types import Batch, Int64Array
+from rlox_grpo.model.forward import is_worth_packing
+from rlox_grpo.model.prefix_tree import build_prefix_tree, find_owners
+from rlox_grpo.types import Batch, Int64Array
 
 # Peak dense bfloat16 TFLOP/s from NVIDIA's data sheets (half the printed figure where that one assumes sparsity).
 # The first pattern that matches the device's name applies.
@@ -93,9 +93,6 @@ def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> Upda
 
 
 def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
-    from rlox_grpo.model.forward import is_worth_packing
-    from rlox_grpo.model.prefix_tree import build_prefix_tree, find_owners
-
     tree = build_prefix_tree(batch)
     prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
     prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
@@ -180,15 +177,13 @@ def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
 
 def measure_model(model: nn.Module) -> ModelSize | None:
     """Return parameters and attention width of ``model``; None for a mixture of experts."""
-    from torch.nn import Embedding
-
     adapted: Any = model
     config: Any = getattr(model, "config", None)
     if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
     head = adapted.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     head_weight = getattr(head, "weight", None)
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     body = [p for p in model.parameters() if id(p) not in looked_up and p is not head_weight]
     return ModelSize(
         body=sum(p.numel() for p in body),
@@ -206,12 +201,10 @@ def look_up_peak_flops(device_name: str) -> float | None:
     return None if peak is None else peak * 1e12
 
 
-def find_peak_flops(device: Device) -> float | None:
+def find_peak_flops(device: torch.device) -> float | None:
     """Return the peak dense bfloat16 FLOP/s of a torch device; None if it is not a CUDA device."""
     if device.type != "cuda":
         return None
-    import torch
-
     return look_up_peak_flops(torch.cuda.get_device_name(device))
 
 

@@ -19,10 +19,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
+from rlox_grpo.batch.build import build_batch, group_tokens
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
@@ -37,6 +39,11 @@ WORTH_PACKING = 7 / 8
 """A batch is packed when its packed row has at most this share of the padded rows' tokens. Attention over a packed row
 costs a gather and a merge that padded rows do not: on a CPU packing is as fast at 0.85, 7 % faster at 0.75, and 4 %
 slower at 0.9 (`benches/update.py`)."""
+
+
+def refuse_distributions(batch: Batch) -> TokenDistributions:
+    """Raise ValueError: there are log-probs of the taken tokens only."""
+    raise ValueError("kl_estimator='full' needs whole distributions, and this reference gives token log-probs only")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +62,7 @@ class Forward:
 
     compute: Callable[[Batch], tuple[Tensor, ...]]
     shares_prompts: bool
-    distributions: Callable[[Batch], TokenDistributions] | None = None
+    distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     is_split: bool = False
 
     def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -149,84 +156,76 @@ def make_forward(
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
-    def wants_entropy() -> bool:
-        return entropy_always or torch.is_grad_enabled()
-
-    def compute_hidden(batch: Batch, split: SplitModel) -> tuple[Tensor, PackedRow | None]:
-        """Hidden states ``[K, H]`` that predict the packed row's distinct tokens; ``[M, H]`` where there is no row."""
+    def read(batch: Batch) -> tuple[TokenDistributions, PackedRow | None]:
+        """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row."""
+        known = None if batch.is_unscaled else vocabulary
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         with set_autocast(batch.input_ids.device, autocast_dtype):
-            if row is not None:
-                hidden = _compute_packed_hidden(split.decoder, row)
-            else:
+            if split is None:
+                output = model(batch.input_ids)
+            elif row is None:
                 states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
                 hidden = states[_find_predicting_positions(batch)]
-        return hidden if autocast_dtype is None else hidden.to(autocast_dtype), row
+            else:
+                hidden = _compute_packed_hidden(split.decoder, row)
+        if split is None:
+            logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
+            logits = _select_predicting_logits(logits, batch)[:, :known]
+            return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
+        hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
+        return TokenDistributions(hidden, split.output_head(known)), row
 
-    def compute_logits(batch: Batch) -> Tensor:
-        """``[M, V]``, float32 or better."""
-        with set_autocast(batch.input_ids.device, autocast_dtype):
-            output = model(batch.input_ids)
-        logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-        logits = _select_predicting_logits(logits, batch)[:, : None if batch.is_unscaled else vocabulary]
-        return logits if logits.dtype == torch.float64 else logits.float()
-
-    def add_environment(batch: Batch) -> Batch:
-        """Let a pass that the loss reads predict the environment's tokens too."""
-        if batch.environment_mask is None or not torch.is_grad_enabled():
-            return batch
-        return replace(batch, loss_mask=batch.predicted_mask)
-
-    def add_kl(
-        outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch, predicted: Tensor
-    ) -> tuple[Tensor, ...]:
-        rectangles = tuple(_scatter_to_rectangle(output, predicted) for output in outputs)
-        if batch.ref_distributions is None:
-            return rectangles
-        if batch.environment_mask is not None:
-            own = replace(own, hidden=own.hidden[batch.loss_mask[predicted]])
-        kl = distribution_kl(own, batch.ref_distributions, temperature=temperature)
-        return (*rectangles, _scatter_to_rectangle(kl, batch.loss_mask))
-
-    def forward_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
-        assert split is not None
-        given, batch = batch, add_environment(batch)
-        hidden, row = compute_hidden(batch, split)
-        head = split.output_head(None if batch.is_unscaled else vocabulary)
-        log_probs, entropy = token_log_probs(
-            hidden,
-            batch.completion_ids[batch.loss_mask] if row is None else row.predicted_ids,
-            head,
+    def compute(batch: Batch) -> tuple[Tensor, ...]:
+        has_gradient = torch.is_grad_enabled()
+        # A pass that the loss reads predicts the environment's tokens too.
+        mask = batch.predicted_mask if has_gradient else batch.loss_mask
+        own, row = read(replace(batch, loss_mask=mask))
+        log_probs, entropy = _take_log_probs(
+            own,
+            batch.completion_ids[mask] if row is None else row.predicted_ids,
             temperature=1.0 if batch.is_unscaled else temperature,
-            with_entropy=wants_entropy(),
-            entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
+            with_entropy=entropy_always or has_gradient,
+            entropy_gradient=entropy_gradient and has_gradient,
         )
         if row is not None:
             log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
-            hidden = hidden if batch.ref_distributions is None else hidden[row.predicted_of]
-        return add_kl((log_probs, entropy), TokenDistributions(hidden, head), given, batch.loss_mask)
-
-    def forward_logits(batch: Batch) -> tuple[Tensor, ...]:
-        given, batch = batch, add_environment(batch)
-        logits = compute_logits(batch)  # [M, V]
-        scales = temperature != 1.0 and not batch.is_unscaled
-        log_softmax = torch.log_softmax(logits / temperature if scales else logits, dim=-1)
-        log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
-        entropy = torch.zeros_like(log_probs)
-        if wants_entropy():
-            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-                entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
-        return add_kl((log_probs, entropy), TokenDistributions(logits, None), given, batch.loss_mask)
+        outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
+        if batch.ref_distributions is None:
+            return outputs
+        hidden = own.hidden if row is None else own.hidden[row.predicted_of]
+        if batch.environment_mask is not None:
+            hidden = hidden[batch.loss_mask[mask]]
+        kl = distribution_kl(replace(own, hidden=hidden), batch.ref_distributions, temperature=temperature)
+        return (*outputs, _scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
-        if split is None:
-            return TokenDistributions(compute_logits(batch), None)
-        hidden, row = compute_hidden(batch, split)
-        return TokenDistributions(hidden if row is None else hidden[row.predicted_of], split.output_head(vocabulary))
+        own, row = read(batch)
+        return own if row is None else replace(own, hidden=own.hidden[row.predicted_of])
 
-    compute = forward_logits if split is None else forward_hidden_states
     return Forward(compute, packs, distributions, is_split=split is not None)
+
+
+def _take_log_probs(
+    own: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
+    if own.head is not None:
+        return token_log_probs(
+            own.hidden,
+            token_ids,
+            own.head,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+        )
+    logits = own.hidden
+    log_softmax = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
+    log_probs = log_softmax.gather(-1, token_ids[:, None]).squeeze(-1)
+    if not with_entropy:
+        return log_probs, torch.zeros_like(log_probs)
+    with torch.set_grad_enabled(entropy_gradient):
+        return log_probs, -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
 
 
 def _set_packed_attention(decoder: Any) -> None:
@@ -298,25 +297,13 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
 
 def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
     """Two prompts of 3 and 2 tokens with two completions each, of 1 to 4 tokens; the first two share a prefix."""
-    prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
-    mask = torch.arange(4) < lengths[:, None]
-    ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
-    ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
-    completion_ids = torch.stack([row[p : p + 4] for row, p in zip(ids, prompt_lengths.tolist(), strict=True)])
-    return Batch(
-        input_ids=ids.to(device),
-        attention_mask=torch.ones_like(ids, dtype=torch.bool, device=device),
-        position_ids=torch.arange(7, device=device).expand(4, -1),
-        prompt_lengths=prompt_lengths.to(device),
-        completion_ids=completion_ids.to(device),
-        completion_mask=mask.to(device),
-        loss_mask=mask.to(device),
-        advantages=torch.zeros(4, device=device),
-        row_index=torch.arange(4, device=device),
-        prompt_index=torch.tensor([0, 0, 1, 1], device=device),
-        num_loss_tokens=10.0,
-        num_sequences=4.0,
+    ids = (np.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
+    ids[1, 3] = ids[0, 3]
+    first, second = (
+        group_tokens(ids[0, :3], [ids[0, 3:5], ids[1, 3:]]),
+        group_tokens(ids[2, :2], [ids[2, 2:3], ids[3, 2:5]]),
     )
+    return build_batch([first, second], np.zeros(4), device=device)
 
 
 def are_activations_close(found: Tensor, expected: Tensor) -> bool:

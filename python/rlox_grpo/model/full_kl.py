@@ -58,11 +58,9 @@ def distribution_kl(
         TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
         for head in (policy.head, reference.head)
     )
-    bias = None if reference.head.bias is None else reference.head.bias.detach()
-    ref_tensors = (reference.hidden.detach(), reference.head.weight.detach(), bias)
-    kl: Tensor = _TiledKL.apply(  # type: ignore[no-untyped-call]
-        policy.hidden, policy.head.weight, policy.head.bias, *ref_tensors, settings, ref_settings
-    )
+    own = (policy.hidden, policy.head.weight, policy.head.bias)
+    other = (reference.hidden, reference.head.weight, reference.head.bias)
+    kl: Tensor = _TiledKL.apply(*own, *other, settings, ref_settings)  # type: ignore[no-untyped-call]
     return kl
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,53 +16,60 @@ REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """Errors of torch for a kernel that does not support the device, dtype or head size, or that this version lacks."""
 
 
-class Named(Protocol):
-    """A kernel of torch."""
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of torch.
 
-    @property
-    def name(self) -> str:
-        """For the log."""
-        ...
+    Attributes:
+        name: for the log.
+        forward, backward: as the module says that calls them; None: it takes no gradient.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    backward: Callable[..., Any] | None = None
 
 
-K = TypeVar("K", bound=Named)
+_chosen: dict[Hashable, Kernel | None] = {}
 
 
 def choose_by_trial(
     what: str,
     q: Tensor,
-    kind: Hashable,
-    chosen: dict[Hashable, K | None],
-    candidates: Sequence[K],
-    computes_right: Callable[[K], bool],
-) -> K:
-    """Return the first of ``candidates`` that agrees with the formula; tried once for each ``kind`` and logged.
+    k: Tensor,
+    flash: Kernel,
+    efficient: Kernel,
+    computes_right: Callable[[Kernel], bool],
+) -> Kernel:
+    """Return the fastest kernel that agrees with the formula; tried once for each kind of call and logged.
 
     Args:
         what: name of the computation in the log, such as ``attention over packed rows``.
-        q: ``[S, H, D]``, for the log: its device, dtype, H and D.
-        kind: key of the choice.
-        chosen: earlier choices by kind; a new choice is added.
-        candidates: kernels, the fastest first.
+        q: ``[S, H, D]``; device, dtype, H and D are those of the later calls.
+        k: ``[S, H_kv, D]``.
+        flash: the fastest kernel, of 16 bits only.
+        efficient: the kernel of any dtype.
         computes_right: whether a kernel agrees with the formula.
 
     Raises:
         RuntimeError: no kernel agrees with the formula.
     """
     where, heads, width = f"on {q.device} in {str(q.dtype).removeprefix('torch.')}", q.shape[1], q.shape[2]
-    if kind not in chosen:
-        found = chosen[kind] = next((kernel for kernel in candidates if computes_right(kernel)), None)
+    kind = (what, q.device, q.dtype, heads, width, k.shape[1])
+    if kind not in _chosen:
+        candidates = (flash, efficient) if q.dtype in (torch.float16, torch.bfloat16) else (efficient,)
+        found = _chosen[kind] = next((kernel for kernel in candidates if computes_right(kernel)), None)
         logger.info(
             "%s %s, %d heads of %d: %s", what, where, heads, width, "no kernel" if found is None else found.name
         )
-    kernel = chosen[kind]
+    kernel = _chosen[kind]
     if kernel is None:
         raise RuntimeError(f"no kernel for {what} {where} with heads of {width}")
     return kernel
 
 
 def agrees(
-    kernel: Named,
+    kernel: Kernel,
     compute: Callable[[], Sequence[Tensor]],
     expected: Sequence[Tensor],
     *,

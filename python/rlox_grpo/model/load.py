@@ -19,11 +19,18 @@ from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
     find_device,
+    find_gpu,
     give_storage,
     make_blank,
     move_buffers,
 )
-from rlox_grpo.model.load_checks import ADAPTER_CONFIG, check_types, refuse_4_bits, refuse_other_architectures
+from rlox_grpo.model.load_checks import (
+    ADAPTER_CONFIG,
+    check_types,
+    import_extra,
+    refuse_4_bits,
+    refuse_other_architectures,
+)
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.policy import Policy
@@ -86,7 +93,7 @@ def load_policy(
     if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
         masters = take_masters(model) if config.offload_optimizer else {}
         # Before the move to the GPU, so that the GPU never stores these weights in float32.
-        cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=_find_gpu())
+        cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=find_gpu())
     gpu_bytes = find_gpu_bytes()
     model = _move_to_gpu(model)
     can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
@@ -140,13 +147,9 @@ def _looks_like_a_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
-def _find_gpu() -> torch.device | None:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-
-
 def _move_to_gpu(model: nn.Module) -> nn.Module:
     """Move ``model`` to this process's GPU in place, if there is one."""
-    device = _find_gpu()
+    device = find_gpu()
     if device is None:
         return model
     # cuDNN attention takes up to a second to plan each new shape, and returns NaN gradients for masked rows of some
@@ -246,7 +249,7 @@ def _load_adapter(
     source: str, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Load a LoRA adapter, trainable, over its base model; the tokenizer is the adapter's or the base model's."""
-    peft = _import_peft(f"model={source!r} is an adapter and")
+    peft = import_extra(f"model={source!r} is an adapter and", "peft", "lora")
     try:
         base = peft.PeftConfig.from_pretrained(source).base_model_name_or_path
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -262,14 +265,6 @@ def _load_adapter(
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
     adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
     return adapted, own
-
-
-def _import_peft(what: str) -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise ImportError(f"{what} needs peft: pip install peft (the extra 'lora' of rlox-grpo)") from None
-    return peft
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
@@ -289,7 +284,7 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
 
 
 def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
-    peft = _import_peft("lora_rank")
+    peft = import_extra("lora_rank", "peft", "lora")
     targets = config.lora_target_modules
     settings = peft.LoraConfig(
         r=config.lora_rank,

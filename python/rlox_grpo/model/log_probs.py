@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlox_grpo.types import OutputHead
+from rlox_grpo.types import OutputHead, TokenDistributions
 
 CPU_TILE = (512, 4096)
 """Tokens and vocabulary rows of a tile on a CPU. Two cores, 32,768 rows of 256: from 512 x 1,024 to 512 x 8,192 the
@@ -101,6 +101,50 @@ def token_log_probs(
     return log_probs, entropy
 
 
+@torch.no_grad()
+def score_norms(
+    distributions: TokenDistributions,
+    token_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    tile: tuple[int, int] | None = None,
+) -> Tensor:
+    """Return 1 − 2 p[y] + Σ p² of p = softmax(logits / temperature) for each token y: ``float32 [M]``, 0 to 2.
+
+    This is the squared norm of the score, the gradient onehot(y) − p of log p[y] by the logits: a proxy for the squared
+    norm of the token's gradient (OTB, arXiv:2602.07078).
+
+    Args:
+        distributions: of M tokens; logits where there is no head.
+        token_ids: ``int64 [M]``.
+        temperature: positive.
+        tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
+    """
+    hidden, head = distributions.hidden, distributions.head
+    if head is None:
+        probs = torch.softmax(hidden.float() / temperature, dim=-1)
+        return 1 - 2 * probs.gather(-1, token_ids[:, None]).squeeze(-1) + probs.square().sum(dim=-1)
+    tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
+    settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
+    tiles = Tiles(hidden, head.weight, head.bias, settings)
+    norms = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+    for rows in tiles.token_slices():
+        ids = token_ids[rows]
+        top = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=hidden.device)  # largest logit so far
+        mass, squares = torch.zeros_like(top), torch.zeros_like(top)  # Σ exp(logit − top), Σ exp(2 (logit − top))
+        taken = torch.zeros_like(top)
+        for columns in tiles.vocabulary_slices():
+            logits = tiles.logits(rows, columns).double()
+            place, inside = _find_places(ids, columns)
+            taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
+            higher = torch.maximum(top, logits.amax(dim=-1))
+            fall, weights = (top - higher).exp(), (logits - higher[:, None]).exp()
+            mass, squares = fall * mass + weights.sum(dim=-1), fall**2 * squares + weights.square().sum(dim=-1)
+            top = higher
+        norms[rows] = (1 - 2 * (taken - top).exp() / mass + squares / mass.square()).float()
+    return norms
+
+
 @dataclass(frozen=True)
 class TileSettings:
     """Scaling of the logits, the wanted outputs, and the sizes of a tile."""
@@ -142,7 +186,7 @@ class _TiledLogProbs(torch.autograd.Function):
                 logits = tiles.logits(rows, columns)
                 if rows.stop <= len(kept):
                     kept[rows, columns] = logits
-                place, inside = find_places(token_ids[rows], columns)
+                place, inside = _find_places(token_ids[rows], columns)
                 taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
                 # A larger logit in this tile becomes the new top: the sums so far are rescaled by exp(fall).
                 higher = torch.maximum(top, logits.amax(dim=-1))
@@ -179,7 +223,7 @@ class _TiledLogProbs(torch.autograd.Function):
             for columns in tiles.vocabulary_slices():
                 logits = kept[rows, columns] if rows.stop <= len(kept) else tiles.logits(rows, columns)
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
-                place, inside = find_places(token_ids[rows], columns)
+                place, inside = _find_places(token_ids[rows], columns)
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
                     grad_logits = log_p.exp_().mul_(-grad)
@@ -287,7 +331,7 @@ def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def find_places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+def _find_places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
     place = token_ids - columns.start
     inside = (place >= 0) & (place < columns.stop - columns.start)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.quantize import BYTES, count_weights
 
@@ -55,37 +56,21 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """Options that determine the memory of an update.
+    """What determines the memory of an update beside the options.
 
     Attributes:
         tokens: tokens forwarded at a time.
         predicted: tokens whose log-probs are computed.
-        bfloat16: whether arithmetic is bfloat16; otherwise float32.
-        load_in_4bit: whether the frozen linear layers have 4 bits per weight.
-        lora_rank: rank of a new adapter; 0 trains the existing adapter, or all weights without one.
         checkpointing: whether activations are recomputed.
-        offload: whether float32 weights and moments are in host memory.
-        moments_of_8_bits: whether AdamW's moments take one byte each, with a float32 scale for each block of 256.
-        zero_stage: sharded over ranks: 0 nothing, 1 moments, 2 also gradients, 3 also weights.
-        deepspeed: whether DeepSpeed shards. With bfloat16 arithmetic it keeps bfloat16 and float32 weights.
         ranks: number of ranks.
-        reference: whether a frozen copy of the model is kept.
         accumulates: whether a step has several micro-batches.
         tile_bytes: maximum size of a tile of float32 logits.
     """
 
     tokens: int
     predicted: int
-    bfloat16: bool = True
-    load_in_4bit: bool = False
-    lora_rank: int = 0
     checkpointing: bool = False
-    offload: bool = False
-    moments_of_8_bits: bool = False
-    zero_stage: int = 0
-    deepspeed: bool = False
     ranks: int = 1
-    reference: bool = False
     accumulates: bool = True
     tile_bytes: int = GPU_TILE_BYTES[1]
 
@@ -195,43 +180,46 @@ def _read_size(text: Any, name: str, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
-    """Return the device memory of an update with AdamW."""
-    lora = shape.adapter or layout.lora_rank * shape.adapted_width
+def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout) -> UpdateMemory:
+    """Return the device memory of an update with AdamW; ``gradient_checkpointing`` of ``config`` is not read."""
+    bfloat16, offload, deepspeed = config.dtype == "bfloat16", config.offload_optimizer, config.updater == "deepspeed"
+    # 0: each rank has everything. The moments are sharded from 1 on, gradients from 2 on, weights from 3 on.
+    stage = config.zero_stage if deepspeed else 3 if config.shard_parameters and layout.ranks > 1 else 0
+    # A new adapter, the existing one, or none: then all weights are trained.
+    lora = shape.adapter or config.lora_rank * shape.adapted_width
     trained = lora or shape.parameters
-    in_bfloat16 = layout.bfloat16 and (layout.offload or layout.deepspeed or (lora > 0 and layout.zero_stage == 0))
+    in_bfloat16 = bfloat16 and (offload or deepspeed or (lora > 0 and stage == 0))
     weight_bytes = 2 if in_bfloat16 else 4
     # Number of ranks that share moments, gradients and weights.
-    of_moments, of_gradients, of_weights = (layout.ranks if layout.zero_stage >= stage else 1 for stage in (1, 2, 3))
+    of_moments, of_gradients, of_weights = (layout.ranks if stage >= least else 1 for least in (1, 2, 3))
     frozen = shape.parameters * weight_bytes
-    if layout.load_in_4bit:
+    if config.load_in_4bit:
         frozen = int(shape.body * BYTES) + (shape.embedding + shape.head) * weight_bytes
-    weights = (frozen + (0 if layout.offload else 4 * lora)) // of_weights
+    weights = (frozen + (0 if offload else 4 * lora)) // of_weights
     # DeepSpeed accumulates micro-batches in bfloat16 unless it shards gradients.
-    gradient_bytes = 2 if layout.deepspeed and in_bfloat16 and of_gradients == 1 else 4
+    gradient_bytes = 2 if deepspeed and in_bfloat16 and of_gradients == 1 else 4
     gradients = gradient_bytes * trained // of_gradients
-    float32_weights = 4 * trained if layout.deepspeed and in_bfloat16 else 0
-    moment_bytes = 2 * trained + 8 * trained // 256 if layout.moments_of_8_bits else 8 * trained
-    moments = 0 if layout.offload else (moment_bytes + float32_weights) // of_moments
-    reference = _estimate_reference(shape, layout, in_bfloat16=in_bfloat16)
+    float32_weights = 4 * trained if deepspeed and in_bfloat16 else 0
+    # Moments of 8 bits have a float32 scale for each block of 256.
+    moment_bytes = 2 * trained + 8 * trained // 256 if config.optim == "adamw_8bit" else 8 * trained
+    moments = 0 if offload else (moment_bytes + float32_weights) // of_moments
+    reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16)
     # Two layers are gathered at a time; embeddings and output layer stay gathered for the whole pass.
     gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0
     # Autocast keeps a bfloat16 copy of each float32 weight for at least the forward pass.
-    copies = 2 * shape.body if layout.bfloat16 and not in_bfloat16 else 0
+    copies = 2 * shape.body if bfloat16 and not in_bfloat16 else 0
     # A layer of 4 bits is unpacked for its product.
-    unpacked = shape.hidden * shape.intermediate * (2 if layout.bfloat16 else 4) if layout.load_in_4bit else 0
+    unpacked = shape.hidden * shape.intermediate * (2 if bfloat16 else 4) if config.load_in_4bit else 0
 
-    saved_layer = layout.tokens * _count_saved_bytes(shape, layout, in_bfloat16=in_bfloat16)
+    saved_layer = layout.tokens * _count_saved_bytes(shape, config, in_bfloat16=in_bfloat16)
     stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
-    ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if layout.bfloat16 else 12)
+    ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if bfloat16 else 12)
     # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.
-    working = (
-        int(layout.tokens * shape.intermediate * (5.5 if layout.bfloat16 else 11) * (1.25 if lora else 1)) + unpacked
-    )
+    working = int(layout.tokens * shape.intermediate * (5.5 if bfloat16 else 11) * (1.25 if lora else 1)) + unpacked
     saved, layer = shape.layers * saved_layer + ends + copies, 0
     if layout.checkpointing:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
-    forward_head, backward_head = _estimate_head(shape, layout, weight_bytes, trains_head=not lora)
+    forward_head, backward_head = _estimate_head(shape, layout, bfloat16, weight_bytes, trains_head=not lora)
     before = gradients if layout.accumulates else 0
     # When the backward pass reaches the first layer, its gradients and the embeddings' are not allocated yet.
     missing = (shape.embedding + shape.body // shape.layers) / shape.parameters if shape.head else 0.0
@@ -256,40 +244,46 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     )
 
 
-def _estimate_reference(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: bool) -> int:
-    if not layout.reference:
+def _estimate_reference(shape: ModelShape, config: GRPOConfig, ranks: int, *, in_bfloat16: bool) -> int:
+    if config.kl_coef == 0 or config.reference_offload or config.reference in ("none", "adapter_off", "server"):
         return 0
+    if config.reference == "auto" and (config.lora_rank > 0 or shape.adapter > 0):
+        return 0  # the policy without its adapter
     if in_bfloat16:
         return 2 * shape.parameters
-    whole = 2 * (shape.body + shape.head) + 4 * shape.embedding if layout.bfloat16 else 4 * shape.parameters
-    return whole // (1 if layout.deepspeed or layout.zero_stage < 3 else layout.ranks)  # FSDP2 shards it too
+    bfloat16 = config.dtype == "bfloat16"
+    whole = 2 * (shape.body + shape.head) + 4 * shape.embedding if bfloat16 else 4 * shape.parameters
+    is_sharded = config.shard_parameters and config.updater != "deepspeed"  # FSDP2 shards it too
+    return whole // (ranks if is_sharded else 1)
 
 
-def _count_saved_bytes(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: bool) -> int:
+def _count_saved_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bool) -> int:
     """Return the bytes that one layer saves for its backward pass, for each token."""
     hidden, queries, keys, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
     normalisers = 4 * shape.heads
-    if not layout.bfloat16:
+    if config.dtype != "bfloat16":
         # Two norms (input, normalised input, output); queries, keys, values, attention; gate, SiLU, up, product.
         return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
     attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
-    if layout.lora_rank or shape.adapter:
+    if config.lora_rank or shape.adapter:
         # Norms in float32, and a cast input for each adapter. Frozen layers save no input.
-        return 18 * hidden + 2 * queries + attention_and_mlp + 14 * layout.lora_rank
+        return 18 * hidden + 2 * queries + attention_and_mlp + 14 * config.lora_rank
     # A norm saves its input in float32, and its normalised input and output in the dtype of the residual stream. With
     # a float32 stream, autocast also casts the input of each of five linear layers.
     return (16 if in_bfloat16 else 26) * hidden + attention_and_mlp
 
 
-def _estimate_head(shape: ModelShape, layout: UpdateLayout, weight_bytes: int, *, trains_head: bool) -> tuple[int, int]:
+def _estimate_head(
+    shape: ModelShape, layout: UpdateLayout, bfloat16: bool, weight_bytes: int, *, trains_head: bool
+) -> tuple[int, int]:
     """Return the bytes of the output layer's forward and backward pass (tiles of :mod:`rlox_grpo.model.log_probs`)."""
     row = 4 * shape.vocabulary
     tile = min(layout.tile_bytes // row, layout.predicted) * row
     weight = shape.vocabulary * shape.hidden
-    product = tile // 2 if layout.bfloat16 else 0
-    cast = 2 * weight if layout.bfloat16 and weight_bytes == 4 else 0
+    product = tile // 2 if bfloat16 else 0
+    cast = 2 * weight if bfloat16 and weight_bytes == 4 else 0
     forward = 2 * tile + product + cast
     backward = tile + 2 * product + cast + 4 * layout.predicted * shape.hidden
     if trains_head:
-        backward += 4 * weight + (2 * weight if layout.bfloat16 else 0) + (2 * weight if weight_bytes == 2 else 0)
+        backward += 4 * weight + (2 * weight if bfloat16 else 0) + (2 * weight if weight_bytes == 2 else 0)
     return forward, backward

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.blank import find_gpu
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
 
@@ -30,10 +31,8 @@ _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
 def find_gpu_bytes() -> int | None:
     """Return the memory of this process's GPU, or None without one."""
-    if not torch.cuda.is_available():
-        return None
-    total: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return total
+    gpu = find_gpu()
+    return None if gpu is None else int(torch.cuda.get_device_properties(gpu).total_memory)
 
 
 @dataclass(frozen=True)
@@ -70,28 +69,12 @@ def estimate_run(
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
     """
-    deepspeed = config.updater == "deepspeed"
     longest = prompt_tokens + config.max_new_tokens
     tokens = max(config.micro_batch_tokens, longest)
     least, most = GPU_TILE_BYTES
-    update = estimate_update(
-        shape,
-        UpdateLayout(
-            tokens=tokens,
-            predicted=tokens,
-            bfloat16=config.dtype == "bfloat16",
-            load_in_4bit=config.load_in_4bit,
-            lora_rank=config.lora_rank,
-            checkpointing=checkpointing,
-            offload=config.offload_optimizer,
-            moments_of_8_bits=config.optim == "adamw_8bit",
-            zero_stage=config.zero_stage if deepspeed else 3 if config.shard_parameters and ranks > 1 else 0,
-            deepspeed=deepspeed,
-            ranks=ranks,
-            reference=_keeps_reference(config, has_adapter=config.lora_rank > 0 or shape.adapter > 0),
-            tile_bytes=min(max(gpu_bytes // 64, least), most),
-        ),
-    )
+    tile_bytes = min(max(gpu_bytes // 64, least), most)
+    layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, ranks=ranks, tile_bytes=tile_bytes)
+    update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
     copied = 0
     if config.engine == "hf" and (config.async_steps > 0 or config.shards_weights):
@@ -111,12 +94,6 @@ def estimate_run(
     in_turns = config.async_steps == 0 and (config.engine == "hf" or config.engine_sleep)
     total = copied + (max(update.peak, update.held + cache) if in_turns else update.peak + cache)
     return RunMemory(update, cache + copied, total)
-
-
-def _keeps_reference(config: GRPOConfig, *, has_adapter: bool) -> bool:
-    if config.kl_coef == 0 or config.reference_offload or config.reference in ("none", "adapter_off", "server"):
-        return False
-    return config.reference != "auto" or not has_adapter
 
 
 def choose_checkpointing(
@@ -212,27 +189,24 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig, int]]:
     """Yield the rows of the table of layouts: label, options, ranks."""
-    base = {"dtype": "bfloat16", "gradient_checkpointing": False}
-    recomputed = {**base, "gradient_checkpointing": True}
-    sharded = {**recomputed, "load_in_4bit": False, "lora_rank": 0, "offload_optimizer": False, "optim": "adamw"}
-    one_gpu = {
+    plain = {
         "load_in_4bit": False, "lora_rank": 0, "offload_optimizer": False, "updater": "torch",
-        "shard_parameters": False, "optim": "adamw",
+        "shard_parameters": False, "optim": "adamw", "dtype": "bfloat16", "gradient_checkpointing": True,
     }  # fmt: skip
     several = max(2, ranks)
     yield "these options" + (f", {ranks} GPUs" if ranks > 1 else ""), config, ranks
-    for label, options, count in (
-        ("float32", {**one_gpu, "dtype": "float32", "gradient_checkpointing": False}, 1),
-        ("bfloat16", {**one_gpu, **base}, 1),
-        ("bfloat16, gradient_checkpointing", {**one_gpu, **recomputed}, 1),
-        ("  + optim=adamw_8bit", {**one_gpu, **recomputed, "optim": "adamw_8bit"}, 1),
-        ("  + offload_optimizer", {**one_gpu, **recomputed, "offload_optimizer": True}, 1),
-        ("  + lora_rank=32", {**one_gpu, **recomputed, "lora_rank": 32}, 1),
-        (f"  + deepspeed, zero_stage=2, {several} GPUs", {**sharded, "updater": "deepspeed", "zero_stage": 2}, several),
-        (f"  + deepspeed, zero_stage=3, {several} GPUs", {**sharded, "updater": "deepspeed", "zero_stage": 3}, several),
-        (f"  + shard_parameters, {several} GPUs", {**sharded, "updater": "torch", "shard_parameters": True}, several),
+    for label, changes, count in (
+        ("float32", {"dtype": "float32", "gradient_checkpointing": False}, 1),
+        ("bfloat16", {"gradient_checkpointing": False}, 1),
+        ("bfloat16, gradient_checkpointing", {}, 1),
+        ("  + optim=adamw_8bit", {"optim": "adamw_8bit"}, 1),
+        ("  + offload_optimizer", {"offload_optimizer": True}, 1),
+        ("  + lora_rank=32", {"lora_rank": 32}, 1),
+        (f"  + deepspeed, zero_stage=2, {several} GPUs", {"updater": "deepspeed", "zero_stage": 2}, several),
+        (f"  + deepspeed, zero_stage=3, {several} GPUs", {"updater": "deepspeed", "zero_stage": 3}, several),
+        (f"  + shard_parameters, {several} GPUs", {"shard_parameters": True}, several),
     ):
-        yield label, config.model_copy(update=options), count
+        yield label, config.model_copy(update={**plain, **changes}), count
 
 
 def format_table(

@@ -153,13 +153,13 @@ def packed_attention(
     if row_slots is not None:
         q, k, v = query[:, :, 0], key[0].transpose(0, 1), value[0].transpose(0, 1)
         kernel = choose_decoding_kernel(q, k)
-        return kernel.attend(q, k, v, row_slots, sliding_window, scale)[:, None], None
+        return kernel.forward(q, k, v, row_slots, sliding_window, scale)[:, None], None
     assert packed_layout is not None
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     out: Tensor
     if device != "cpu":
         out = _tree_attention(query, key, value, packed_layout, scale, window)
-    elif window is None and _is_short(query, packed_layout):
+    elif window is None and short_attention.is_short(query, packed_layout.prompt_index, packed_layout.completion_index):
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         short = packed_layout.short_rows(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
         out = short_attention.attend(q, k, v, short, scale)[None]
@@ -168,12 +168,6 @@ def packed_attention(
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
     return out, None
-
-
-def _is_short(query: Tensor, layout: PackedLayout) -> bool:
-    """Whether to compute attention as matrix products; in 16 bits the kernel is more accurate."""
-    is_wide = query.dtype in (torch.float32, torch.float64)
-    return is_wide and short_attention.are_short(layout.prompt_index, layout.completion_index, query.shape[2])
 
 
 def _repeats_heads(query: Tensor, key: Tensor) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.distributed.shards import gather_shards, local_part
 from rlox_grpo.model.blank import StoredWeights, copy_blank, find_device, give_storage, run_blank
-from rlox_grpo.model.sharding import Shards, shard_parameters
+from rlox_grpo.model.sharding import Shards, copy_tensors, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,26 +44,35 @@ class Policy:
 
     def copy_whole(self) -> nn.Module:
         """Copy the model without sharding the copy; a collective if the model is sharded."""
-        if self.shards is not None:
-            return self.shards.copy_whole()
-        if self.stored is None:
+        if self.shards is None and self.stored is None:
             return copy.deepcopy(self.model)
-        whole = copy_blank(self.model)
-        give_storage(whole, find_device(self.model))
-        self.stored.fill(whole)
+        whole = self._copy_blank()
+        self._fill(whole, gather_shards)
         return whole
 
     def copy_in_shards(self, cast: Callable[[nn.Module], object], ranks: Ranks) -> Shards:
-        """Make a frozen, sharded copy of a model that is sharded or not loaded yet; see :meth:`Shards.copy_frozen`."""
-        if self.shards is not None:
-            return self.shards.copy_frozen(cast)
-        assert self.stored is not None
-        frozen = copy_blank(self.model).eval().requires_grad_(False)
+        """Make a frozen, sharded copy of a model that is sharded or not loaded yet; no weights are sent.
+
+        Args:
+            cast: called with the copy while it is blank; may change the dtype of its parameters.
+            ranks: all ranks of the run.
+        """
+        frozen = self._copy_blank().eval().requires_grad_(False)
         cast(frozen)
         copied = shard_parameters(frozen, ranks)
-        give_storage(frozen, find_device(frozen))
-        self.stored.fill(frozen)
+        self._fill(frozen, local_part)
         return copied
+
+    def _copy_blank(self) -> nn.Module:
+        return copy_blank(self.model if self.shards is None else self.shards.blank)
+
+    def _fill(self, blank: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
+        """Give a copy storage and weights: those of the files, or those of the shards as ``read`` returns them."""
+        give_storage(blank, find_device(self.model))
+        if self.stored is not None:
+            self.stored.fill(blank)
+        else:
+            copy_tensors(self.model, blank, read)
 
     def get_runner(self) -> Callable[[Callable[[], Any]], Any] | None:
         """Return the function in which ``make_forward`` tests a sharded or unloaded model; None for other models."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.blank import replace_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ def take_masters(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
-    """Store the frozen linear layers of ``model`` in ``dtype``, in place; returns the bytes that this frees.
+def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store the frozen linear layers of ``model`` in ``dtype``, in place.
 
     For training under ``torch.autocast(dtype)``, which casts these weights for every product: results are bitwise
     equal, and the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the
@@ -78,21 +79,18 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(module)
     linear = {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
-    return _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
+    _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
 
 
-def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device: torch.device | None = None) -> int:
+def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device: torch.device | None = None) -> None:
     """Store the frozen parameters of ``model`` in ``dtype``, in place; with ``trained``, all parameters.
 
     The residual stream is then in ``dtype`` too, as in an engine that stores the model in ``dtype``. Buffers, and
     parameters that the architecture keeps in float32, are unchanged. Parameters are replaced by new objects: create
     optimizers and hooks afterwards. With ``device``, each parameter is cast and then moved there.
-
-    Returns:
-        The bytes that this frees.
     """
     kept = _find_float32_parameters(model)
-    return _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad), device)
+    _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad), device)
 
 
 def _cast(
@@ -100,22 +98,14 @@ def _cast(
     dtype: torch.dtype,
     is_cast: Callable[[nn.Parameter], bool],
     device: torch.device | None = None,
-) -> int:
-    freed = 0
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_floating_point() and parameter.dtype != dtype and is_cast(parameter):
-                places.setdefault(id(parameter), []).append((module, name))
-    for users in places.values():
-        module, name = users[0]
-        parameter = getattr(module, name)
+) -> None:
+    def make(parameter: nn.Parameter) -> nn.Parameter:
+        if not parameter.is_floating_point() or parameter.dtype == dtype or not is_cast(parameter):
+            return parameter
         # Cast before the move, so that the device never stores the float32 parameter.
-        own = nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)
-        freed += (parameter.element_size() - own.element_size()) * parameter.numel()
-        for module, name in users:
-            setattr(module, name, own)
-    return freed
+        return nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)
+
+    replace_parameters(model, make)
 
 
 def _find_float32_parameters(model: nn.Module) -> set[int]:

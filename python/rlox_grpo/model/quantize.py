@@ -10,26 +10,21 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from rlox_grpo.model.load_checks import import_extra
+
 BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight: 4 bits, a scale of one byte for 64 weights, and a float32 scale for 256 such scales."""
 
 
 def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
     """Return QLoRA's settings: NF4, scales quantized too, products in ``dtype``. Raises ImportError."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            "load_in_4bit=True needs bitsandbytes: pip install bitsandbytes (the extra 'qlora' of rlox-grpo)"
-        ) from None
-    settings: Any = transformers.BitsAndBytesConfig
-    made: transformers.BitsAndBytesConfig = settings(
+    import_extra("load_in_4bit=True", "bitsandbytes", "qlora")
+    return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    return made
 
 
 def keep_differentiable(model: nn.Module) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import gather_shards, local_part
-from rlox_grpo.model.blank import copy_blank, give_storage
+from rlox_grpo.distributed.shards import local_part
+from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 
 T = TypeVar("T")
@@ -26,14 +26,12 @@ class Shards:
         model: the model; its parameters are DTensors.
         blank: a blank copy of the model that is not sharded, from which copies are made.
         root: the FSDP2 root module; its forward gathers the parameters outside the decoder's blocks.
-        mesh: the device mesh of all ranks.
         gather_dtype: dtype in which the blocks' parameters are gathered; None: their own dtype.
     """
 
     model: nn.Module
     blank: nn.Module
     root: ForwardModule
-    mesh: Any
     gather_dtype: torch.dtype | None = None
 
     def run(self, call: Callable[[], T]) -> T:
@@ -47,30 +45,9 @@ class Shards:
         self.root.take(forward)
         return Forward(self.root, forward.shares_prompts, is_split=forward.is_split)
 
-    @torch.no_grad()
-    def copy_whole(self) -> nn.Module:
-        """Copy the model with its current weights, without sharding the copy; a collective."""
-        whole = copy_blank(self.blank)
-        give_storage(whole, next(self.model.parameters()).device)
-        _copy_tensors(self.model, whole, gather_shards)
-        return whole
 
-    @torch.no_grad()
-    def copy_frozen(self, cast: Callable[[nn.Module], object]) -> Shards:
-        """Make a frozen, sharded copy of the model; no communication.
-
-        Args:
-            cast: called with the copy while it is blank; may change the dtype of its parameters.
-        """
-        frozen = copy_blank(self.blank).eval().requires_grad_(False)
-        cast(frozen)
-        copied = _shard(frozen, self.mesh, None)
-        give_storage(frozen, next(self.model.parameters()).device)
-        _copy_tensors(self.model, frozen, local_part)
-        return copied
-
-
-def _copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
+@torch.no_grad()
+def copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
     """Write the parameters and buffers of ``source``, each as ``read`` returns it, into those of ``copy``."""
     for tensors in (nn.Module.named_parameters, nn.Module.named_buffers):
         for (name, own), (other, tensor) in zip(tensors(copy), tensors(source), strict=True):
@@ -101,20 +78,14 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
         RuntimeError: FSDP2 of this torch version lacks a method.
     """
     from torch.distributed.device_mesh import init_device_mesh
-
-    first = next(model.parameters())
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if first.is_meta else first.device.type
-    return _shard(model, init_device_mesh(kind, (ranks.size,)), gather_dtype)
-
-
-def _shard(model: nn.Module, mesh: Any, gather_dtype: torch.dtype | None) -> Shards:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     needed = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms", "set_reduce_scatter_unused_params")
     missing = [name for name in needed if not hasattr(FSDPModule, name)]
     if missing:
         raise RuntimeError(f"shard_parameters: FSDP2 of torch {torch.__version__} has no {missing[0]}; 2.13 has it")
-    shards = Shards(model, copy_blank(model), ForwardModule(model), mesh, gather_dtype)
+    mesh = init_device_mesh(find_device(model).type, (ranks.size,))
+    shards = Shards(model, copy_blank(model), ForwardModule(model), gather_dtype)
     of_blocks, of_root = MixedPrecisionPolicy(), MixedPrecisionPolicy()
     if gather_dtype is not None:
         # Autocast chooses what is computed in which dtype: inputs stay as they are.

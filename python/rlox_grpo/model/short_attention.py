@@ -48,12 +48,16 @@ class ShortLayout:
     query_of: Tensor
 
 
-def are_short(prompt_index: Tensor, completion_index: Tensor, num_tokens: int) -> bool:
-    """Whether the matrix products take less time than the kernels for rows of these shapes."""
+def is_short(query: Tensor, prompt_index: Tensor, completion_index: Tensor) -> bool:
+    """Whether the matrix products take less time than the kernels for ``query [1, H, S, D]`` and rows of these shapes.
+
+    Not in 16 bits, in which the kernel is more accurate.
+    """
+    num_tokens, is_wide = query.shape[2], query.dtype in (torch.float32, torch.float64)
     keys = prompt_index.shape[1] + completion_index.shape[1]
     queries = prompt_index.numel() + completion_index.numel()
     is_narrow = keys <= MAX_KEYS and prompt_index.shape[1] <= MAX_PROMPT
-    return is_narrow and num_tokens >= MIN_TOKENS and queries <= MAX_PADDING * num_tokens
+    return is_wide and is_narrow and num_tokens >= MIN_TOKENS and queries <= MAX_PADDING * num_tokens
 
 
 def lay_out(

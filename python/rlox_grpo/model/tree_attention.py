@@ -24,7 +24,6 @@ and GPUs without flash attention). :func:`choose_kernel` tries them against the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.model.kernel_trial import agrees, choose_by_trial
+from rlox_grpo.model.kernel_trial import Kernel, agrees, choose_by_trial
 from rlox_grpo.types import Int64Array
 
 
@@ -175,29 +174,16 @@ def _call(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Kernel:
-    """A variable-length attention kernel of torch.
-
-    Attributes:
-        name: for the log.
-        forward: ``(q [Q, H, D], k [K, H_kv, D], v [K, H_kv, D], call, scale)`` → ``out [Q, H, D]``, ``lse [Q, H]``.
-        backward: ``(grad_out, q, k, v, out, lse, call, scale)`` → gradients of q, k and v, given the *merged* output
-            and log-sum-exp.
-    """
-
-    name: str
-    forward: Callable[[Tensor, Tensor, Tensor, Call, float], tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+# Kernels: ``forward(q [Q, H, D], k [K, H_kv, D], v [K, H_kv, D], call, scale)`` → ``out [Q, H, D]``, ``lse [Q, H]``.
+# ``backward(grad_out, q, k, v, out, lse, call, scale)`` → gradients of q, k and v, given the *merged* output and
+# log-sum-exp.
 
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
-    left, right = _flash_window(call)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *(q, k, v, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, False),
         scale=scale,
-        window_size_left=left,
-        window_size_right=right,
+        **_flash_window(call),
     )
     return out, lse.transpose(0, 1)  # [H, Q] → [Q, H]
 
@@ -205,20 +191,18 @@ def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) ->
 def _flash_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    left, right = _flash_window(call)
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout's generator; there is no dropout
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         *(grad_out, q, k, v, out, lse.transpose(0, 1).contiguous()),
         *(call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, state, state),
         scale=scale,
-        window_size_left=left,
-        window_size_right=right,
+        **_flash_window(call),
     )
     return grads
 
 
-def _flash_window(call: Call) -> tuple[int | None, int | None]:
-    return (None, None) if call.window is None else (call.window - 1, 0)
+def _flash_window(call: Call) -> dict[str, int]:
+    return {} if call.window is None else {"window_size_left": call.window - 1, "window_size_right": 0}
 
 
 FLASH = Kernel("flash attention", _flash_forward, _flash_backward)
@@ -279,6 +263,7 @@ class TreeAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: tuple[Call, ...], kernel: Kernel, scale: float
     ) -> Tensor:
         first, *others = calls  # the first covers every query
+        out: Tensor
         out, lse = kernel.forward(q, _at(k, first.keys), _at(v, first.keys), first, scale)
         lse = lse.contiguous()
         for call in others:
@@ -321,25 +306,14 @@ def _at(tensor: Tensor, index: Tensor | None) -> Tensor:
     return tensor.contiguous() if index is None else tensor.index_select(0, index)
 
 
-_chosen: dict[Hashable, Kernel | None] = {}
-
-
 def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
-    """Return the fastest kernel that computes this kind of call correctly on this device; tried once and logged.
-
-    Args:
-        q: ``[S, H, D]``; device, dtype, H and D are those of the later calls.
-        k: ``[S, H_kv, D]``.
-        windowed: whether calls have a sliding window.
+    """Return the kernel for ``q [S, H, D]`` and ``k [S, H_kv, D]``; see :func:`choose_by_trial`.
 
     Raises:
-        RuntimeError: no kernel does; the caller then forwards each row by itself.
+        RuntimeError: no kernel computes it correctly; the caller then forwards each row by itself.
     """
-    kind = (q.device, q.dtype, q.shape[1:], k.shape[1], windowed)
-    candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
-    return choose_by_trial(
-        "attention over packed rows", q, kind, _chosen, candidates, lambda one: computes_right(one, q, k, windowed)
-    )
+    what = "attention over packed rows" + (" in a window" if windowed else "")
+    return choose_by_trial(what, q, k, FLASH, EFFICIENT, lambda kernel: computes_right(kernel, q, k, windowed))
 
 
 def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from rlox_grpo.errors import ReferenceServerError
+from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.reference import TOKEN_VARIABLE as TOKEN_VARIABLE
-from rlox_grpo.reference.protocol import Reference, ServerAddress
+from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.types import Batch
 
 _PAUSE_S = 0.5
@@ -108,14 +108,21 @@ def _check(question: Question) -> None:
         raise ValueError("loss_mask reaches beyond a completion")
 
 
-def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int | None = None) -> Reference:
-    """Connect to a reference server, which must answer now.
+def connect(
+    url: str,
+    token_file: str | None = None,
+    timeout: float = 120.0,
+    *,
+    temperature: float = 1.0,
+    vocabulary: int | None = None,
+) -> Reference:
+    """Connect to a reference server, which must answer now; ``timeout`` is the seconds of a call with its retries.
 
     Raises:
         ReferenceServerError: it does not answer within its time, refuses the token, or has fewer ids.
         ConfigError: no token, in neither the environment nor the file.
     """
-    url, client = server.url, _Client(server.url, read_token(server.token_file), server.timeout)
+    client = _Client(url, read_token(token_file), timeout)
     about = client.health()
     if vocabulary is not None and vocabulary > int(about["vocabulary"]):
         raise ReferenceServerError(
@@ -144,8 +151,6 @@ def read_token(token_file: str | Path | None) -> str:
     Raises:
         ConfigError: in neither, or an empty one.
     """
-    from rlox_grpo.errors import ConfigError
-
     if token_file is not None:
         try:
             token = Path(token_file).read_text(encoding="utf-8").strip()

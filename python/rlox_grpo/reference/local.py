@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,26 +15,18 @@ from rlox_grpo.model.blank import StoredWeights, find_device
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, cast_weights
-from rlox_grpo.reference.protocol import (
-    Reference,
-    ServerAddress,
-    fingerprint_model,
-    fingerprint_weights,
-    refuse_distributions,
-)
+from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
 from rlox_grpo.types import Batch, TokenDistributions
 
 
 def make_reference(
     config: ReferenceConfig,
-    policy: nn.Module,
+    policy: Policy,
     policy_forward: Forward,
     *,
     kl_coef: float,
     ref_model: nn.Module | None = None,
     in_bfloat16: bool = False,
-    masters: Mapping[str, Tensor] | None = None,
-    loaded: Policy | None = None,
     ranks: Ranks | None = None,
     **forward_options: Any,
 ) -> Reference | None:
@@ -44,14 +35,12 @@ def make_reference(
     Args:
         config: the options. ``reference="auto"`` is ``ref_model`` if there is one; else none if ``kl_coef`` is 0; else
             the policy without its adapter if it has one; else a frozen copy of the current policy.
-        policy: the model in training.
+        policy: the model in training. A frozen copy of a sharded policy is sharded too, unless ``reference_offload``
+            keeps it in host memory.
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
         in_bfloat16: whether the policy is stored in bfloat16; a frozen reference then is too.
-        masters: float32 weights of parameters that the policy holds in bfloat16, by name.
-        loaded: the policy with its shards or files; None: it is not sharded. A frozen copy of a sharded policy is
-            sharded too, unless ``reference_offload`` keeps it in host memory.
         ranks: all ranks of the run.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
@@ -68,36 +57,38 @@ def make_reference(
         elif kl_coef == 0:
             kind = "none"
         else:
-            kind = "adapter_off" if hasattr(policy, "disable_adapter") else "frozen"
+            kind = "adapter_off" if hasattr(policy.model, "disable_adapter") else "frozen"
     if kind == "none":
         return None
     if kind == "adapter_off":
-        return _make_adapter_off(policy, policy_forward)
+        if not hasattr(policy.model, "disable_adapter"):
+            raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+        without_adapter: Any = policy.model.disable_adapter
+        compute, distributions = _measure(policy_forward, without_adapter)
+        return Reference(compute, None, distributions)
     if kind == "server":
         from rlox_grpo.reference.client import connect
 
-        if config.reference_url is None:
-            raise ValueError("reference='server' needs reference_url")
+        assert config.reference_url is not None  # rlox_grpo.config.checks
         return connect(
-            ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout),
+            config.reference_url,
+            config.reference_token_file,
+            config.reference_timeout,
             temperature=forward_options.get("temperature", 1.0),
             vocabulary=forward_options.get("vocabulary"),
         )
-    is_whole = loaded is None or (loaded.shards is None and loaded.stored is None)
-    if loaded is not None and not is_whole and ref_model is None and kind == "frozen" and not config.reference_offload:
-        return _make_sharded(loaded, ranks or Ranks(), policy_forward, forward_options)
-    device = find_device(policy)
-    if ref_model is not None:
-        frozen = ref_model.to(device)
-    else:
-        frozen = copy.deepcopy(policy) if loaded is None else loaded.copy_whole()
+    is_whole = policy.shards is None and policy.stored is None
+    if not is_whole and ref_model is None and kind == "frozen" and not config.reference_offload:
+        return _make_sharded(policy, ranks or Ranks(), policy_forward, forward_options)
+    device = find_device(policy.model)
+    frozen = policy.copy_whole() if ref_model is None else ref_model.to(device)
     frozen.eval().requires_grad_(False)
-    own_masters = masters if masters and ref_model is None else {}
-    digest = fingerprint_model(frozen, own_masters)
+    masters = policy.masters if ref_model is None else {}
+    digest = fingerprint_model(frozen, masters)
     if kind == "periodic":
         for name, parameter in frozen.named_parameters():
-            if name in own_masters:  # it mixes weights in float32
-                parameter.data = own_masters[name].to(device, copy=True)
+            if name in masters:  # it mixes weights in float32
+                parameter.data = masters[name].to(device, copy=True)
     in_use = _offload_to_host(frozen) if config.reference_offload else nullcontext
     forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
     if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
@@ -106,14 +97,12 @@ def make_reference(
             cast_weights(frozen, arithmetic, trained=False)
         else:
             cast_frozen_layers(frozen, arithmetic)
-    compute, distributions = _make_log_probs(forward), _make_distributions(forward)
+    compute, distributions = _measure(forward)
     if kind == "frozen":
         return Reference(compute, digest, distributions, in_use)
 
-    if refresh_steps is None:
-        raise ValueError("reference='periodic' needs reference_refresh_steps")
-
     def follow(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        assert refresh_steps is not None  # rlox_grpo.config.checks
         if step % refresh_steps == 0:
             _mix(frozen, weights(), config.reference_mix)
 
@@ -128,17 +117,17 @@ def make_reference(
     )
 
 
-def _make_sharded(loaded: Policy, ranks: Ranks, policy_forward: Forward, options: Mapping[str, Any]) -> Reference:
+def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options: Mapping[str, Any]) -> Reference:
     """A frozen copy in shards; where autocast computes in bfloat16, its linear layers are stored in bfloat16."""
     digest = (
-        _fingerprint_stored(loaded.stored, loaded.model, ranks)
-        if loaded.stored is not None
-        else fingerprint_model(loaded.model)
+        _fingerprint_stored(policy.stored, policy.model, ranks)
+        if policy.stored is not None
+        else fingerprint_model(policy.model)
     )
     dtype = options.get("autocast_dtype")
-    frozen = loaded.copy_in_shards(lambda blank: None if dtype is None else cast_frozen_layers(blank, dtype), ranks)
-    forward = frozen.wrap(make_forward(frozen.model, like=policy_forward, **options))
-    return Reference(_make_log_probs(forward), digest, _make_distributions(forward))
+    frozen = policy.copy_in_shards(lambda blank: None if dtype is None else cast_frozen_layers(blank, dtype), ranks)
+    compute, distributions = _measure(frozen.wrap(make_forward(frozen.model, like=policy_forward, **options)))
+    return Reference(compute, digest, distributions)
 
 
 def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -> str:
@@ -153,37 +142,20 @@ def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -
     return str(ranks.gather(fingerprint_weights(read()) if ranks.is_first else None)[0])
 
 
-def _make_log_probs(forward: Forward) -> Callable[[Batch], Tensor]:
-    @torch.no_grad()
+def _measure(
+    forward: Forward, setting: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> tuple[Callable[[Batch], Tensor], Callable[[Batch], TokenDistributions]]:
+    """The log-probs and the distributions of ``forward`` without a gradient, computed within ``setting()``."""
+
     def compute(batch: Batch) -> Tensor:
-        return forward(batch)[0]
+        with torch.no_grad(), setting():
+            return forward(batch)[0]
 
-    return compute
-
-
-def _make_distributions(forward: Forward) -> Callable[[Batch], TokenDistributions]:
-    @torch.no_grad()
     def distributions(batch: Batch) -> TokenDistributions:
-        return (forward.distributions or refuse_distributions)(batch)
+        with torch.no_grad(), setting():
+            return forward.distributions(batch)
 
-    return distributions
-
-
-def _make_adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
-    if not hasattr(policy, "disable_adapter"):
-        raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
-
-    log_probs, distributions = _make_log_probs(policy_forward), _make_distributions(policy_forward)
-
-    def log_probs_without_adapter(batch: Batch) -> Tensor:
-        with policy.disable_adapter():  # type: ignore[operator]
-            return log_probs(batch)
-
-    def distributions_without_adapter(batch: Batch) -> TokenDistributions:
-        with policy.disable_adapter():  # type: ignore[operator]
-            return distributions(batch)
-
-    return Reference(log_probs_without_adapter, None, distributions_without_adapter)
+    return compute, distributions
 
 
 def _offload_to_host(model: nn.Module) -> Callable[[], Any]:

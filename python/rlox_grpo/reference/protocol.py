@@ -12,26 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.shards import gather_shards
+from rlox_grpo.model.forward import refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
-
-
-def refuse_distributions(batch: Batch) -> TokenDistributions:
-    """Raise ValueError: the reference has log-probs of the taken tokens only."""
-    raise ValueError("kl_estimator='full' needs whole distributions, and this reference gives token log-probs only")
 
 
 def _refuse_state(state: Mapping[str, Tensor]) -> None:
     if state:
         raise ValueError(f"the reference keeps no state of its own, and was given {sorted(state)[:3]}")
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """URL of a reference server, the file with its token, and the timeout in seconds."""
-
-    url: str
-    token_file: str | None = None
-    timeout: float = 120.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,19 +13,25 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from rlox_grpo.batch.build import group_tokens
+from rlox_grpo.batch.rows import Rows
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.reference.client import Question, read_token, unpack_question
 from rlox_grpo.reference.protocol import fingerprint_model
-from rlox_grpo.types import Batch
+from rlox_grpo.types import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +54,11 @@ class Measuring:
         self._model = model.eval().requires_grad_(False)
         self._device = next(model.parameters()).device
         self._budget = token_budget
-        self._forwards: dict[tuple[float, int], Forward] = {}
+        self._find_forward = lru_cache(_SETTINGS)(self._make_forward)
         self._waiting: queue.Queue[_Job] = queue.Queue(WAITING)
         embeddings: Any = model.get_input_embeddings
         self.vocabulary = int(embeddings().weight.shape[0])
-        text_config: Any = getattr(getattr(model, "config", None), "get_text_config", lambda **_: None)(decoder=True)
-        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.max_length = find_max_positions(model)
         self.fingerprint = fingerprint_model(model)
         threading.Thread(target=self._run, name="reference", daemon=True).start()
 
@@ -108,32 +113,24 @@ class Measuring:
 
     def _compute(self, questions: Sequence[Question]) -> list[Tensor]:
         """``float32 [N, T]`` for each question, on the CPU."""
-        forward = self._forward(questions[0])
-        batch = _build_batch(questions, self._device)
-        rows = max(1, self._budget // batch.input_ids.shape[1])
-        log_probs = torch.zeros(batch.loss_mask.shape)
-        with torch.no_grad():
-            for place in range(0, len(log_probs), rows):
-                part = _slice_batch(batch, slice(place, place + rows))
-                log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
-        answers, first = [], 0
-        for question in questions:
-            count, width = question.loss_mask.shape
-            answers.append(log_probs[first : first + count, :width].contiguous())
-            first += count
-        return answers
+        forward = self._find_forward(questions[0].temperature, questions[0].vocabulary)
+        groups = [group for question in questions for group in _list_groups(question)]
+        step = Rows.of(groups, np.zeros(sum(len(question.input_ids) for question in questions)), train_truncated=True)
+        denominators = step.denominators(None, None)
+        log_probs = torch.zeros(step.count, max(question.loss_mask.shape[1] for question in questions))
+        rows = max(1, self._budget // max(question.input_ids.shape[1] for question in questions))
+        for start in range(0, step.count, rows):
+            batch = step.batch(np.arange(start, min(start + rows, step.count)), denominators, device=self._device)
+            if not batch.loss_mask.any():
+                continue
+            with torch.no_grad():
+                log_probs[start : start + rows, : batch.loss_mask.shape[1]] = forward(batch)[0].float().cpu()
+        parts = torch.split(log_probs, [len(question.input_ids) for question in questions])
+        widths = [question.loss_mask.shape[1] for question in questions]
+        return [part[:, :width].contiguous() for part, width in zip(parts, widths, strict=True)]
 
-    def _forward(self, question: Question) -> Forward:
-        settings = (question.temperature, question.vocabulary)
-        if settings not in self._forwards:
-            if len(self._forwards) == _SETTINGS:
-                del self._forwards[next(iter(self._forwards))]
-            self._forwards[settings] = make_forward(
-                self._model,
-                temperature=question.temperature,
-                vocabulary=question.vocabulary or None,
-            )
-        return self._forwards[settings]
+    def _make_forward(self, temperature: float, vocabulary: int) -> Forward:
+        return make_forward(self._model, temperature=temperature, vocabulary=vocabulary or None)
 
 
 def _fit_together(jobs: Sequence[_Job], budget: int) -> bool:
@@ -144,53 +141,21 @@ def _fit_together(jobs: Sequence[_Job], budget: int) -> bool:
     return len(same) == 1 and rows * width <= budget
 
 
-def _build_batch(questions: Sequence[Question], device: torch.device) -> Batch:
-    """Concatenate the rows of all questions, padded on the right to the longest."""
-    width = max(question.input_ids.shape[1] for question in questions)
-    steps = max(question.loss_mask.shape[1] for question in questions)
-    ids = torch.cat([nn.functional.pad(q.input_ids, (0, width - q.input_ids.shape[1])) for q in questions])
-    loss_mask = torch.cat([nn.functional.pad(q.loss_mask, (0, steps - q.loss_mask.shape[1])) for q in questions])
-    prompts = torch.cat([question.prompt_lengths for question in questions])
-    lengths = torch.cat([question.completion_lengths for question in questions])
-    # Make the prompt indices of different questions distinct: add the index of the question's first row.
-    groups, first = [], 0
-    for question in questions:
-        groups.append(torch.unique_consecutive(question.prompt_index, return_inverse=True)[1] + first)
-        first += len(question.prompt_index)
-    places = (prompts[:, None] + torch.arange(steps)).clamp(max=width - 1)  # [N, T]
-    return Batch(
-        input_ids=ids.to(device),
-        attention_mask=(torch.arange(width) < (prompts + lengths)[:, None]).to(device),
-        position_ids=torch.arange(width).expand(len(ids), -1).to(device),
-        prompt_lengths=prompts.to(device),
-        completion_ids=ids.gather(1, places).to(device),
-        completion_mask=(torch.arange(steps) < lengths[:, None]).to(device),
-        loss_mask=loss_mask.to(device),
-        advantages=torch.zeros(len(ids), device=device),
-        row_index=torch.arange(len(ids), device=device),
-        prompt_index=torch.cat(groups).to(device),
-        num_loss_tokens=float(loss_mask.sum()),
-        num_sequences=float(len(ids)),
-    )
+def _list_groups(question: Question) -> list[ScoredGroup]:
+    """Return the rows of a question as completions, in groups of neighbours that share their prompt.
 
-
-def _slice_batch(batch: Batch, rows: slice) -> Batch:
-    """Take rows of a batch and trim the padding."""
-    lengths = batch.completion_mask[rows].sum(dim=1)
-    steps, width = max(1, int(lengths.max())), int((batch.prompt_lengths[rows] + lengths).max())
-    return replace(
-        batch,
-        input_ids=batch.input_ids[rows, :width],
-        attention_mask=batch.attention_mask[rows, :width],
-        position_ids=batch.position_ids[rows, :width],
-        prompt_lengths=batch.prompt_lengths[rows],
-        completion_ids=batch.completion_ids[rows, :steps],
-        completion_mask=batch.completion_mask[rows, :steps],
-        loss_mask=batch.loss_mask[rows, :steps],
-        advantages=batch.advantages[rows],
-        row_index=batch.row_index[rows],
-        prompt_index=batch.prompt_index[rows],
-    )
+    The tokens under ``loss_mask`` are marked as sampled, which gives the batch the same ``loss_mask``.
+    """
+    prompts, completions, masks = [], [], []
+    lengths = zip(question.prompt_lengths.tolist(), question.completion_lengths.tolist(), strict=True)
+    for ids, mask, (start, length) in zip(question.input_ids.numpy(), question.loss_mask.numpy(), lengths, strict=True):
+        own = mask[:length]
+        prompts.append(ids[:start])
+        completions.append(ids[start : start + len(own)])
+        masks.append(own)
+    _, sizes = torch.unique_consecutive(question.prompt_index, return_counts=True)
+    bounds = pairwise([0, *sizes.cumsum(0).tolist()])
+    return [group_tokens(prompts[start], completions[start:stop], masks[start:stop]) for start, stop in bounds]
 
 
 def serve(model: str, *, host: str, port: int, token_file: str | None, token_budget: int, dtype: str) -> None:

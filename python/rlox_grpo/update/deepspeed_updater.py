@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.model.blank import StoredWeights, find_device, list_stored
+from rlox_grpo.model.blank import StoredWeights, find_device, list_stored, replace_parameters
 from rlox_grpo.model.forward import Forward, ForwardModule
+from rlox_grpo.model.load_checks import import_extra
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.parameter_groups import parameter_groups, sort_moments
 from rlox_grpo.update.protocol import LossFn
@@ -59,12 +59,9 @@ class DeepSpeedUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model, self._loss_fn = model, loss_fn
         self._ranks = ranks or Ranks()
-        self._stage, self._bfloat16, self._max_grad_norm = sharding.zero_stage, bfloat16, optimizer.max_grad_norm
+        self._stage, self._bfloat16, self._config = sharding.zero_stage, bfloat16, optimizer
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
         self._settings = _settings(sharding, bfloat16, optimizer.max_grad_norm, self._ranks.size)
-        betas = (optimizer.adam_beta1, optimizer.adam_beta2)
-        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": optimizer.adam_epsilon}
-        self._groups = partial(parameter_groups, config=optimizer)
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
         self.is_sharded, self.is_model_sharded = sharding.zero_stage > 0, sharding.zero_stage == 3
@@ -140,12 +137,14 @@ class DeepSpeedUpdater:
 
     def _start(self) -> Any:
         join_alone()
-        groups = self._groups(self._named.values())  # before sharding: groups depend on the shapes of the parameters
+        # Before sharding: groups depend on the shapes of the parameters.
+        groups = parameter_groups(self._named.values(), self._config)
         if self._stored is not None:
             filled = self._fill(self._stored)
             groups = [{**group, "params": [filled[id(blank)] for blank in group["params"]]} for group in groups]
         whole = ForwardModule(self._model, self._plain_forward)
-        self._adamw = torch.optim.AdamW(groups, **self._adamw_options)
+        betas = (self._config.adam_beta1, self._config.adam_beta2)
+        self._adamw = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=self._config.adam_epsilon)
         # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
         exact = {}
         if self._stored is None and self._bfloat16:
@@ -177,25 +176,24 @@ class DeepSpeedUpdater:
             The new parameters by the identities of those without weights.
         """
         self._deepspeed.init_distributed(dist_init_required=False)  # uses the existing process group
-        device, filled = find_device(self._model), {}
+        device = find_device(self._model)
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for name, tensor in list_stored(self._model):
             if id(tensor) not in names:
                 stored.read_into(name, tensor)
-        for module in self._model.modules():
-            for own, blank in [*module.named_parameters(recurse=False)]:
-                if id(blank) not in filled:
-                    whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
-                    if self._ranks.is_first:
-                        stored.read_into(names[id(blank)], whole)
-                    filled[id(blank)] = nn.Parameter(whole, requires_grad=blank.requires_grad)
-                    # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
-                    self._deepspeed.zero.Init(
-                        module=nn.ParameterList([filled[id(blank)]]),
-                        config_dict_or_path=self._settings,
-                        dtype=self._dtype,
-                    )
-                setattr(module, own, filled[id(blank)])
+
+        def load(blank: nn.Parameter) -> nn.Parameter:
+            whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
+            if self._ranks.is_first:
+                stored.read_into(names[id(blank)], whole)
+            own = nn.Parameter(whole, requires_grad=blank.requires_grad)
+            # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
+            self._deepspeed.zero.Init(
+                module=nn.ParameterList([own]), config_dict_or_path=self._settings, dtype=self._dtype
+            )
+            return own
+
+        filled = replace_parameters(self._model, load)
         self._named = {name: own for name, own in self._model.named_parameters() if own.requires_grad}
         return filled
 
@@ -208,8 +206,8 @@ class DeepSpeedUpdater:
             for gradient in gradients:
                 gradient.zero_()
             raise NonFiniteError(f"the gradient norm is {self._norm}")
-        if self._max_grad_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
+        if self._config.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._config.max_grad_norm, norm)
 
     def _whole(self, parameter: nn.Parameter) -> Tensor:
         if self._stage == 0:
@@ -313,12 +311,7 @@ def _head_parameters(model: Any) -> list[nn.Parameter]:
 def _import_deepspeed() -> Any:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        import deepspeed
-    except ImportError:
-        raise ImportError(
-            "updater='deepspeed' needs DeepSpeed: pip install deepspeed (the extra 'deepspeed' of rlox-grpo)"
-        ) from None
+    deepspeed = import_extra("updater='deepspeed'", "deepspeed", "deepspeed", "DeepSpeed")
     if not torch.cuda.is_available():
         # Otherwise DeepSpeed compiles its shared-memory collectives at start, which needs g++ and takes a minute.
         with contextlib.suppress(AttributeError, KeyError):

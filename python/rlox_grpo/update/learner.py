@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages, make_turn_advantages
-from rlox_grpo.batch.build import drop_tokens, make_dummy_batch, make_single_row, microbatches
+from rlox_grpo.batch.build import build_batch, drop_tokens, fill_if_empty, group_tokens, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
@@ -22,22 +22,22 @@ from rlox_grpo.groups import (
     describe_sample,
     find_end_tokens,
     find_stale_tokens,
+    list_rows,
     select_by_variance,
 )
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
-from rlox_grpo.loss.kl import KLWeight, make_kl, sequence_kl
+from rlox_grpo.loss.kl import KLWeight, sequence_kl, token_kl
 from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
-from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.reference.local import make_reference
-from rlox_grpo.reference.protocol import refuse_distributions
 from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.moving_baseline import MovingBaselines
 from rlox_grpo.update.mutual_information import measure_mutual_information
@@ -110,22 +110,19 @@ class Learner:
         )
         self.reference = make_reference(
             config.reference_policy,
-            self._model,
+            policy,
             # self._forward is the updater's forward, which is made below.
             replace(forward, compute=lambda batch: self._forward(batch)),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
             in_bfloat16=in_bfloat16,
-            masters=policy.masters,
-            loaded=policy,
             ranks=ranks,
             **forward_options,
         )
-        self._distributions = forward.distributions or refuse_distributions
+        self._distributions = forward.distributions
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
-        self._kl = make_kl(self._loss_config)
-        self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer, policy)
+        self.updater = make_updater(config, policy, forward, self._loss, ranks, optimizer)
         self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
         self.weights_are_whole = True
@@ -180,17 +177,16 @@ class Learner:
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token or self._config.drop_stale is not None:
                 whole = [completion for group in groups for completion in group.group.completions]
-                dropped = [self._find_dropped(completion, step) for completion in whole]
-                branches_dropped = {
+                dropped = {
                     (row, branch): self._find_dropped(own, step)
                     for row, completion in enumerate(whole)
-                    for branch, own in enumerate(completion.branches, 1)
+                    for branch, own in enumerate(list_rows(completion))
                 }
-                batches = drop_tokens(batches, dropped, self._ranks, branches_dropped)
+                batches = drop_tokens(batches, dropped, self._ranks)
             # Rows keep their indices in the whole step, so that an error message has the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
-            parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
+            parts.append([fill_if_empty(batch, groups[0]) for batch in batches])
         return parts
 
     def _find_dropped(self, row: Completion, step: int) -> list[int]:
@@ -217,9 +213,10 @@ class Learner:
 
         At temperature 1 and over every id of the output layer, as an engine reports those of a prompt.
         """
-        batch = replace(make_single_row(token_ids, self._device), is_unscaled=True)
+        ids = np.array(token_ids, np.int64)
+        batch = build_batch([group_tokens(ids[:1], [ids[1:]])], np.zeros(1), device=self._device)
         with torch.no_grad():
-            log_probs: Float32Array = self._forward(batch)[0][0].float().cpu().numpy()
+            log_probs: Float32Array = self._forward(replace(batch, is_unscaled=True))[0][0].float().cpu().numpy()
         return log_probs
 
     def measure_information(self, scored: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -227,10 +224,8 @@ class Learner:
         return measure_mutual_information(
             scored,
             lambda batch: self._forward(batch)[0],
-            token_budget=self._config.micro_batch_tokens,
-            share_prompts=self._forward.shares_prompts,
-            device=self._device,
-            ranks=self._ranks,
+            lambda groups, advantages: self._microbatches(groups, advantages, train_truncated=True),
+            self._ranks,
         )
 
     def whole_weights(self) -> dict[str, Tensor]:
@@ -348,7 +343,7 @@ class Learner:
         """Return the KL of each token ``[N, T]`` under the current policy."""
         batch = self._with_reference(batch)
         log_probs, _, *distribution_kl = self._forward(batch)
-        kl = self._kl(log_probs, batch, distribution_kl[0] if distribution_kl else None)
+        kl = token_kl(self._config.kl_estimator, log_probs, batch, *distribution_kl)
         assert kl is not None  # the batch has its reference
         return kl
 
@@ -367,7 +362,7 @@ class Learner:
             return rewards
         # The penalty is part of the reward, so it covers completions that are not trained too.
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        batches = [batch if len(batch.row_index) else make_dummy_batch(scored[0], batch) for batch in batches]
+        batches = [fill_if_empty(batch, scored[0]) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
             kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
         penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.model.precision import cast_weights, take_masters
-from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
+from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state, sort_moments
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class MasterWeights:
                 partial(self._add_gradient, name)
             )
         # One optimizer per parameter, so that only two gradients at a time are on the host.
-        self._optimizers = {name: make_adamw([nn.Parameter(weight)], config) for name, weight in self.weights.items()}
+        self._masters = {name: nn.Parameter(weight) for name, weight in self.weights.items()}  # in the same memory
+        self._optimizers = {name: make_adamw([master], config) for name, master in self._masters.items()}
         largest = max(weight.numel() for weight in self.weights.values())
         self._buffers = HostBuffer(largest), HostBuffer(largest)
 
@@ -57,11 +58,6 @@ class MasterWeights:
             self.gradients[name].add_(gradient)
         else:
             self.gradients[name] = gradient.float()
-
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply every gradient by ``factor``, one number on the device."""
-        for gradient in self.gradients.values():
-            gradient.mul_(factor)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -76,7 +72,7 @@ class MasterWeights:
                 buffer.begin_read(self.gradients.pop(name))
             if place + 1 < len(names):
                 other.begin_read(self.gradients.pop(names[place + 1]))
-            master = self._master(name)
+            master = self._masters[name]
             master.grad = buffer.end_read()
             optimizer = self._optimizers[name]
             optimizer.param_groups[0]["lr"] = learning_rate
@@ -85,22 +81,17 @@ class MasterWeights:
             buffer.write(self._parameters[name], master.detach())
             buffer, other = other, buffer
 
-    def moments(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield parameter's name, moment's name and value; nothing of parameters that never had a gradient."""
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield ``<parameter>/<moment>`` and its value; nothing of parameters that never had a gradient."""
         for name, optimizer in self._optimizers.items():
-            for moment, value in read_state(optimizer, self._master(name)).items():
-                yield name, moment, value
+            for moment, value in read_state(optimizer, self._masters[name]).items():
+                yield f"{name}/{moment}", value
 
-    def load_moments(self, moments: Mapping[str, dict[str, Tensor]]) -> None:
-        """Replace the moments by copies of these, by the parameter's and the moment's name."""
-        for name, values in moments.items():
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Replace the moments by copies of what :meth:`state` yielded."""
+        for name, values in sort_moments(state, self._masters, unshaped="absmax").items():
             own = {moment: value.detach().to("cpu", copy=True) for moment, value in values.items()}
-            load_state(self._optimizers[name], self._master(name), own)
-
-    def _master(self, name: str) -> nn.Parameter:
-        """The optimizer's parameter, which shares the memory of ``weights[name]``."""
-        master: nn.Parameter = self._optimizers[name].param_groups[0]["params"][0]
-        return master
+            load_state(self._optimizers[name], self._masters[name], own)
 
 
 class HostBuffer:

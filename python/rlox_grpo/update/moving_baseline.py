@@ -71,9 +71,7 @@ class MovingBaselines:
         Raises:
             ValueError: keys and averages differ in number, or an average is not finite.
         """
-        if state is None:
-            state = {"keys": (), "averages": ()}
-        averages = dict(zip(state["keys"], map(float, state["averages"]), strict=True))
+        averages = {} if state is None else dict(zip(state["keys"], map(float, state["averages"]), strict=True))
         for key, average in averages.items():
             if not math.isfinite(average):
                 raise ValueError(f"the moving baseline of {key!r} is {average}: expected a finite number")

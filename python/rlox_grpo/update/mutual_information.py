@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlox_grpo.batch.build import make_dummy_batch, microbatches
+from rlox_grpo.batch.build import fill_if_empty, group_tokens
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.types import Batch, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
 
 MOST_PROMPTS = 16
 """Maximum number P of prompts. P² rows are scored: 256 are twice the completions of a default step, without a backward
@@ -33,10 +33,7 @@ Pair = tuple[Int64Array, Int64Array]
 def measure_mutual_information(
     scored: Sequence[ScoredGroup],
     log_probs: Callable[[Batch], torch.Tensor],
-    *,
-    token_budget: int,
-    share_prompts: bool,
-    device: torch.device | str | None = None,
+    split: Callable[[Sequence[ScoredGroup], Float32Array], list[Batch]],
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Score each reply under each prompt; returns ``mutual_information/*``, or nothing with fewer than two prompts.
@@ -44,9 +41,7 @@ def measure_mutual_information(
     Args:
         scored: the groups of the step, the same on every rank.
         log_probs: batch → ``[N, T]``, of the tokens under ``loss_mask``; no gradient is taken.
-        token_budget: maximum number of tokens in a micro-batch.
-        share_prompts: whether ``log_probs`` computes the prompt of neighbouring rows once.
-        device: of the batches.
+        split: groups and their advantages → this rank's micro-batches, as :func:`rlox_grpo.batch.microbatches`.
         ranks: the ranks that share the rows; every rank calls this.
     """
     ranks = ranks or Ranks()
@@ -54,27 +49,12 @@ def measure_mutual_information(
     size = len(pairs)
     if size < 2:
         return {}
-    replies = tuple(Completion(reply, np.zeros(len(reply), np.float32), "stop") for _, reply in pairs)
-    groups = [
-        ScoredGroup(RolloutGroup(Prompt(context, index), replies), np.zeros(size, np.float32), {})
-        for index, (context, _) in enumerate(pairs)
-    ]
-    batches = microbatches(
-        groups,
-        np.zeros(size * size, np.float32),
-        token_budget=token_budget,
-        share_prompts=share_prompts,
-        oversize="alone",
-        num_ranks=ranks.size,
-        rank=ranks.rank,
-        device=device,
-    )
+    groups = [group_tokens(context, [reply for _, reply in pairs]) for context, _ in pairs]
     mine: list[tuple[int, float]] = []
-    for batch in batches:
-        is_idle = not len(batch.row_index)
+    for batch in split(groups, np.zeros(size * size, np.float32)):
         with torch.no_grad():
-            values = log_probs(make_dummy_batch(groups[0], batch) if is_idle else batch)
-        if not is_idle:
+            values = log_probs(fill_if_empty(batch, groups[0]))
+        if len(batch.row_index):
             sums = torch.where(batch.loss_mask, values, 0).sum(dim=-1, dtype=torch.float64)
             mine += zip(batch.row_index.tolist(), sums.tolist(), strict=True)
     scores = np.zeros(size * size)

@@ -127,10 +127,6 @@ class OwnOptimizer:
                     self._check(name, key, value, parameter)
             self._is_checked = True
 
-    def zero_grad(self) -> None:
-        """Free the gradients."""
-        self._optimizer.zero_grad(set_to_none=True)
-
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the state: ``<parameter>/<key>`` of each parameter, ``@group<i>/<key>`` of what steps changed there.
 

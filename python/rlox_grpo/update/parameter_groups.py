@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
+from rlox_grpo.model.load_checks import import_extra
 
 _QUANTILES = ("qmap1", "qmap2")
 """State of 8-bit AdamW that is the same for every parameter: the values that a byte stands for."""
@@ -42,13 +43,7 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> t
     betas, eps = (config.adam_beta1, config.adam_beta2), config.adam_epsilon
     if config.optim == "adamw":
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
-    try:
-        import bitsandbytes
-    except ImportError:
-        raise ImportError(
-            "optim='adamw_8bit' needs bitsandbytes: pip install bitsandbytes (the extra 'adamw-8bit' of rlox-grpo)"
-        ) from None
-    library: Any = bitsandbytes  # its annotations are partial
+    library = import_extra("optim='adamw_8bit'", "bitsandbytes", "adamw-8bit")
     optimizer: torch.optim.Optimizer = library.optim.AdamW8bit(groups, lr=0.0, betas=betas, eps=eps)
     return optimizer
 

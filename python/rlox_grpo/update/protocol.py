@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ LossFn = Callable[..., LossOutput]
 """``loss_fn(log_probs, batch, entropy=entropy)`` → loss; also ``distribution_kl=`` if the forward returns one."""
 
 
-@runtime_checkable
 class Updater(Protocol):
     """Takes optimizer steps on one policy.
 

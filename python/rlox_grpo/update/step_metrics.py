@@ -21,12 +21,11 @@ class StepReport:
 
     def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
         """Add one micro-batch. Return whether its loss is finite."""
-        for name, value in output.metrics.items():
-            self._count(name, float(value))
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.num_loss_tokens, 1.0
         )
-        self._count("policy/entropy", float(share))
+        _add(self._totals, {name: float(value) for name, value in output.metrics.items()})
+        _add(self._totals, {"policy/entropy": float(share)})
         if torch.isfinite(output.loss):
             return True
         if self._failure is None:
@@ -39,30 +38,18 @@ class StepReport:
         Raises:
             NonFiniteError: the loss of a micro-batch of any rank is not finite. Every rank raises the same error.
         """
-        metrics = StepReport()
-        failures = []
-        for totals, failure in ranks.gather([self._totals, self._failure]):
-            metrics._merge(totals)
-            failures += [failure] if failure else []
-        if failures:
-            message, rows = failures[0]
-            raise NonFiniteError(message, rows)
-        return metrics._totals
+        totals: dict[str, float] = {}
+        for own, failure in ranks.gather([self._totals, self._failure]):
+            if failure is not None:
+                raise NonFiniteError(*failure)
+            _add(totals, own)
+        return totals
 
-    def _count(self, name: str, value: float) -> None:
-        self._merge({name: value})
 
-    def _merge(self, totals: Mapping[str, float]) -> None:
-        for name, value in totals.items():
-            known = self._totals.get(name)
-            if known is None:
-                self._totals[name] = value
-            elif name.endswith("_max"):
-                self._totals[name] = max(known, value)
-            elif name.endswith("_min"):
-                self._totals[name] = min(known, value)
-            else:
-                self._totals[name] = known + value
+def _add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add ``metrics`` to ``totals``, in place."""
+    for name, value in metrics.items():
+        totals[name] = totals[name] + value if name in totals else value
 
 
 def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:

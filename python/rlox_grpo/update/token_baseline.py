@@ -37,7 +37,7 @@ def optimal_token_advantages(
     Args:
         rewards: ``[G]``.
         norms: for each row the squared norm of the score of each of its tokens, of
-            :func:`rlox_grpo.model.score_norm.score_norms`.
+            :func:`rlox_grpo.model.log_probs.score_norms`.
     """
     lengths = np.array([len(row) for row in norms])
     width = int(lengths.max(initial=0))

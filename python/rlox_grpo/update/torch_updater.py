@@ -72,8 +72,8 @@ class TorchUpdater:
         self._own: OwnOptimizer | None = None
         if optimizer is not None:
             self._own = OwnOptimizer(optimizer, self._named, config.learning_rate, is_sharded=self.is_sharded)
-        has_own_step = offload or optimizer is not None
-        self._optimizer = None if has_own_step else make_adamw(self._named.values(), config)
+        self._taker = self._host or self._own  # of steps, in place of AdamW on the device
+        self._optimizer = make_adamw(self._named.values(), config) if self._taker is None else None
         self.peak_learning_rate = config.learning_rate if self._own is None else self._own.peak
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
@@ -95,10 +95,8 @@ class TorchUpdater:
         except NonFiniteError:
             self._free_gradients()
             raise
-        if self._host is not None:
-            self._host.step(learning_rate)
-        elif self._own is not None:
-            self._own.step(learning_rate)
+        if self._taker is not None:
+            self._taker.step(learning_rate)
         elif self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -123,12 +121,10 @@ class TorchUpdater:
         return {name: parameter.grad for name, parameter in self._named.items() if parameter.grad is not None}
 
     def _free_gradients(self) -> None:
+        for parameter in self._named.values():
+            parameter.grad = None
         if self._host is not None:
             self._host.gradients.clear()
-        elif self._own is not None:
-            self._own.zero_grad()
-        elif self._optimizer is not None:
-            self._optimizer.zero_grad(set_to_none=True)
 
     def _sum_gradients(self) -> None:
         """Sum gradients over ranks; a parameter that no rank used keeps none."""
@@ -143,16 +139,13 @@ class TorchUpdater:
             if count:
                 # Every rank must sum the same tensors: a parameter that only other ranks used gets a zero gradient.
                 if name not in gradients:
-                    gradients[name] = self._add_zero_gradient(name, parameter)
+                    zero = torch.zeros_like(parameter, dtype=None if self._host is None else torch.float32)
+                    gradients[name] = zero
+                    if self._host is None:
+                        parameter.grad = zero
                 by_dtype[gradients[name].dtype].append(gradients[name])
         for tensors in by_dtype.values():
             self._ranks.sum_tensors(tensors)
-
-    def _add_zero_gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
-        if self._host is not None:
-            return torch.zeros_like(parameter, dtype=torch.float32)
-        parameter.grad = torch.zeros_like(parameter)
-        return parameter.grad
 
     def _clip_gradients(self) -> float:
         """Clip the gradients in place; returns their norm before that.
@@ -170,7 +163,9 @@ class TorchUpdater:
             if self._host is None:
                 torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
             else:
-                self._host.scale_gradients(torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0))
+                factor = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
+                for gradient in gradients.values():
+                    gradient.mul_(factor)
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,11 +179,8 @@ class TorchUpdater:
         return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        if self._host is not None:
-            yield from ((f"{name}/{moment}", value) for name, moment, value in self._host.moments())
-            return
-        if self._own is not None:
-            yield from self._own.state()
+        if self._taker is not None:
+            yield from self._taker.state()
             return
         assert self._optimizer is not None
         for name, parameter in self._named.items():
@@ -201,15 +193,11 @@ class TorchUpdater:
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
         """
-        if self._own is not None:
-            self._own.load_state(state)
-            return
-        moments = sort_moments(state, self._named, unshaped="absmax")
-        if self._host is not None:
-            self._host.load_moments(moments)
+        if self._taker is not None:
+            self._taker.load_state(state)
             return
         assert self._optimizer is not None
-        for name, values in moments.items():
+        for name, values in sort_moments(state, self._named, unshaped="absmax").items():
             parameter = self._named[name]
             own = {
                 # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
