@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 
 class NonFiniteError(FloatingPointError):
@@ -46,3 +48,19 @@ def suggest_nearest(name: str, known: list[str]) -> str:
     """Return ``: did you mean 'x'?`` with the nearest known name, or ``; known: …`` if no name is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def import_extra(what: str, module: str, extra: str) -> Any:
+    """Import a module of an optional package, which ``what`` needs.
+
+    Raises:
+        ImportError: the package is not installed; the message names it and the ``extra`` of this library.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise  # the package is installed, but one that it imports is not
+        known = package.replace("_", "-")
+        raise ImportError(f"{what} needs {known}: pip install {known} (the extra {extra!r} of rlox-grpo)") from None

@@ -311,7 +311,7 @@ def test_a_layout_that_does_not_work_is_refused(run_file, table, told):
     [
         ("[layout]\ntrainers = 2\n", [], "[layout] is read only with --ray auto or launcher = 'ray'"),
         ("", ["--dry-run"], "--dry-run shows the placement on a Ray cluster: add --ray auto"),
-        ("", ["--ray", "auto"], "a Ray cluster needs Ray: pip install ray (the extra 'ray' of rlox-grpo)"),
+        ("", ["--ray", "auto"], "a Ray cluster needs ray: pip install ray (the extra 'ray' of rlox-grpo)"),
     ],
 )
 def test_what_would_be_ignored_or_is_missing_is_an_error(run_file, text, words, told, monkeypatch, capsys):
@@ -342,4 +342,4 @@ def test_the_launcher_key_starts_ray(run_file, monkeypatch, capsys):
     path = run_file("")
     path.write_text('launcher = "ray"\n' + path.read_text())
     assert cli.main(["train", str(path)]) == 2
-    assert "a Ray cluster needs Ray" in capsys.readouterr().err
+    assert "a Ray cluster needs ray" in capsys.readouterr().err

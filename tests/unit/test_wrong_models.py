@@ -150,7 +150,7 @@ def test_a_hub_that_does_not_answer_is_one_line_and_one_error(monkeypatch, caplo
     ("given", "absent", "message"),
     [
         ({"lora_rank": 2}, "peft", "lora_rank needs peft: pip install peft"),
-        ({"updater": "deepspeed"}, "deepspeed", "updater='deepspeed' needs DeepSpeed: pip install deepspeed"),
+        ({"updater": "deepspeed"}, "deepspeed", "updater='deepspeed' needs deepspeed: pip install deepspeed"),
         ({"engine": "vllm"}, "vllm", r"engine='vllm' needs vLLM \(tested with .*\): pip install vllm "),
     ],
 )

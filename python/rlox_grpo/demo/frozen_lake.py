@@ -16,7 +16,7 @@ import numpy as np
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows
 from rlox_grpo.environments import Outcome
-from rlox_grpo.environments.foreign import import_package
+from rlox_grpo.errors import import_extra
 
 ACTIONS = ("left", "down", "right", "up")
 """Gymnasium's actions 0 to 3."""
@@ -36,7 +36,7 @@ def make_lake() -> Any:
     Raises:
         ImportError: gymnasium is not installed.
     """
-    gymnasium = import_package("gymnasium", "gymnasium", "frozen_lake")
+    gymnasium = import_extra("frozen_lake", "gymnasium", "gymnasium")
     return gymnasium.make("FrozenLake-v1", success_rate=SUCCESS_RATE, max_episode_steps=STEPS, disable_env_checker=True)
 
 

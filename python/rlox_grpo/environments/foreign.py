@@ -1,8 +1,7 @@
-"""Import environments of other packages, and check the values that they return."""
+"""Check the values that environments of other packages return."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
 import re
@@ -10,20 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 Messages = list[dict[str, Any]]
-
-
-def import_package(module: str, extra: str, function: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        ImportError: the package is not installed; the message names ``extra``.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
-            raise  # the package is installed, but one that it imports is not
-        raise ImportError(f"{function} needs {extra}: pip install {extra} (the extra {extra!r} of rlox-grpo)") from None
 
 
 def make_name(text: str) -> str:

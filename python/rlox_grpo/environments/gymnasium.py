@@ -11,14 +11,13 @@ from typing import Any
 from rlox_grpo.environments.foreign import (
     Messages,
     check_message,
-    import_package,
     join_prompt,
     make_name,
     read_reward,
     show,
 )
 from rlox_grpo.environments.outcome import Outcome
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, import_extra
 
 Encode = Callable[[Any, Any], "str | Messages"]
 Decode = Callable[[str, Any], Any]
@@ -49,7 +48,7 @@ class GymnasiumEnvironment:
         """Create an environment for one episode."""
         if callable(self.source):
             return self.source(**self.options)
-        gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
+        gymnasium = import_extra("from_gymnasium", "gymnasium", "gymnasium")
         return gymnasium.make(self.source, disable_env_checker=True, **self.options)
 
     def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
@@ -124,7 +123,7 @@ def from_gymnasium(
         ImportError: Gymnasium is not installed.
         ConfigError: the environment cannot be created, or its spaces need ``encode`` or ``decode``.
     """
-    gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
+    gymnasium = import_extra("from_gymnasium", "gymnasium", "gymnasium")
     if isinstance(environment, gymnasium.Env):
         raise ConfigError(
             f"from_gymnasium got the environment {environment}: give its id or a function that makes it, because "

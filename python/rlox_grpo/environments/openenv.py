@@ -14,14 +14,13 @@ from typing import Any
 from rlox_grpo.environments.foreign import (
     Messages,
     check_message,
-    import_package,
     join_prompt,
     make_name,
     read_reward,
     show,
 )
 from rlox_grpo.environments.outcome import Outcome
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, import_extra
 
 Encode = Callable[[Mapping[str, Any]], "str | Messages"]
 Decode = Callable[[str], Mapping[str, Any]]
@@ -120,7 +119,7 @@ class OpenEnvEnvironment:
 
     @contextlib.asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
-        generic = import_package("openenv.core.generic_client", "openenv", "from_openenv")
+        generic = import_extra("from_openenv", "openenv.core.generic_client", "openenv")
         client = generic.GenericEnvClient(
             base_url=self.url, headers=dict(self.headers) or None, message_timeout_s=self.timeout
         )
@@ -180,7 +179,7 @@ def from_openenv(
         ImportError: openenv is not installed.
         ConfigError: the server does not answer, or its schema needs ``encode`` or ``decode``.
     """
-    import_package("openenv.core.generic_client", "openenv", "from_openenv")
+    import_extra("from_openenv", "openenv.core.generic_client", "openenv")
     if not isinstance(url, str) or not re.match(r"(https?|wss?)://", url):
         raise ConfigError(f"from_openenv got {show(url)}: expected a URL such as 'http://127.0.0.1:8000'")
     if sessions is not None and sessions < 1:

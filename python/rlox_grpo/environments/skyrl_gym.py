@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox_grpo.environments.foreign import check_message, import_package, make_name, read_reward, show
+from rlox_grpo.environments.foreign import check_message, make_name, read_reward, show
 from rlox_grpo.environments.outcome import Outcome
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, import_extra
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SkyRLEnvironment:
         """Create an environment for one episode, with the columns of its row."""
         if callable(self.source):
             return self.source(env_config=self.env_config, extras=dict(extras), **self.options)
-        gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
+        gym = import_extra("from_skyrl_gym", "skyrl_gym", "skyrl-gym")
         return gym.make(self.source, env_config=self.env_config, extras=dict(extras), **self.options)
 
     def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
@@ -63,7 +63,7 @@ def from_skyrl_gym(
         ImportError: skyrl-gym is not installed.
         ConfigError: the id is not registered, or ``environment`` is not a class.
     """
-    gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
+    gym = import_extra("from_skyrl_gym", "skyrl_gym", "skyrl-gym")
     if isinstance(environment, str):
         if environment not in gym.registry:
             raise ConfigError(f"SkyRL-gym has no environment {environment!r}; it has {', '.join(sorted(gym.registry))}")

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox_grpo.environments.foreign import import_package, make_name, read_reward, show
+from rlox_grpo.environments.foreign import make_name, read_reward, show
 from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, import_extra
 
 _LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
 """Default agent: a chat loop without own tools, in a process on this machine."""
@@ -35,7 +35,7 @@ class VerifiersEnvironment:
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
         """Run one episode."""
-        vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
+        vf = import_extra("from_verifiers", "verifiers.v1", "verifiers")
         place = row.get("task")
         if not isinstance(place, int) or not 0 <= place < len(self.tasks):
             raise ValueError(f"the column 'task' is {show(place)}: expected a number from 0 to {len(self.tasks) - 1}")
@@ -74,7 +74,7 @@ def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> Ver
         ImportError: verifiers is not installed.
         ConfigError: verifiers refuses the taskset, the harness or an option, or the taskset has no tasks.
     """
-    vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
+    vf = import_extra("from_verifiers", "verifiers.v1", "verifiers")
     config = {"agent": _LOCAL, **env, "taskset": {**env.get("taskset", {}), "id": taskset}}
     try:
         made = vf.load_environment(vf.resolve_env_config(dict(config)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, import_extra
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -27,7 +27,6 @@ from rlox_grpo.model.blank import (
 from rlox_grpo.model.load_checks import (
     ADAPTER_CONFIG,
     check_types,
-    import_extra,
     refuse_4_bits,
     refuse_other_architectures,
 )

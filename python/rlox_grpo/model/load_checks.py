@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,6 @@ from rlox_grpo.errors import ConfigError
 
 ADAPTER_CONFIG = "adapter_config.json"
 """The file that marks a PEFT adapter folder."""
-
-
-def import_extra(what: str, package: str, extra: str, name: str = "") -> Any:
-    """Import an optional package, which ``what`` needs.
-
-    Raises:
-        ImportError: it is not installed; the message has its ``name``, if it is spelled differently, and the extra.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise ImportError(
-            f"{what} needs {name or package}: pip install {package} (the extra {extra!r} of rlox-grpo)"
-        ) from None
 
 
 def check_types(model: Any, tokenizer: Any) -> None:

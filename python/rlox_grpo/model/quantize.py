@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlox_grpo.model.load_checks import import_extra
+from rlox_grpo.errors import import_extra
 
 BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight: 4 bits, a scale of one byte for 64 weights, and a float32 scale for 256 such scales."""

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
-from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.errors import NonFiniteError, import_extra
 from rlox_grpo.model.blank import StoredWeights, find_device, list_stored, replace_parameters
 from rlox_grpo.model.forward import Forward, ForwardModule
-from rlox_grpo.model.load_checks import import_extra
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.parameter_groups import parameter_groups, sort_moments
 from rlox_grpo.update.protocol import LossFn
@@ -311,7 +310,7 @@ def _head_parameters(model: Any) -> list[nn.Parameter]:
 def _import_deepspeed() -> Any:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = import_extra("updater='deepspeed'", "deepspeed", "deepspeed", "DeepSpeed")
+    deepspeed = import_extra("updater='deepspeed'", "deepspeed", "deepspeed")
     if not torch.cuda.is_available():
         # Otherwise DeepSpeed compiles its shared-memory collectives at start, which needs g++ and takes a minute.
         with contextlib.suppress(AttributeError, KeyError):

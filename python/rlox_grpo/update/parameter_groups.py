@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
-from rlox_grpo.model.load_checks import import_extra
+from rlox_grpo.errors import import_extra
 
 _QUANTILES = ("qmap1", "qmap2")
 """State of 8-bit AdamW that is the same for every parameter: the values that a byte stands for."""

@@ -20,7 +20,7 @@ from rlox_grpo.distributed.ray_cluster.placement import (
     place_processes,
     require_room,
 )
-from rlox_grpo.errors import ConfigError, RankError
+from rlox_grpo.errors import ConfigError, RankError, import_extra
 
 QUIET = {"log_to_driver": False, "logging_level": "warning"}
 """Arguments of ``ray.init``."""
@@ -88,19 +88,6 @@ def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
     clean()
 
 
-def import_ray() -> Any:
-    """Return the module ``ray``.
-
-    Raises:
-        ImportError: it is not installed; names the extra.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("a Ray cluster needs Ray: pip install ray (the extra 'ray' of rlox-grpo)") from None
-    return ray
-
-
 @contextmanager
 def joined_cluster(address: str) -> Iterator[Any]:
     """Join a Ray cluster for the block and yield the module ``ray``; a cluster that was started here ends with it.
@@ -113,7 +100,7 @@ def joined_cluster(address: str) -> Iterator[Any]:
         ImportError: Ray is not installed.
         ConfigError: no cluster answers at the address.
     """
-    ray = import_ray()
+    ray = import_extra("a Ray cluster", "ray", "ray")
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
     if address not in ("auto", "local"):

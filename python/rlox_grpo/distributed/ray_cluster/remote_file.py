@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ray_cluster.cluster import QUIET, cleaned_up, import_ray
+from rlox_grpo.distributed.ray_cluster.cluster import QUIET, cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Node
+from rlox_grpo.errors import import_extra
 
 SCHEME = "ray:"
 """Prefix of the name of a remote file; the path on rank 0's node follows."""
@@ -127,7 +128,7 @@ def _connect(told: str) -> tuple[Any, Any]:
     if not told:
         raise OSError(f"{_VARIABLE} is not set: no launcher serves files to this process")
     address, namespace, name = json.loads(told)
-    ray = import_ray()
+    ray = import_extra("a Ray cluster", "ray", "ray")
     try:
         if not ray.is_initialized():
             before = signal.getsignal(signal.SIGTERM)
