@@ -33,12 +33,14 @@ def list_rows(completion: Completion) -> tuple[Completion, ...]:
     return (completion, *completion.branches)
 
 
+def flag_sampled(row: Completion) -> BoolArray:
+    """Return ``bool [T]``, True on the sampled tokens of one row."""
+    return np.ones(len(row.token_ids), np.bool_) if row.sampled is None else row.sampled
+
+
 def count_sampled(completion: Completion) -> int:
     """Return the number of sampled tokens, with those of branches: the length in metrics, rewards and denominators."""
-    return sum(
-        len(row.token_ids) if row.sampled is None else int(np.count_nonzero(row.sampled))
-        for row in list_rows(completion)
-    )
+    return sum(int(np.count_nonzero(flag_sampled(row))) for row in list_rows(completion))
 
 
 def select_sampled(completion: Completion) -> Int64Array:
@@ -61,8 +63,7 @@ def mark_sampled(completions: Sequence[Completion]) -> BoolArray | None:
     check_turns(completions)
     if all(completion.sampled is None for completion in completions):
         return None
-    flags = [np.ones(len(c.token_ids), np.bool_) if c.sampled is None else c.sampled for c in completions]
-    return np.concatenate(flags)
+    return np.concatenate([flag_sampled(completion) for completion in completions])
 
 
 def number_turns(completion: Completion) -> Int64Array:
@@ -78,7 +79,7 @@ def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> li
     reason of its own: it ended by its last sampled token if that is one of ``end_ids``.
     """
     length = len(completion.token_ids)
-    flags = np.ones(length, np.bool_) if completion.sampled is None else completion.sampled
+    flags = flag_sampled(completion)
     bounds = zip(completion.turns or (0,), (*completion.turns[1:], length), strict=True)
     spans = [np.flatnonzero(flags[start:stop]) + start for start, stop in bounds]
     last_sampled = [int(span[-1]) for span in spans if len(span)]
@@ -108,9 +109,7 @@ def check_turns(completions: Sequence[Completion]) -> None:
 
 
 def _check_turns(completion: Completion, name: str) -> None:
-    length, turns, sampled = len(completion.token_ids), completion.turns, completion.sampled
-    if sampled is None:
-        sampled = np.ones(length, np.bool_)
+    length, turns, sampled = len(completion.token_ids), completion.turns, flag_sampled(completion)
     if not isinstance(sampled, np.ndarray) or sampled.dtype != np.bool_ or sampled.ndim != 1:
         raise TypeError(f"{name}.sampled is {sampled!r:.80}: expected a bool array in one dimension")
     if len(sampled) != length:
@@ -243,12 +242,11 @@ def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
 
 def _list_keys(prompt: Int64Array, completion: Completion, kind: TurnState) -> Iterator[tuple[bool, bytes]]:
     """Yield for each turn whether the state before it is a part of its state, and the tokens that are."""
-    starts = completion.turns or (0,)
+    starts, sampled = completion.turns or (0,), flag_sampled(completion)
     yield False, np.concatenate([prompt, completion.token_ids[: starts[0]]]).astype(np.int64).tobytes()
     for before, start in pairwise(starts):
         tokens = np.asarray(completion.token_ids[before:start], np.int64)
-        flags = np.ones(len(tokens), np.bool_) if completion.sampled is None else completion.sampled[before:start]
-        observation = tokens[int(np.flatnonzero(flags)[-1]) + 1 :]
+        observation = tokens[int(np.flatnonzero(sampled[before:start])[-1]) + 1 :]
         if kind == "history" or not len(observation):
             yield True, tokens.tobytes()
         else:

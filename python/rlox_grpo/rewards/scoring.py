@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.calls import (
     HINT,
     ChatCompletion,
@@ -314,8 +315,7 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
     columns = _collect_columns([(group.prompt, len(group.completions)) for group in groups])
     if any(completion.sampled is not None for completion in completions):
-        flags = [np.ones(len(c.token_ids), np.bool_) if c.sampled is None else c.sampled for c in completions]
-        columns[SAMPLED] = [own.tolist() for own in flags]
+        columns[SAMPLED] = [flag_sampled(completion).tolist() for completion in completions]
     return given | columns
 
 

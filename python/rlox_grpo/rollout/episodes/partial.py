@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from rlox_grpo.groups import find_stale_tokens, list_rows
+from rlox_grpo.groups import find_stale_tokens, flag_sampled, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.rollout.episodes.groups import Played
@@ -163,7 +161,7 @@ def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
     """``rollout/dropped_stale_share``: the share of sampled tokens of versions before ``oldest``."""
     rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
-    flags = [np.ones(len(row.token_ids), np.bool_) if row.sampled is None else row.sampled for row in rows]
+    flags = [flag_sampled(row) for row in rows]
     dropped = sum(int(own[find_stale_tokens(row, oldest)].sum()) for row, own in zip(rows, flags, strict=True))
     return {"rollout/dropped_stale_share": dropped / max(1, sum(int(own.sum()) for own in flags))}
 
