@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlox_grpo import config
+from rlox_grpo.config.schema import GRPOConfig as OurConfig
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import load_prompts
 
@@ -93,7 +93,7 @@ def train(
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
         processing_class=AutoTokenizer.from_pretrained(policy),
     )
-    ends = load_policy(policy, None, config.GRPOConfig()).eos_token_ids
+    ends = load_policy(policy, None, OurConfig()).eos_token_ids
     if set(trainer.eos_token_ids) != set(ends):
         raise ValueError(f"TRL ends a completion at the tokens {trainer.eos_token_ids}, this library at {ends}")
     trainer.remove_callback(PrinterCallback)

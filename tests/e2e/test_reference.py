@@ -81,13 +81,13 @@ def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"reference": "periodic"}, "reference_refresh_steps=None"),
+        ({"reference": "periodic"}, "reference='periodic' needs reference_refresh_steps, got None"),
         (
             {"reference_refresh_steps": 4},
             "reference_refresh_steps=4 is read only with reference='periodic'; here reference='auto'",
         ),
         ({"reference_mix": 0.5}, "reference_mix=0.5 is read only with reference='periodic'"),
-        ({"reference": "server"}, "reference_url=None"),
+        ({"reference": "server"}, "reference='server' needs reference_url, got None"),
         ({"reference": "server", "reference_url": "host:1"}, "expected http"),
         ({"reference_token_file": "x"}, "reference_token_file='x' is read only with reference='server'"),
         ({"reference": "none", "reference_offload": True}, "reference_offload=True is read only with"),

@@ -22,9 +22,8 @@ SHARE, SHORT = 0.8, 8
 """What of a part must be in the sources, where it is not there whole; and parts that are too short to look for."""
 
 
-VALUES = (
-    r"""'[^']*'|"[^"]*"|\b\d[\w.e-]*|\b\w+\.jsonl|…|\b(?:[A-Z][a-z0-9]+[A-Z]\w*|None|inf|str|f|target|answer|host)\b"""
-)
+NAMES = r"None|inf|str|f|target|answer|host|peft|deepspeed"
+VALUES = rf"""'[^']*'|"[^"]*"|\b\d[\w.e-]*|\b\w+\.jsonl|…|\b(?:[A-Z][a-z0-9]+[A-Z]\w*|{NAMES})\b"""
 """What the page's examples have as values: what is quoted, numbers, files, classes, names of the examples, and "…"."""
 
 

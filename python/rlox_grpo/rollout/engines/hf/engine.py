@@ -146,7 +146,7 @@ class HFEngine:
 
         def describe(id: RowId) -> Row:
             uniforms = draw_row_uniforms(seed, first_prompt + id.prompt, id.completion, sampling.max_new_tokens)
-            return Row(f"prompts[{id.prompt}], completion", uniforms, sampling.stop)
+            return Row(f"prompts[{id.prompt}], completion token", uniforms, sampling.stop)
 
         with in_evaluation(self._model), self._autocast():
             rows = self._live_rows(max_rows, sampling, describe)
@@ -166,7 +166,7 @@ class HFEngine:
 
         def describe(request: TurnRequest) -> Row:
             uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
-            name = f"prompts[{request.episode[0]}], turn {request.turn},"
+            name = f"prompts[{request.episode[0]}], turn {request.turn}, token"
             return Row(name, uniforms, (*sampling.stop, *request.stop))
 
         with in_evaluation(self._model):

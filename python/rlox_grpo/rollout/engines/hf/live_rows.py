@@ -36,7 +36,7 @@ class Row:
     """What a row needs to be sampled.
 
     Attributes:
-        name: its place, for errors, such as ``prompts[3], completion``.
+        name: the place of its tokens, for errors, such as ``prompts[3], completion token``.
         uniforms: ``float64 [T]``; number t decides token t, and the row has at most T tokens.
         stop: strings that end it.
     """
@@ -134,7 +134,7 @@ class LiveRows(Generic[Key]):
         if invalid.any():
             row = first + int(invalid.argmax())
             raise NonFiniteLogitsError(
-                f"the model's logits are not finite at {self._rows[row].name} token {int(self._lengths[row]) - 1}: "
+                f"the model's logits are not finite at {self._rows[row].name} {int(self._lengths[row]) - 1}: "
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
         for stop, may_end in zip(stops, candidates, strict=True):
