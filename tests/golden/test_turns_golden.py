@@ -18,7 +18,7 @@ import torch
 
 from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import drop_tokens
-from rlox_grpo.config.records import ImportanceConfig
+from rlox_grpo.config.records import ImportanceConfig, LossConfig
 from rlox_grpo.groups import find_end_tokens
 from rlox_grpo.loss import grpo_loss, token_kl
 from rlox_grpo.loss.importance import gap_shares, importance_weights, mismatch_metrics
@@ -138,13 +138,11 @@ def test_the_kl_and_its_sum_over_an_episode():
     output = grpo_loss(LOG_PROBS, known, kl_coef=0.1, kl_estimator="k1", loss_aggregation="token_mean")
     assert float(output.metrics["policy/kl"]) == pytest.approx(log(1.5) / 6)
     assert float(output.loss) == pytest.approx((-3.9 + 2.8 + 0.1 * log(1.5)) / 6)
-    sums = sequence_kl([known], lambda own: token_kl("k1", LOG_PROBS, own), num_rows=2)
+    sums = sequence_kl([known], lambda own: token_kl(LossConfig(kl_estimator="k1"), LOG_PROBS, own), num_rows=2)
     np.testing.assert_allclose(sums, [log(1.5), 0], atol=1e-12)
 
 
-def loss_config(**options: Any) -> Any:
-    from rlox_grpo.config.records import LossConfig
-
+def loss_config(**options: Any) -> LossConfig:
     return LossConfig.create(**options)
 
 

@@ -64,12 +64,12 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
 
 
 def token_kl(
-    estimator: KLEstimator, log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None = None
+    config: LossConfig, log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None = None
 ) -> Tensor | None:
     """Return the KL per token ``[N, T]``, 0 outside ``loss_mask``, or None for a batch without a reference.
 
     Args:
-        estimator: as in :func:`kl_penalty`.
+        config: read is ``kl_estimator``.
         log_probs: ``[N, T]``, the policy's.
         batch: the micro-batch.
         distribution_kl: ``[N, T]``, the KL over the whole vocabulary if it was computed; it is returned.
@@ -80,7 +80,7 @@ def token_kl(
         return None
     # Masked before the estimator: 0 · inf would poison the gradient.
     policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
-    return kl_penalty(policy, reference, estimator)
+    return kl_penalty(policy, reference, config.kl_estimator)
 
 
 @torch.no_grad()

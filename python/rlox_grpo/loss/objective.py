@@ -133,7 +133,7 @@ def grpo_loss(
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
-    kl = token_kl(config.kl_estimator, log_probs, batch, distribution_kl)
+    kl = token_kl(config, log_probs, batch, distribution_kl)
     if kl is not None:
         if config.kl_bias_correction:
             kl = kl * term.ratio

@@ -343,7 +343,7 @@ class Learner:
         """Return the KL of each token ``[N, T]`` under the current policy."""
         batch = self._with_reference(batch)
         log_probs, _, *distribution_kl = self._forward(batch)
-        kl = token_kl(self._config.kl_estimator, log_probs, batch, *distribution_kl)
+        kl = token_kl(self._loss_config, log_probs, batch, *distribution_kl)
         assert kl is not None  # the batch has its reference
         return kl
 
