@@ -9,13 +9,14 @@ what a rank must hold: its shards of the policy, with ``--kl`` those of the refe
 gathered at once. ``--whole`` gives every rank the whole model, as if it were passed as an object. ``--zero3`` ends
 when DeepSpeed's engine has started, which holds 20 bytes for each parameter of a rank's part.
 
-Freed blocks of 64 KiB and more are given back to the system at once (``MALLOC_MMAP_THRESHOLD_``): glibc keeps those of
-up to 32 MiB, which on a CPU are the gathered parameters.
+Freed blocks of 64 KiB and more are given back to the system at once: glibc keeps those of up to 32 MiB, which on a CPU
+are the gathered parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -52,6 +53,11 @@ def resident(what: str) -> int:
     return 1024 * int(found[1])
 
 
+def give_back_freed_blocks() -> None:
+    """Tell glibc to map blocks of 64 KiB and more each on its own (``M_MMAP_THRESHOLD``), and to unmap freed ones."""
+    ctypes.CDLL(None).mallopt(-3, 2**16)
+
+
 def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bool) -> None:
     """Load and shard on this rank, and print what it took."""
     import torch
@@ -65,6 +71,7 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     from rlox_grpo.model.load import load_policy
     from rlox_grpo.update.learner import Learner
 
+    give_back_freed_blocks()
     torch.set_num_threads(1)
     options = {"dtype": "bfloat16", "gather_dtype": gather_dtype} if gather_dtype != "float32" else {"dtype": "float32"}
     sharding = {"updater": "deepspeed", "zero_stage": 3} if zero3 else {"shard_parameters": True}
@@ -141,7 +148,7 @@ def main() -> None:
             "--nproc_per_node",
             str(arguments.ranks),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**16)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*torchrun, *sys.argv, "--folder", str(folder)], check=True, env=environment)
 
 

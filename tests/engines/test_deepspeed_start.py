@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
-from test_deepspeed import SAME_IN_BFLOAT16, SAME_WEIGHTS, TESTS, checkpoint, difference, launch, weights
+from test_deepspeed import SAME_IN_BFLOAT16, SAME_WEIGHTS, checkpoint, difference, launch, weights
 
 import ranked
+from starts import measure_start, write_model
 
 pytestmark = [
     pytest.mark.deepspeed,
@@ -88,13 +87,9 @@ def test_bfloat16_takes_the_step_of_float32(two_ranks, tmp_path):
     assert (found - exact).norm() < SAME_IN_BFLOAT16 * exact.norm()
 
 
-def test_a_rank_starts_in_the_memory_of_its_part():
+def test_a_rank_starts_in_the_memory_of_its_part(tmp_path):
     """DeepSpeed holds 20 bytes for each parameter: two copies of the weights, a gradient and two moments."""
     ranks = 6
-    bench = [sys.executable, str(TESTS.parent / "benches" / "start_memory.py"), "small", "--zero3"]
-    done = subprocess.run([*bench, "--ranks", str(ranks)], capture_output=True, text=True, timeout=500, check=True)
-    found = [json.loads(row) for row in done.stdout.replace("}{", "}\n{").splitlines() if row.startswith("{")]
-    assert len(found) == ranks
-    for rank in found:
+    for rank in measure_start(write_model(tmp_path), "--zero3", ranks=ranks, loaded=("deepspeed",)):
         part = 20 * rank["parameters"] // ranks
         assert part < rank["peak"] < 1.3 * (part + rank["unit"])
