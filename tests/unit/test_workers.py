@@ -19,7 +19,8 @@ from misbehaving import judges, misbehaves
 from test_score import group
 
 from rlox_grpo.rewards import OUTCOMES, InWorkers, RewardError, TagFormat, in_workers, score, status_counts
-from rlox_grpo.rewards.worker_pool import START_SECONDS
+from rlox_grpo.rewards.worker import Job
+from rlox_grpo.rewards.worker_pool import START_SECONDS, Outcomes, Worker
 from rlox_grpo.rewards.workers import closing_workers
 
 TIMEOUT = 0.5
@@ -371,3 +372,28 @@ def test_a_kill_takes_what_the_function_started(tmp_path: Path) -> None:
     while _is_running(child):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class Forging(Worker):
+    """A worker whose process answers for rows that it was not asked about, and twice for one that it was."""
+
+    def __init__(self) -> None:
+        super().__init__("forging", b"", [])
+        self.answers = iter(
+            [{"row": row, "score": score} for row, score in ((0, 9), (-1, 9), (7, 9), (2, 0.5), (2, 9))]
+        )
+
+    def start(self) -> None:
+        pass
+
+    def ask(self, payload: bytes) -> dict[str, Any]:
+        return {"started": True}
+
+    def _receive(self) -> dict[str, Any]:
+        return next(self.answers, {"done": True})
+
+
+def test_a_worker_scores_the_rows_of_its_job_alone_and_once():
+    found = Outcomes(np.full(4, np.nan), np.zeros(4, np.uint8), {})
+    Forging().do(Job(range(2, 3), {}, each=True, timeout=1.0, deadline=1.0), found)
+    np.testing.assert_array_equal(found.scores, [np.nan, np.nan, 0.5, np.nan])

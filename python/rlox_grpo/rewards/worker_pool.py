@@ -234,8 +234,9 @@ class Worker:
             self._set_deadline(job.deadline)
             while "done" not in (reply := self._receive()) and reply:
                 row = int(reply["row"])
-                left.discard(row)
-                _note(found, row, reply)
+                if row in left:  # a row of this job, answered once
+                    left.remove(row)
+                    _note(found, row, reply)
         self._set_deadline(math.inf)
         if not left:
             return
