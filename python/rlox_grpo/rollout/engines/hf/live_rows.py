@@ -82,6 +82,7 @@ class LiveRows(Generic[Key]):
         self._lengths = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._most = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._rows: list[Row] = []
+        self._stops: list[tuple[str, ...]] = []  # of the live rows, each once
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
         self._full: BoolArray = np.zeros(max_rows, dtype=bool)
         self.keys: list[Key] = []
@@ -109,6 +110,7 @@ class LiveRows(Generic[Key]):
         self._lengths[rows] = 0
         self.keys += keys
         self._rows += new
+        self._find_stops()
         self.draw(logits, first)
 
     def draw(self, logits: Tensor, first: int = 0) -> None:
@@ -125,11 +127,7 @@ class LiveRows(Generic[Key]):
         self._log_probs[rows].scatter_(1, step, log_probs[:, None])
         self._lengths[rows] += 1
         flags = [torch.isin(token_ids, self._end_ids), self._lengths[rows] == self._most[rows], log_probs.isnan()]
-        stops = [stop for stop in dict.fromkeys(row.stop for row in self._rows[first:]) if stop]
-        for stop in stops:
-            if stop not in self._stop_strings:
-                self._stop_strings[stop] = self._make_stop_strings(stop)
-            flags.append(self._stop_strings[stop].candidates(token_ids))
+        flags += [self._stop_strings[stop].candidates(token_ids) for stop in self._stops]
         stopped, full, invalid, *candidates = torch.stack(flags).cpu().numpy()
         if invalid.any():
             row = first + int(invalid.argmax())
@@ -137,7 +135,7 @@ class LiveRows(Generic[Key]):
                 f"the model's logits are not finite at {self._rows[row].name} {int(self._lengths[row]) - 1}: "
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
-        for stop, may_end in zip(stops, candidates, strict=True):
+        for stop, may_end in zip(self._stops, candidates, strict=True):
             places = [place for place in may_end.nonzero()[0] if self._rows[first + place].stop == stop]
             if places:
                 tails = self.read_tokens(first + np.array(places))
@@ -179,9 +177,17 @@ class LiveRows(Generic[Key]):
         for row, from_row in zip(to, source, strict=True):
             self.keys[row], self._rows[row] = self.keys[from_row], self._rows[from_row]
         del self.keys[remaining:], self._rows[remaining:]
+        self._find_stops()
         # The remaining rows have neither stopped nor reached their maximum length.
         self._stopped[:remaining] = self._full[:remaining] = False
         return to, source
+
+    def _find_stops(self) -> None:
+        """Note the stop strings of the live rows, when rows come or go: not at every token."""
+        self._stops = [stop for stop in dict.fromkeys(row.stop for row in self._rows) if stop]
+        for stop in self._stops:
+            if stop not in self._stop_strings:
+                self._stop_strings[stop] = self._make_stop_strings(stop)
 
     def _mark_dropped(self) -> BoolArray:
         if not self.dropped:  # the usual case, at every step
