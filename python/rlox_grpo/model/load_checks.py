@@ -1,4 +1,4 @@
-"""Refuse models and tokenizers that cannot be trained, and options whose package is not installed."""
+"""Refuse models and tokenizers that cannot be trained, before anything is loaded or run."""
 
 from __future__ import annotations
 

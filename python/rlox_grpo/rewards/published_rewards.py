@@ -124,7 +124,13 @@ EQUATIONS: dict[str, Callable[[str, Sequence[int], int], Judgement]] = {
 ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
     judge.__name__: judge
     for judge in (
-        *(simple_grpo, lm_book, rl_from_scratch, verl_gsm8k, verl_gsm8k_flexible, verl_math_dapo, verl_math_dapo_box),
+        simple_grpo,
+        lm_book,
+        rl_from_scratch,
+        verl_gsm8k,
+        verl_gsm8k_flexible,
+        verl_math_dapo,
+        verl_math_dapo_box,
     )
 }
 

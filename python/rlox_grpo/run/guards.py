@@ -63,7 +63,8 @@ Guard = Callable[[History], str | None]
 
 def constant_rewards(history: History) -> str | None:
     """Almost all groups have constant rewards. At the start of a run, all groups of every step so far have."""
-    _, before, share = history.means(name := "rollout/frac_reward_zero_std")
+    name = "rollout/frac_reward_zero_std"
+    _, before, share = history.means(name)
     if share is None:
         return None
     if history.is_long():
