@@ -20,6 +20,18 @@ class NonFiniteError(FloatingPointError):
         self.rows = tuple(rows)
 
 
+class SampleError(ValueError):
+    """A function of the user returned something wrong for a sample. The message names the function and the sample.
+
+    Attributes:
+        rows: The rows of the step, if they are known.
+    """
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read, or a run with this configuration cannot continue from it."""
 

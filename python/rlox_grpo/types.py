@@ -230,10 +230,8 @@ class Batch:
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]``, if they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
-        covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
-            :mod:`rlox_grpo.loss.covariance`.
-        effective_sample_size: that of the ratios of the whole optimizer step, for ``policy_loss="p3o"``; see
-            :func:`rlox_grpo.loss.step_statistics.policy_sample_size`.
+        measured: what the policy loss measured of the whole optimizer step, for this micro-batch; see
+            :class:`rlox_grpo.loss.inputs.PolicyLoss`.
         environment_mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of
             the row, for ``environment_loss_coef``; None: they are not trained on. It does not overlap ``loss_mask``.
         environment_lengths: ``int64 [N]``, tokens under ``environment_mask`` of the completion with its branches; None:
@@ -263,8 +261,7 @@ class Batch:
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
-    covariance_mask: Tensor | None = None
-    effective_sample_size: float | None = None
+    measured: Any = None
     environment_mask: Tensor | None = None
     environment_lengths: Tensor | None = None
     importance_weights: Tensor | None = None

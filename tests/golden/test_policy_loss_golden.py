@@ -10,13 +10,31 @@ import torch
 
 from rlox_grpo.config.records import LossConfig
 from rlox_grpo.loss.covariance import covariance_masks
+from rlox_grpo.loss.entropy import top_entropy_masks
+from rlox_grpo.loss.inputs import make_loss_inputs
 from rlox_grpo.loss.kl import kl_penalty
 from rlox_grpo.loss.objective import grpo_loss
-from rlox_grpo.loss.policy import policy_term, top_entropy_masks
-from rlox_grpo.loss.step_statistics import policy_sample_size, with_step_statistics
+from rlox_grpo.loss.policies import find_policy_loss
+from rlox_grpo.loss.policies.p3o import policy_sample_size
+from rlox_grpo.loss.policy_term import compute_policy_term
+from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.types import Batch
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
+
+
+def policy_term(config, log_probs, log_ratio, advantages, mask, measured=None):
+    """The term of ``config.policy_loss``, from log-ratios and advantages ``[N, 1]``."""
+    rows = torch.arange(len(mask))
+    ones = torch.ones(len(mask), dtype=torch.int64)
+    batch = Batch(
+        *(mask, mask, rows, ones, mask, mask, mask, advantages.expand(mask.shape), rows, rows),
+        num_loss_tokens=float(mask.sum()),
+        num_sequences=float(len(mask)),
+        old_log_probs=(log_probs - log_ratio).detach(),
+        measured=measured,
+    )
+    return compute_policy_term(find_policy_loss(config.policy_loss), make_loss_inputs(log_probs, batch, config))
 
 
 def term(kind, ratios, advantage, *, old=None, mask=None, **options):
@@ -142,7 +160,7 @@ def test_reinforce_reads_no_ratio():
 
 
 def test_unknown_loss():
-    with pytest.raises(ValueError, match="policy_loss: input should be 'clip', 'gspo'.*got 'ppo'"):
+    with pytest.raises(ValueError, match="policy_loss: expected a policy loss or its module:name, got 'ppo': did you mean 'dppo'"):
         term("ppo", [1.0], 1.0)
 
 
@@ -326,7 +344,7 @@ def test_selected_tokens_in_the_loss():
 
 
 def test_a_selection_that_is_missing_is_an_error():
-    with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.covariance_mask is None: select the tokens"):
+    with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.measured is None: select the tokens"):
         term("kl_cov", [1.0], 1.0)
 
 
@@ -341,7 +359,7 @@ def test_p3o_caps_the_weights_and_penalises_by_the_sample_size():
     ratios = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64)
     log_probs = ratios.log().requires_grad_()
     advantages, mask = torch.tensor([[3.0]], dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
-    found = policy_term(LossConfig.create(policy_loss="p3o"), log_probs, log_probs, advantages, mask, None, 7 / 9)
+    found = policy_term(LossConfig.create(policy_loss="p3o"), log_probs, log_probs, advantages, mask, 7 / 9)
     expected = [
         -7 / 3 * log(2) + 2 / 9 * (1 / 2 + log(2) - 1),
         3 / 2 * log(2) + 2 / 9 * (2 - log(2) - 1),
@@ -365,11 +383,11 @@ def test_the_sample_size_is_that_of_the_whole_step(pieces):
     config = LossConfig.create(policy_loss="p3o")
     given = dict(zip(map(id, batches), log_probs, strict=True))
     filled = with_step_statistics(batches, config, lambda batch: given[id(batch)])
-    assert [batch.effective_sample_size for batch in filled] == [pytest.approx(P3O_SIZE, rel=1e-12)] * len(pieces)
+    assert [batch.measured for batch in filled] == [pytest.approx(P3O_SIZE, rel=1e-12)] * len(pieces)
     outputs = [grpo_loss(own, batch, config) for own, batch in zip(log_probs, filled, strict=True)]
     # Micro-batches add up to the loss of the step, and the metric to the size.
     (whole,) = (
-        grpo_loss(own, replace(batch, effective_sample_size=P3O_SIZE), config)
+        grpo_loss(own, replace(batch, measured=P3O_SIZE), config)
         for own, batch in zip(*covariance_batches([[0, 1]]), strict=True)
     )
     assert sum(float(output.loss) for output in outputs) == pytest.approx(float(whole.loss), rel=1e-12)
@@ -405,7 +423,7 @@ def test_the_sample_size_at_its_bounds():
 
     config = LossConfig.create(policy_loss="p3o")
     (filled,) = with_step_statistics([fresh], config, never)
-    assert filled.effective_sample_size == 1.0
+    assert filled.measured == 1.0
     # All ratios 1: the policy gradient of reinforce, without a penalty.
     expected = grpo_loss(log_probs[0], fresh, policy_loss="reinforce").loss
     assert float(grpo_loss(log_probs[0], filled, config).loss) == pytest.approx(float(expected), rel=1e-12)
@@ -424,5 +442,5 @@ def test_the_sample_size_at_its_bounds():
 
 
 def test_a_sample_size_that_is_missing_is_an_error():
-    with pytest.raises(ValueError, match=r"policy_loss='p3o' and batch.effective_sample_size is None: compute that"):
+    with pytest.raises(ValueError, match=r"policy_loss='p3o' and batch.measured is None: compute the effective"):
         term("p3o", [1.0], 1.0)

@@ -22,7 +22,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import kl_coef_at
-from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
+from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
 
@@ -409,8 +409,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
-    if config.policy_loss in READS_THE_STEP:
-        (batch,) = with_step_statistics([batch], config.loss, lambda _: kept_log_probs)
+    (batch,) = with_step_statistics([batch], config.loss, lambda _: kept_log_probs)
     loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()

@@ -204,7 +204,7 @@ def test_entropy_bonus() -> None:
 
 
 def test_policy_mask_of_the_uncertain_tokens() -> None:
-    from rlox_grpo.loss.policy import top_entropy_masks
+    from rlox_grpo.loss.entropy import top_entropy_masks
 
     given = tensors()
     (policy_mask,) = top_entropy_masks([given["entropy"]], [given["mask"]], share=0.3)

@@ -498,7 +498,7 @@ def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
     if ours.policy_loss in SELECTING:
         (selected,) = covariance_masks([inputs["log_prob"]], [own], ours)
         assert 0 < selected.sum() < inputs["response_mask"].sum()
-        own = replace(own, covariance_mask=selected)
+        own = replace(own, measured=selected)
     found = grpo_loss(inputs["log_prob"], own, ours).loss
     # Both in float64 but for verl's float32 temperatures of sapo and its 1e-8 beside the lengths of geo_mean.
     torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-8)

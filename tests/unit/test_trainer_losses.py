@@ -191,7 +191,7 @@ def test_the_sample_size_falls_with_the_updates_of_a_batch(monkeypatch):
 
     def keep(learner, *given):
         found = seen(learner, *given)
-        sizes.append(found[0].effective_sample_size)
+        sizes.append(found[0].measured)
         return found
 
     monkeypatch.setattr(Learner, "_with_step_statistics", keep)

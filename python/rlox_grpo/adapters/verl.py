@@ -236,7 +236,7 @@ def compute_policy_loss(
 
     from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
     from rlox_grpo.loss.objective import aggregate
-    from rlox_grpo.loss.policy import clipped
+    from rlox_grpo.loss.ratios import clipped
 
     if config is None:
         raise ValueError("config is None, expected verl's actor configuration")
@@ -261,7 +261,7 @@ def compute_policy_loss(
         "actor/pg_clipfrac": token_mean(single.low | single.high),
         "actor/ppo_kl": token_mean(-log_ratio),
         "actor/pg_clipfrac_lower": token_mean(term.loss.detach() < single.loss),
-        "actor/ratio_mean": token_mean(term.ratio),
+        "actor/ratio_mean": token_mean(log_ratio.exp()),
     }
 
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from rlox_grpo.config.foreign_names import TRL, VERL, advise
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import RECORDS, Options
-from rlox_grpo.config.records.option import Record, describe_conditions, members, read_metadata
+from rlox_grpo.config.records.option import OWN, Door, Record, describe_conditions, members, read_metadata
 from rlox_grpo.errors import ConfigError
 
 _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -140,6 +140,10 @@ def _show(value: Any) -> str:
 
 def _values(field: FieldInfo) -> str:
     """Format the choices of an option, or its type and range: ``integer ≥ 1``."""
+    doors = [mark for mark in field.metadata if isinstance(mark, Door)]
+    if doors:
+        none = " or None" if doors[0].allows_none else ""
+        return ", ".join([*map(repr, doors[0].names), f"'{OWN}'"]) + f" or {doors[0].what}{none}"
     kinds = " or ".join(_kind(kind) for kind in members(field.annotation))
     limits = [
         f"{sign} {getattr(limit, name):g}"

@@ -7,7 +7,8 @@ distance from the old policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,10 +17,14 @@ from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.loss.inputs import LossInputs, StepInputs, make_loss_inputs
 from rlox_grpo.types import Batch
 
 SELECTING = ("clip_cov", "kl_cov")
-"""The policy losses that need :attr:`rlox_grpo.types.Batch.covariance_mask`."""
+"""The policy losses that select tokens."""
+
+_Select: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.int64]]
+"""Covariances ``[n]`` and whether the ratio is clipped ``[n]`` → the indices of the selected tokens."""
 
 
 def covariance_masks(
@@ -33,11 +38,8 @@ def covariance_masks(
     """Select tokens of an optimizer step: ``bool [N, T]`` for each micro-batch.
 
     A token's covariance is (log π − mean log π)(A − mean A); means run over all loss tokens of the step. Of n
-    loss tokens, s = max(1, ⌊covariance_share · n⌋) are selected:
-
-    - ``kl_cov``: the s with the largest covariances;
-    - ``clip_cov``: s drawn at random, without replacement, from the tokens whose covariance lies between the
-      ``covariance_bounds`` and whose ratio is not clipped; fewer where there are fewer.
+    loss tokens, s = max(1, ⌊covariance_share · n⌋) are selected, by :func:`select_largest` for ``kl_cov`` and by
+    :func:`select_drawn` for ``clip_cov``.
 
     Means, s and the selection are those of the whole step: of every micro-batch and rank, whatever their layout. verl
     and the authors' code compute them in each micro-batch.
@@ -49,57 +51,87 @@ def covariance_masks(
         seed: seed of the draw of ``clip_cov``, the same on every rank.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
     """
-    ranks = ranks or Ranks()
-    parts = [_read_tokens(*pair, config) for pair in zip(log_probs, batches, strict=True)]
+    inputs = [make_loss_inputs(*pair, config) for pair in zip(log_probs, batches, strict=True)]
+    step = StepInputs(lambda: inputs, is_on_policy=False, options=config, seed=seed, ranks=ranks or Ranks())
+    return select_largest(step) if config.policy_loss == "kl_cov" else select_drawn(step)
+
+
+def select_largest(step: StepInputs) -> list[Tensor]:
+    """Select the s tokens with the largest covariances: ``bool [N, T]`` for each micro-batch (kl-cov)."""
+
+    def select(covariances: NDArray[np.float64], clipped: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.argsort(-covariances, kind="stable")[: _count_selected(step.options, covariances)]
+
+    return _select_tokens(step, select)
+
+
+def select_drawn(step: StepInputs) -> list[Tensor]:
+    """Draw s tokens at random, without replacement: ``bool [N, T]`` for each micro-batch (clip-cov).
+
+    They are drawn from the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
+    clipped; fewer where there are fewer.
+    """
+    low, high = step.options.covariance_bounds
+
+    def select(covariances: NDArray[np.float64], clipped: NDArray[np.float64]) -> NDArray[np.int64]:
+        candidates = np.flatnonzero((covariances > low) & (covariances < high) & (clipped == 0))
+        # A random number for each token, not a permutation of the candidates: if rounding moves one token over a bound,
+        # the draws of the other tokens stay the same.
+        lots = np.random.default_rng(list(step.seed)).random(len(covariances))[candidates]
+        return candidates[np.argsort(lots, kind="stable")[: _count_selected(step.options, covariances)]]
+
+    return _select_tokens(step, select)
+
+
+def refuse_missing(policy_loss: str, selected: Any) -> Tensor:
+    """Return ``selected``; raise ValueError if it is None."""
+    if selected is None:
+        raise ValueError(
+            f"policy_loss={policy_loss!r} and batch.measured is None: select the tokens of the whole optimizer step first, "
+            "by rlox_grpo.loss.step_statistics.with_step_statistics"
+        )
+    mask: Tensor = selected
+    return mask
+
+
+def _count_selected(options: LossConfig, covariances: NDArray[np.float64]) -> int:
+    return max(1, int(options.covariance_share * len(covariances)))
+
+
+def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
+    """Return ``bool [N, T]`` for each micro-batch of this rank, of a selection over the whole step."""
+    parts = [_read_tokens(inputs) for inputs in step.micro_batches]
     # float64 [5, tokens]: row of the step, place in the row, log-prob, advantage, whether the ratio is clipped.
-    own: NDArray[np.float64] = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))
-    gathered = ranks.gather_bytes(own.tobytes())
-    tokens = np.concatenate([np.frombuffer(part).reshape(5, -1) for part in gathered], axis=1)
+    mine: NDArray[np.float64] = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))
+    gathered = [values.reshape(5, -1) for values in step.gather(mine.reshape(-1))]
+    tokens = np.concatenate(gathered, axis=1)
     # In the order of the step's rows, which does not depend on ranks or micro-batches.
     order = np.lexsort((tokens[1], tokens[0]))
+    _, _, log_probs, advantages, clipped = tokens[:, order]
     ordered = np.zeros(tokens.shape[1], dtype=bool)
-    ordered[_select(tokens[:, order], config, seed)] = True
+    if len(ordered):
+        ordered[select((log_probs - log_probs.mean()) * (advantages - advantages.mean()), clipped)] = True
     chosen = np.zeros_like(ordered)
     chosen[order] = ordered
-    start = sum(len(part) // own.itemsize // 5 for part in gathered[: ranks.rank])
+    start = sum(values.shape[1] for values in gathered[: step.ranks.rank])
     masks = []
-    for batch in batches:
-        mask = torch.zeros_like(batch.loss_mask)
-        count = int(batch.loss_mask.sum())
-        mask[batch.loss_mask] = torch.from_numpy(chosen[start : start + count]).to(mask.device)
+    for inputs in step.micro_batches:
+        mask = torch.zeros_like(inputs.mask)
+        count = int(inputs.mask.sum())
+        mask[inputs.mask] = torch.from_numpy(chosen[start : start + count]).to(mask.device)
         masks.append(mask)
         start += count
     return masks
 
 
-def _select(tokens: NDArray[np.float64], config: LossConfig, seed: Sequence[int]) -> NDArray[np.int64]:
-    """Places of the selected ones of ``tokens [5, n]``."""
-    _, _, log_probs, advantages, clipped = tokens
-    if not len(log_probs):
-        return np.zeros(0, dtype=np.int64)
-    covariances = (log_probs - log_probs.mean()) * (advantages - advantages.mean())
-    size = max(1, int(config.covariance_share * len(covariances)))
-    if config.policy_loss == "kl_cov":
-        return np.argsort(-covariances, kind="stable")[:size]
-    low, high = config.covariance_bounds
-    candidates = np.flatnonzero((covariances > low) & (covariances < high) & (clipped == 0))
-    # A random number for each token, not a permutation of the candidates: if rounding moves one token over a bound, the
-    # draws of the other tokens stay the same.
-    lots = np.random.default_rng(list(seed)).random(len(covariances))[candidates]
-    return candidates[np.argsort(lots, kind="stable")[:size]]
-
-
-def _read_tokens(log_probs: Tensor, batch: Batch, config: LossConfig) -> NDArray[np.float64]:
-    """``float64 [5, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`covariance_masks`."""
-    mask = batch.loss_mask
-    now = log_probs.detach()[mask].double()
-    advantages = batch.advantages if batch.advantages.dim() == 2 else batch.advantages[:, None].expand(mask.shape)
-    gains = advantages[mask].double()
-    clipped = torch.zeros_like(now)
-    if batch.old_log_probs is not None:
-        ratio = (now - batch.old_log_probs[mask].double()).exp()
-        over, under = ratio > 1 + config.clip_high, ratio < 1 - config.clip_low
-        clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
+def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
+    """``float64 [5, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`_select_tokens`."""
+    mask, options = inputs.mask, inputs.options
+    now = inputs.log_probs.detach()[mask].double()
+    gains = inputs.advantages[mask].double()
+    ratio = (now - inputs.old_log_probs[mask].double()).exp()
+    over, under = ratio > 1 + options.clip_high, ratio < 1 - options.clip_low
+    clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
     rows, places = mask.nonzero(as_tuple=True)
-    numbers = batch.row_index.to(rows.device)[rows].double()
+    numbers = inputs.sequences.to(rows.device)[rows].double()
     return torch.stack([numbers, places.double(), now, gains, clipped]).cpu().numpy()

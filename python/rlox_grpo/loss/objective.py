@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, token_kl
-from rlox_grpo.loss.policy import policy_term
+from rlox_grpo.loss.inputs import make_loss_inputs
+from rlox_grpo.loss.kl import token_kl
+from rlox_grpo.loss.policies import find_policy_loss
+from rlox_grpo.loss.policy_term import compute_policy_term
 from rlox_grpo.types import Batch, LossOutput
 
 _DEFAULTS = LossConfig()
@@ -103,8 +105,9 @@ def grpo_loss(
 
     Raises:
         ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
-            an ``entropy`` that has a gradient, ``clip_cov`` or ``kl_cov`` without ``covariance_mask``, ``p3o`` without
-            ``effective_sample_size``, or an ``environment_loss_coef`` without ``environment_mask``.
+            an ``entropy`` that has a gradient, ``clip_cov``, ``kl_cov`` or ``p3o`` without ``batch.measured``, or an
+            ``environment_loss_coef`` without ``environment_mask``.
+        SampleError: a policy loss of the user returned something else than finite losses ``[N, T]`` with a gradient.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS
@@ -120,16 +123,9 @@ def grpo_loss(
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
     mask, of_all_tokens = batch.loss_mask, log_probs
-    # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
-    log_probs = torch.where(mask, log_probs, 0)
-    log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
-    old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
-    log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    advantages = batch.advantages.to(log_probs.dtype)
-    advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
-    term = policy_term(
-        config, log_probs, log_ratio, advantages, mask, batch.covariance_mask, batch.effective_sample_size
-    )
+    inputs = make_loss_inputs(log_probs, batch, config)
+    log_probs = inputs.log_probs
+    term = compute_policy_term(find_policy_loss(config.policy_loss), inputs)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
@@ -164,10 +160,7 @@ def grpo_loss(
         "policy/clip_fraction_low": token_mean(term.low.float()),
         "policy/clip_fraction_high": token_mean(term.high.float()),
     }
-    if batch.covariance_mask is not None:
-        metrics["policy/covariance_fraction"] = token_mean(batch.covariance_mask.float())
-    if batch.effective_sample_size is not None:
-        metrics["policy/effective_sample_size"] = batch.effective_sample_size * token_mean(torch.ones_like(log_ratio))
+    metrics |= {f"policy/{name}": token_mean(values.detach()) for name, values in term.metrics.items()}
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     if environment_loss is not None:

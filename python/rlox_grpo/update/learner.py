@@ -16,7 +16,7 @@ from rlox_grpo.advantages import make_advantages, make_turn_advantages
 from rlox_grpo.batch.build import build_batch, drop_tokens, fill_if_empty, group_tokens, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.errors import NonFiniteError, SampleError
 from rlox_grpo.groups import (
     compute_group_offsets,
     describe_sample,
@@ -25,11 +25,11 @@ from rlox_grpo.groups import (
     list_rows,
     select_by_variance,
 )
+from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import KLWeight, sequence_kl, token_kl
 from rlox_grpo.loss.objective import grpo_loss
-from rlox_grpo.loss.policy import top_entropy_masks
-from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
+from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import make_forward
@@ -287,14 +287,12 @@ class Learner:
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
-                    if config.policy_loss in READS_THE_STEP:
-                        part = self._with_step_statistics(part, step, len(updates))
+                    part = self._with_step_statistics(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # this optimizer step changed no weight; earlier ones of the update did
+        except (NonFiniteError, SampleError) as error:  # this optimizer step changed no weight; earlier ones of the update did
             self.weights_are_whole = not updates
-            raise NonFiniteError(
-                f"step {step + 1}: {error}{describe_sample(scored, error.rows)}", error.rows
-            ) from error
+            message = f"step {step + 1}: {error}{describe_sample(scored, error.rows)}"
+            raise type(error)(message, error.rows) from error
         self.weights_are_whole = True
         return updates
 

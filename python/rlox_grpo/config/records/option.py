@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from rlox_grpo.config.foreign_names import advise
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, suggest_nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,9 +21,66 @@ if TYPE_CHECKING:
 SET = "set"
 """Condition of ``only_with``: the other option is not None, 0, False or empty."""
 
+OWN = "module:name"
+"""In a condition of ``only_with``, any value of a :class:`Door` that is not the name of a built-in."""
+
 Condition = Mapping[str, "tuple[Any, ...] | str"]
 """Names of options → the values with which an option is read. All must match. A name may be an argument of
 :class:`rlox_grpo.GRPO`, such as ``ref_model``, which counts as a match as long as its value is not known."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Marks an option that takes the name of a built-in, ``module:name`` of the user's own, or the object itself.
+
+    Attributes:
+        names: the names of the built-ins.
+        what: what the object is, for errors: ``a policy loss``.
+        allows_none: whether None is allowed.
+    """
+
+    names: tuple[str, ...]
+    what: str
+    allows_none: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Validate by :meth:`check`; serialize an object as its name."""
+        return core_schema.no_info_plain_validator_function(
+            self.check, serialization=core_schema.plain_serializer_function_ser_schema(name_object)
+        )
+
+    def check(self, value: Any) -> Any:
+        """Return ``value`` if it can be what the option takes.
+
+        Raises:
+            ConfigError: a text that is neither a name nor ``module:name``, a class, or a plain value.
+        """
+        if value is None and self.allows_none:
+            return None
+        if isinstance(value, str):
+            module, colon, name = value.partition(":")
+            if value in self.names or (module and colon and name):
+                return value
+            close = suggest_nearest(value, list(self.names)) if self.names else ""
+            raise ConfigError(f"expected {self.what} or its module:name, got {value!r}{close}")
+        if isinstance(value, type):
+            raise ConfigError(f"the class {value.__name__}: expected {self.what}; give an instance, {value.__name__}(…)")
+        if value is None or isinstance(value, (bool, int, float, bytes, list, tuple, dict, set)):
+            raise ConfigError(f"{value!r}: expected {self.what}, its module:name, or a name: {', '.join(self.names)}")
+        return value
+
+
+def is_own(value: Any) -> bool:
+    """Return whether the value of a :class:`Door` is the user's own: an object or ``module:name``."""
+    return value is not None and (not isinstance(value, str) or ":" in value)
+
+
+def name_object(value: Any) -> str | None:
+    """Return ``module:name`` of an object, or a name unchanged; for an object without a name, that of its class."""
+    if value is None or isinstance(value, str):
+        return value
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return f"{getattr(value, '__module__', None) or type(value).__module__}:{name}"
 
 
 def option(
@@ -124,7 +183,8 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     for finding in error.errors():
         cause = finding.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
-            lines.append(str(cause))
+            place = f"{finding['loc'][0]}: " if finding["loc"] else ""
+            lines.append(f"{place}{cause}")
             continue
         name = ".".join(str(part) for part in finding["loc"])
         field = model.model_fields.get(str(finding["loc"][0])) if finding["loc"] else None
@@ -163,9 +223,13 @@ def find_ignored(config: BaseModel, preset: Mapping[str, Any], given: Mapping[st
 def holds(condition: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """Return whether a condition of ``only_with`` holds; an unknown value counts as a match."""
     return all(
-        name not in known or (bool(known[name]) if wanted == SET else known[name] in wanted)
+        name not in known or (bool(known[name]) if wanted == SET else _matches(known[name], wanted))
         for name, wanted in condition.items()
     )
+
+
+def _matches(value: Any, wanted: Sequence[Any]) -> bool:
+    return value in wanted or (OWN in wanted and is_own(value))
 
 
 def describe_conditions(conditions: Sequence[Mapping[str, Any]], fields: Mapping[str, FieldInfo]) -> str:
@@ -177,7 +241,7 @@ def describe_conditions(conditions: Sequence[Mapping[str, Any]], fields: Mapping
 
 def _describe(name: str, wanted: Any, fields: Mapping[str, FieldInfo]) -> str:
     if wanted != SET:
-        return f"{name}=" + " or ".join(repr(value) for value in wanted)
+        return f"{name}=" + " or ".join(repr(value) for value in wanted if value != OWN)
     if name in fields and isinstance(fields[name].default, (int, float)):
         return f"{name} above 0"
     return name

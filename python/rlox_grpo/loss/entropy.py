@@ -1,0 +1,39 @@
+"""Select tokens by their entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.distributed.ranks import Ranks
+
+
+def top_entropy_masks(
+    entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
+) -> list[Tensor]:
+    """Select the loss tokens with the highest entropy ("Beyond the 80/20 Rule", arXiv:2506.01939).
+
+    Args:
+        entropies: ``[N, T]`` of each micro-batch of an optimizer step; they share one threshold.
+        masks: Their loss masks.
+        share: Share of all loss tokens to keep, by linear interpolation between entropies, as in TRL
+            (``top_entropy_quantile``).
+        ranks: The ranks that have the step's other micro-batches.
+
+    Returns:
+        ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
+    """
+    kept = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
+    parts = (ranks or Ranks()).gather_bytes(kept.cpu().numpy().tobytes())
+    kept = torch.from_numpy(np.concatenate([np.frombuffer(part) for part in parts])).to(kept.device)
+    if not kept.numel():
+        return [mask.clone() for mask in masks]
+    # Not torch.quantile: it refuses more than 16 million values.
+    ordered = kept.sort().values
+    place = (1 - share) * (len(ordered) - 1)
+    threshold = torch.lerp(ordered[floor(place)], ordered[ceil(place)], place - floor(place))
+    return [(entropy >= threshold) & mask for entropy, mask in zip(entropies, masks, strict=True)]

@@ -1,0 +1,178 @@
+"""What a policy loss reads and returns: :class:`LossInputs`, :class:`StepInputs` and :class:`PolicyTerm`.
+
+Every policy loss, those of this library and those of a user, is a callable from :class:`LossInputs` to the loss of each
+token. docs/guides/own_parts.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlox_grpo.config.records.loss import LossConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
+from rlox_grpo.types import Batch
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Denominators of the whole optimizer step, over micro-batches and ranks.
+
+    Attributes:
+        num_loss_tokens: number of tokens under the loss masks.
+        num_sequences: number of sequences with such a token. An episode with its branches is one sequence.
+    """
+
+    num_loss_tokens: float
+    num_sequences: float
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """The inputs of a policy loss for one micro-batch of N rows; T is the length of the longest completion.
+
+    Attributes:
+        log_probs: ``[N, T]`` with gradient, of the current policy at the sampling temperature; 0 outside ``mask``.
+        old_log_probs: ``[N, T]``, of the policy that sampled, as the trainer computes them; 0 outside ``mask``.
+        log_ratio: ``[N, T]``, log_probs − old_log_probs with gradient, clamped to ±20; 0 outside ``mask``.
+        advantages: ``[N, T]``; 0 outside ``mask``.
+        mask: ``bool [N, T]``, the tokens that are trained: a subset of those that the policy sampled.
+        sequences: ``int64 [N]``, the number of the sequence that each row belongs to. The branches of an episode have
+            the same number.
+        totals: the denominators of the whole optimizer step.
+        options: the options of the loss: ``clip_low``, ``clip_high`` and so on.
+        measured: what the ``measure`` method of the loss returned for this micro-batch; None without such a method.
+    """
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    log_ratio: Tensor
+    advantages: Tensor
+    mask: Tensor
+    sequences: Tensor
+    totals: StepTotals
+    options: LossConfig
+    measured: Any = None
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """``[N, T]``, exp(log_ratio) with gradient; 1 outside ``mask``."""
+        return self.log_ratio.exp()
+
+    @cached_property
+    def turns(self) -> Tensor | None:
+        """``int64 [N, T]``, the number of each token's turn in its row, from 0; −1 outside ``mask``.
+
+        None if every row has one turn. A turn is a run of consecutive tokens under ``mask``, since an observation
+        between two turns is not under it.
+        """
+        turns = number_turns(self.mask)
+        return turns if bool((turns > 0).any()) else None
+
+
+@dataclass(frozen=True, eq=False)
+class StepInputs:
+    """The inputs of the ``measure`` method of a policy loss: all micro-batches of an optimizer step, before the step.
+
+    Attributes:
+        forward: computes ``micro_batches``; called when they are first read, because it may take a forward pass.
+        is_on_policy: whether the policy is still the one that sampled, so that every ratio is 1.
+        options: the options of the loss.
+        seed: seed of random choices; the same on every rank, and different in every optimizer step.
+        ranks: the ranks that have the step's other micro-batches.
+    """
+
+    forward: Callable[[], Sequence[LossInputs]]
+    is_on_policy: bool
+    options: LossConfig
+    seed: Sequence[int] = (0,)
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @cached_property
+    def micro_batches(self) -> Sequence[LossInputs]:
+        """This rank's micro-batches, without gradients."""
+        return self.forward()
+
+    def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the array ``values [K]`` of every rank, in the order of the ranks. Every rank must call this."""
+        own = np.ascontiguousarray(values)
+        return [np.frombuffer(sent, own.dtype) for sent in self.ranks.gather_bytes(own.tobytes())]
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyTerm:
+    """Losses to minimise and what the metrics report of them, all ``[N, T]``.
+
+    Attributes:
+        loss: Per token; a sequence's own loss stands at each of its tokens. 0 outside the mask.
+        ratio: The importance ratio in the loss, of the token or of its sequence; None: the ratio of the token.
+        low, high: Whether the ratio is clipped from below or from above; None: nowhere. A clipped token has no
+            gradient; in the ``cispo`` forms and ``p3o`` it has the gradient of the bound.
+        metrics: Further values of each token, ``[N, T]``; their means over the step's loss tokens are ``policy/<name>``.
+    """
+
+    loss: Tensor
+    ratio: Tensor | None = None
+    low: Tensor | None = None
+    high: Tensor | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class PolicyLoss(Protocol):
+    """A policy loss: a function, or an object with ``__call__``.
+
+    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. Where it returns
+    a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value goes to all of them.
+    """
+
+    def __call__(self, inputs: LossInputs, /) -> Tensor | PolicyTerm:
+        """Return the loss of each token, ``[N, T]``."""
+        ...
+
+
+AnyPolicyLoss: TypeAlias = Callable[[LossInputs], "Tensor | PolicyTerm"]
+
+
+def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> LossInputs:
+    """Make the inputs of a policy loss from a micro-batch and the log-probs ``[N, T]`` of the current policy.
+
+    A batch without ``old_log_probs`` was sampled from the current weights: the old log-probs are then ``log_probs``
+    without gradient.
+    """
+    mask = batch.loss_mask
+    # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
+    log_probs = torch.where(mask, log_probs, 0)
+    log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
+    old_log_probs = log_probs.detach() if batch.old_log_probs is None else torch.where(mask, batch.old_log_probs, 0)
+    log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    advantages = batch.advantages.to(log_probs.dtype)  # [N], or [N, T] where each token has its own
+    advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    return LossInputs(
+        log_probs=log_probs,
+        old_log_probs=old_log_probs,
+        log_ratio=log_ratio,
+        advantages=torch.where(mask, advantages, 0),  # [N, T]
+        mask=mask,
+        sequences=batch.row_index,
+        totals=StepTotals(batch.num_loss_tokens, batch.num_sequences),
+        options=options,
+        measured=batch.measured,
+    )
+
+
+def number_turns(mask: Tensor) -> Tensor:
+    """Number the runs of consecutive tokens under ``mask`` in each row: ``int64 [N, T]``, −1 outside the mask.
+
+    Example: the mask ``1 1 0 1`` gives ``0 0 -1 1``.
+    """
+    begins = mask.clone()
+    begins[:, 1:] &= ~mask[:, :-1]  # a token under the mask after one that is not
+    return torch.where(mask, begins.cumsum(dim=-1) - 1, -1)

@@ -1,0 +1,36 @@
+"""Policy losses, a module each: the module ``<name>`` has the callable ``<name>``, which the option names.
+
+A new loss is a new module here; :data:`POLICY_LOSSES` lists the files of this folder. A loss of a user is the same
+callable, given as an object or as ``module:name``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from rlox_grpo.config.records.loss import POLICY_LOSSES
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.inputs import AnyPolicyLoss
+from rlox_grpo.rewards.import_callable import import_callable
+
+__all__ = ["POLICY_LOSSES", "find_policy_loss"]
+
+
+def find_policy_loss(policy_loss: Any) -> AnyPolicyLoss:
+    """Return the callable of the option ``policy_loss``: a built-in name, ``module:name``, or the callable itself.
+
+    Raises:
+        ConfigError: an unknown name, a module that cannot be imported, or something that is not callable.
+    """
+    found: AnyPolicyLoss
+    if isinstance(policy_loss, str) and policy_loss in POLICY_LOSSES:
+        found = getattr(import_module(f"{__name__}.{policy_loss}"), policy_loss)
+    elif isinstance(policy_loss, str):
+        found = import_callable("policy_loss", policy_loss)
+    else:
+        found = policy_loss
+    if isinstance(found, type) or not callable(found):
+        kind = f"the class {found.__name__}: give an instance" if isinstance(found, type) else repr(found)
+        raise ConfigError(f"policy_loss is {kind}; expected a function of LossInputs")
+    return found

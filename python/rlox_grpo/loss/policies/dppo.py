@@ -1,0 +1,22 @@
+"""DPPO: a token is left out once its probability has moved too far."""
+
+from __future__ import annotations
+
+import torch
+
+from rlox_grpo.loss.inputs import LossInputs, PolicyTerm
+
+
+def dppo(inputs: LossInputs) -> PolicyTerm:
+    """−sg(min(r, delta)) A log_probs for tokens whose probability has moved by less than the bounds.
+
+    Tokens with A > 0 are masked once π − π_old > clip_high, the others once π − π_old < −clip_low.
+
+    Sources: DPPO with the binary total variation, arXiv:2602.04879; verl's ``dppo_tv``.
+    """
+    ratio, advantages, delta = inputs.ratio, inputs.advantages, inputs.options.delta
+    moved = inputs.log_probs.detach().exp() - (inputs.log_probs - inputs.log_ratio).detach().exp()
+    high = (moved > inputs.options.clip_high) & (advantages > 0)
+    low = (moved < -inputs.options.clip_low) & (advantages <= 0)
+    weight = ratio.detach() if delta is None else ratio.detach().clamp(max=delta)
+    return PolicyTerm(torch.where(low | high, 0, -weight * advantages * inputs.log_probs), low=low, high=high)

@@ -1,0 +1,67 @@
+"""P3O: the effective sample size of the step as the cap of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, StepInputs
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
+from rlox_grpo.types import Batch
+
+
+def policy_sample_size(
+    log_probs: Sequence[Tensor | None], batches: Sequence[Batch | LossInputs], *, ranks: Ranks | None = None
+) -> float:
+    """Return the normalised effective sample size of a step's ratios, (Σr)² / (n·Σr²): from 1/n to 1.
+
+    r = exp(log_probs − old_log_probs), over the n loss tokens of all micro-batches and ranks, whatever their layout; a
+    batch without either has r = 1. Without any token it is 1. (arXiv:2605.12380, eq. 11.)
+    """
+    sums = np.zeros(3)  # Σr, Σr², n
+    for current, batch in zip(log_probs, batches, strict=True):
+        mask = batch.mask if isinstance(batch, LossInputs) else batch.loss_mask
+        if current is None or batch.old_log_probs is None:
+            sums += float(mask.sum())
+            continue
+        log_ratio = current.detach()[mask].double() - batch.old_log_probs[mask].double()
+        ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        sums += [float(ratio.sum()), float(ratio.square().sum()), ratio.numel()]
+    parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
+    total, squares, count = np.sum([np.frombuffer(part) for part in parts], axis=0).tolist()
+    return float(min(total**2 / (count * squares), 1.0)) if count else 1.0
+
+
+class P3O:
+    """−sg(min(r, e)) A log_probs + (1 − e)·(1/r + log_ratio − 1), e the effective sample size of the step's ratios.
+
+    The penalty estimates KL(π ‖ π_old).
+
+    Source: Trust the Batch, arXiv:2605.12380, eq. 11 and 12; FeynRL, algs/P3O.
+    """
+
+    def measure(self, step: StepInputs) -> float:
+        """Return e of the whole optimizer step; 1 for the first step of a batch, without a forward pass."""
+        if step.is_on_policy:
+            return 1.0
+        inputs = step.micro_batches
+        return policy_sample_size([own.log_probs for own in inputs], inputs, ranks=step.ranks)
+
+    def __call__(self, inputs: LossInputs) -> PolicyTerm:
+        """Return the loss of each token."""
+        size = inputs.measured
+        if size is None:
+            raise ValueError(
+                "policy_loss='p3o' and batch.measured is None: compute the effective sample size of the whole optimizer "
+                "step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
+            )
+        ratio = inputs.ratio
+        distance = (-inputs.log_ratio).exp() + inputs.log_ratio - 1
+        loss = -ratio.detach().clamp(max=size) * inputs.advantages * inputs.log_probs + (1 - size) * distance
+        return PolicyTerm(loss, high=ratio > size, metrics={"effective_sample_size": ratio.new_full(ratio.shape, size)})
+
+
+p3o = P3O()
