@@ -23,7 +23,7 @@ class Rows:
     """Rows of an optimizer step: arrays over all tokens with offsets, and arrays over rows.
 
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
-    if ``by_turn``. A completion has one row, and one more for each branch: ``completion_of_row`` is the completion of
+    if ``by_token``. A completion has one row, and one more for each branch: ``completion_of_row`` is the completion of
     each row, ascending, and ``branch_of_row`` is 0 for the completion itself and b for its branch b. ``observed`` marks
     the tokens of ``Batch.environment_mask``; None: they are not wanted.
     """
@@ -37,7 +37,7 @@ class Rows:
     prompt_of_row: Int64Array
     train: BoolArray
     advantages: Float32Array
-    by_turn: bool
+    by_token: bool
     completion_of_row: Int64Array
     branch_of_row: Int64Array
     observed: BoolArray | None = None
@@ -57,7 +57,10 @@ class Rows:
         )
         _check_log_probs(id_offsets, log_prob_offsets)
         sampled = mark_sampled(completions)
-        rows = _check_advantages(advantages, whole)
+        if is_by_token := isinstance(advantages, list) and all(isinstance(own, np.ndarray) for own in advantages):
+            rows = _check_token_advantages(advantages, whole)
+        else:
+            rows = _check_advantages(advantages, whole)
         of = np.repeat(np.arange(len(whole)), np.array([len(rows) for rows in rows_of], np.int64))
         prompt_ids, prompt_of_row = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
@@ -71,8 +74,8 @@ class Rows:
             sampled=sampled,
             prompt_of_row=prompt_of_row,
             train=train,
-            advantages=rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
-            by_turn=rows.ndim == 2,
+            advantages=rows if is_by_token else rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
+            by_token=is_by_token or rows.ndim == 2,
             completion_of_row=of,
             branch_of_row=np.array([place for rows in rows_of for place in range(len(rows))], np.int64),
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
@@ -149,7 +152,7 @@ class Rows:
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
-        if self.by_turn:
+        if self.by_token:
             advantages = _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0)
             advantages[~loss_mask] = 0.0
         else:
@@ -239,6 +242,22 @@ def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completi
     """The advantage of each token's turn, ``float32 [sum T]``, of ``advantages [N, K]``."""
     own = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
     return np.concatenate([np.zeros(0, np.float32), *own])
+
+
+def _check_token_advantages(advantages: Sequence[Float32Array], completions: Sequence[Completion]) -> Float32Array:
+    """The advantage of each token, ``float32 [sum T]``, of an array ``[T_i]`` for each completion."""
+    if len(advantages) != len(completions):
+        raise ValueError(f"advantages has {len(advantages)} arrays, but scored_groups hold {len(completions)} completions")
+    for index, (own, completion) in enumerate(zip(advantages, completions, strict=True)):
+        if completion.branches:
+            raise ValueError(f"advantages[{index}] has a value for each token, but completion {index} has branches")
+        if own.shape != (len(completion.token_ids),):
+            raise ValueError(
+                f"advantages[{index}] has shape {own.shape}, but completion {index} has {len(completion.token_ids)} tokens"
+            )
+        if not np.isfinite(own).all():
+            raise ValueError(f"advantages[{index}] has a value that is not finite")
+    return np.concatenate([np.zeros(0, np.float32), *advantages]).astype(np.float32)
 
 
 def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Float32Array:

@@ -91,12 +91,12 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
     if _is_launched_by_ray(arguments, origin):
         if arguments.dry_run:
-            _import_functions(origin, arguments.file)
+            _import_functions(origin, config, arguments.file)
         _train_on_ray(arguments, rest, origin, config)
         return
     from rlox_grpo.trainer import GRPO
 
-    rewards, environment, tools = _import_functions(origin, arguments.file)
+    rewards, environment, tools = _import_functions(origin, config, arguments.file)
     trainer = GRPO(origin.model, rewards, environment=environment, tools=tools, config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
     train_data, eval_data = load_data(origin, config)
@@ -104,15 +104,24 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
 
 
-def _import_functions(origin: Origin, run_file: str) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
+def _import_functions(
+    origin: Origin, config: GRPOConfig, run_file: str
+) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
     """Return the reward functions, the environment and the tools of a run file.
+
+    The policy loss, the advantage function and the engine of the user are imported too, so that the trainer finds them.
 
     Raises:
         ConfigError: one does not exist or is not callable.
     """
+    from rlox_grpo.config.records import DOORS
+    from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
+    for name in DOORS:
+        if ":" in (value := getattr(config, name) or ""):
+            import_callable(name, value, folders)
     environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
     return make_rewards(origin.rewards, folders), environment, tools
 

@@ -105,7 +105,8 @@ def _check_advantages(options: Options) -> Iterator[str]:
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
-    if options.group_size == 1 and options.max_group_size is None and baseline == "mean":
+    chooses = options.advantage_fn is None
+    if chooses and options.group_size == 1 and options.max_group_size is None and baseline == "mean":
         yield (
             "group_size=1 with baseline='mean': every advantage is 0 and nothing is trained; set group_size to at "
             "least 2, or baseline='batch' or 'moving'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import model_validator
 from rlox_grpo.config.checks import find_incompatible
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import Options
-from rlox_grpo.config.records.option import find_ignored, read_metadata
+from rlox_grpo.config.records.option import find_ignored, name_object, read_metadata
 from rlox_grpo.config.records.update import LORA_LEARNING_RATE
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.templates import TEMPLATES
@@ -30,6 +30,12 @@ CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
 
 OWN_PRESETS = ("grpo", "recommended")
 """Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
+
+BY_ADVANTAGE_FN = (
+    *("reward_aggregation", "reward_scaling", "ddof", "std_epsilon", "baseline", "baseline_decay", "baseline_key"),
+    *("negative_advantages", "turn_credit", "turn_discount", "turn_lambda", "turn_state"),
+)
+"""Options that an ``advantage_fn`` of the user takes the place of."""
 
 REMOVED: Mapping[str, Any] = {}
 """Removed options of earlier versions → the value that has the behaviour of this version."""
@@ -73,7 +79,16 @@ class GRPOConfig(Options):
 
     def _find_ignored(self, **given: bool) -> list[str]:
         preset = _preset_values(self.preset, self.published)
-        return list(find_ignored(self, preset, given))
+        return [*find_ignored(self, preset, given), *self._find_replaced(preset)]
+
+    def _find_replaced(self, preset: Mapping[str, Any]) -> Iterator[str]:
+        """Yield an error for each option that ``advantage_fn`` takes the place of."""
+        if self.advantage_fn is None:
+            return
+        for name in BY_ADVANTAGE_FN:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and value != preset.get(name, default):
+                yield f"{name}={value!r} is ignored: advantage_fn={name_object(self.advantage_fn)!r} computes the advantages"
 
     def refuse_ignored(self, **given: bool) -> None:
         """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.

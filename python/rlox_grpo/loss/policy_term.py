@@ -75,7 +75,7 @@ def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
         if bool(wrong.any()):
             row, token = (int(place[0]) for place in wrong.nonzero(as_tuple=True))
             raise SampleError(
-                f"policy loss {name} is {float(loss[row, token]):g} at token {token} of a sample, and {why}",
+                f"policy loss {name} is {float(loss.detach()[row, token]):g} at token {token} of a sample, and {why}",
                 _list_rows(inputs, wrong),
             )
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine
+from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine, ReceivingEngine
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
 from rlox_grpo.rollout.serialize import decode_group, encode_group
@@ -73,6 +73,7 @@ class BackgroundEngine:
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.
         takes_weights, max_length: those of the engine.
+        checks_log_probs: whether the engine is a :class:`rlox_grpo.rollout.engines.CheckedEngine`.
         policy_version: version of the last ``load_weights``.
     """
 
@@ -87,6 +88,7 @@ class BackgroundEngine:
         self._unread: list[_Handover] = []
         self._canary: Canary | None = None
         self.takes_weights = engine.takes_weights
+        self.checks_log_probs = isinstance(engine, CheckedEngine)
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T], *, is_load: bool = False) -> Future[T]:
@@ -125,7 +127,8 @@ class BackgroundEngine:
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
         threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
         """
-        given = hold_weights(weights, keep=getattr(self._engine, "reads_weights", True))
+        engine = self._engine
+        given = hold_weights(weights, keep=not isinstance(engine, ReceivingEngine) or engine.reads_weights)
         handover = _Handover(given, self._last)
         self.policy_version, canary = version, self._canary
 

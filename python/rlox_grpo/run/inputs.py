@@ -14,7 +14,7 @@ from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Prompt
-from rlox_grpo.update.moving_baseline import read_key
+from rlox_grpo.advantages.moving import read_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.run_file import Layout, place_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
@@ -108,6 +109,9 @@ class RayGRPO:
                 "save_pretrained(folder), and pass the folder"
             )
         self._layout = dict(layout or {})
+        for name in DOORS:
+            if options.get(name) is not None:
+                options[name] = _name_callable(name, options[name])
         if config is not None:
             options = choose_config(config, options).model_dump(exclude_unset=True)
         self.config = GRPOConfig.create(**{**options, **place_options(Layout.create(**self._layout), options)})

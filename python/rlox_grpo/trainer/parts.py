@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.advantages.door import find_advantage_fn
 from rlox_grpo.config.records.option import find_ignored
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.policy import Policy
@@ -72,6 +74,9 @@ def make_parts(
     # The check above lets a preset's own values pass. These two are what such a preset is for.
     for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), given):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
+    find_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
+    if config.advantage_fn is not None:
+        find_advantage_fn(config.advantage_fn)
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
     if several_turns and config.tensor_parallel_size > 1:

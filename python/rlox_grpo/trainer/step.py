@@ -8,12 +8,12 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
-from rlox_grpo.advantages import make_zero_variance_test
+from rlox_grpo.advantages.door import make_constant_test, pad_advantages
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.rewards import score
-from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
+from rlox_grpo.rollout.async_generation import BackgroundEngine, PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
@@ -37,7 +37,7 @@ class StepTaker:
     def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self._progress = config, parts, progress
         self._sampler, self._learner, self._ranks = parts.sampler, parts.learner, parts.ranks
-        self._is_constant = make_zero_variance_test(config.advantages)
+        self._is_constant = make_constant_test(config.advantages)
         self._engine_step: int | None = None  # the step whose weights the engine has
         self._changes: AdapterChanges | None = None  # the adapter's change in these weights
 
@@ -51,7 +51,7 @@ class StepTaker:
 
         Returns:
             The metrics, see docs/reference/metrics.md; and the trained groups with their advantages ``float32 [N]``,
-            one for each completion; with turn credit ``[N, K]``.
+            one for each completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
         """
         config, sampler, learner, step = self._config, self._sampler, self._learner, self._progress.step
         clock, refills = StageClock(), count(1)
@@ -73,9 +73,10 @@ class StepTaker:
                 )
         scored = rollout.chosen
         with clock("advantages"):
-            advantages = learner.advantages(scored, step, total_steps)
+            computed = learner.advantages(scored, step, total_steps)
+        advantages = pad_advantages(computed)
         with clock("batch"):
-            parts = learner.batches(scored, advantages, step)
+            parts = learner.batches(scored, computed, step)
         with clock("log_probs"):
             parts = learner.with_log_probs(parts, scored)
             every = config.mutual_information_steps
@@ -139,7 +140,9 @@ class StepTaker:
     def _expect_log_probs(self) -> AdapterChanges | None:
         """Send the engine the log-probs to compare its next weights with; None if weights are not checked."""
         config, engine = self._config, self._sampler.engine
-        if config.engine == "hf" or not isinstance(engine, CheckedEngine):
+        if not isinstance(engine, CheckedEngine):
+            return None
+        if isinstance(engine, BackgroundEngine) and not engine.checks_log_probs:
             return None
         canary = None
         if config.check_weights:

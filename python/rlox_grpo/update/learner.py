@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.advantages import make_advantages, make_turn_advantages
+from rlox_grpo.advantages.door import (
+    Advantages,
+    compute_advantages,
+    has_signal,
+    make_advantage_fn,
+    select_rows,
+)
+from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.batch.build import build_batch, drop_tokens, fill_if_empty, group_tokens, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
@@ -39,7 +46,6 @@ from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
-from rlox_grpo.update.moving_baseline import MovingBaselines
 from rlox_grpo.update.mutual_information import measure_mutual_information
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.parameter_groups import learning_rate_at
@@ -127,9 +133,8 @@ class Learner:
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self.learning_rate_factor = 1.0
-        self._normalised = make_advantages(config.advantages, reward_weights)
-        self._of_turns = make_turn_advantages(config.advantages)
         self.moving_baselines = MovingBaselines(config.baseline_decay, config.baseline_key)
+        self._advantage_fn = make_advantage_fn(config.advantages, reward_weights, self.moving_baselines)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
         # Last, because everything above tests the model in its original dtype.
         if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
@@ -137,25 +142,25 @@ class Learner:
         # No dropout: the policy in training must be the policy that sampled.
         self._model.train(policy.recomputes)
 
-    def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
-        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.
+    def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Advantages:
+        """Return the advantages of the completions, prompt-major; see :data:`rlox_grpo.advantages.door.Advantages`.
 
-        With ``turn_credit`` ``"turn"`` or ``"gae"``, that of each turn, ``[N, K]``.
+        ``step`` counts from 0.
+
+        Raises:
+            SampleError: an advantage function of the user returned something wrong.
         """
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
-        if self._config.turn_credit != "episode":
-            return self._of_turns(scored, self._rewards(scored))
-        if self._config.baseline == "moving":
-            prompts = [group.group.prompt for group in scored for _ in group.group.completions]
-            return self.moving_baselines.advantages(self._rewards(scored), prompts)
-        components = {
-            name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
-        }
-        return self._normalised(self._rewards(scored), compute_group_offsets(scored), components)
+        rewards, offsets = self._rewards(scored), compute_group_offsets(scored)
+        penalised = [
+            replace(group, rewards=rewards[start:stop])
+            for group, (start, stop) in zip(scored, pairwise(offsets.tolist()), strict=True)
+        ]
+        return compute_advantages(self._advantage_fn, penalised)
 
-    def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array, step: int) -> list[list[Batch]]:
+    def batches(self, scored: Sequence[ScoredGroup], advantages: Advantages, step: int) -> list[list[Batch]]:
         """Return the micro-batches of each mini-batch; ``step`` counts from 0.
 
         Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``.
@@ -164,7 +169,7 @@ class Learner:
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # In a group of equal rewards, every advantage is exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
+        kept = [index for index, own in enumerate(rows) if keep_all or has_signal(advantages, own)]
         if self._config.reward_variance_share < 1:
             kept = [
                 kept[at] for at in select_by_variance([scored[i] for i in kept], self._config.reward_variance_share)
@@ -174,7 +179,7 @@ class Learner:
             if part.size == 0:
                 continue
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
-            batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
+            batches = self._microbatches(groups, select_rows(advantages, part_rows), train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token or self._config.drop_stale is not None:
                 whole = [completion for group in groups for completion in group.group.completions]
                 dropped = {
@@ -203,7 +208,7 @@ class Learner:
         """
         with torch.no_grad(), self._reference_in_use():
             measured = [self._measured(part) for part in parts]
-            if self._config.baseline != "optimal_token" or not scored:
+            if self._config.baseline != "optimal_token" or self._config.advantage_fn is not None or not scored:
                 return measured
             norms = [[self._score_norms(batch) for batch in part] for part in measured]
         return with_token_advantages(measured, norms, self._rewards(scored), compute_group_offsets(scored), self._ranks)
@@ -367,7 +372,7 @@ class Learner:
         return penalised
 
     def _microbatches(
-        self, scored: Sequence[ScoredGroup], advantages: Float32Array, *, train_truncated: bool
+        self, scored: Sequence[ScoredGroup], advantages: Advantages, *, train_truncated: bool
     ) -> list[Batch]:
         return microbatches(
             scored,

@@ -16,6 +16,7 @@ from rlox_grpo.config.records.sampling import EngineConfig, PresetConfig, Sampli
 from rlox_grpo.config.records.update import LoraConfig, OptimizerConfig, UpdateConfig, UpdaterConfig
 
 __all__ = [
+    "DOORS",
     "RECORDS",
     "AdvantageConfig",
     "EngineConfig",
@@ -91,6 +92,9 @@ class Options(  # pydantic takes fields from the last base first
         every_turn = self.max_turns * self.max_new_tokens
         return every_turn if self.max_episode_tokens is None else min(every_turn, self.max_episode_tokens)
 
+
+DOORS = ("policy_loss", "advantage_fn", "engine")
+"""Options that take an object of the user, or its ``module:name``."""
 
 RECORDS: tuple[type[Record], ...] = Options.__bases__[::-1]
 """Every record, in the order in which options are shown."""

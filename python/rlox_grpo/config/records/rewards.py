@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from rlox_grpo.config.defaults import DDOF, STD_EPSILON
-from rlox_grpo.config.records.option import SET, Record, option
+from rlox_grpo.config.records.option import SET, Door, Record, option
 
 
 class RewardConfig(Record, title="Rewards"):
@@ -38,6 +38,11 @@ class RewardConfig(Record, title="Rewards"):
 class AdvantageConfig(Record, title="Advantages"):
     """How rewards become advantages."""
 
+    advantage_fn: Annotated[Any, Door((), "an advantage function", allows_none=True)] = option(
+        None,
+        "An advantage function of your own, or its module:name: from the scored groups of a step to the advantages of each "
+        "group; docs/guides/own_parts.md shows how to write one. None: baseline, reward_scaling and turn_credit choose.",
+    )
     reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
         "sum_then_normalize",
         "sum_then_normalize: compute advantages of the weighted sum of the rewards. normalize_then_sum: normalize each "

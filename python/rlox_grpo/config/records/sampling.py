@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from rlox_grpo.config.records.option import Record, option
+from rlox_grpo.config.records.option import OWN, Door, Record, option
 
-INEXACT_ENGINES = ("vllm", "vllm_server")
-"""Engines whose log-probs are not exactly the trainer's."""
+ENGINES = ("hf", "vllm", "vllm_server")
+"""The built-in engines: modules or packages of ``rlox_grpo/rollout/engines``."""
+
+INEXACT_ENGINES = ("vllm", "vllm_server", OWN)
+"""Engines whose log-probs may not be exactly the trainer's."""
 _EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
 _vllm_option = partial(option, only_with={"engine": ("vllm",)}, resumable=True)
 _server_option = partial(option, only_with={"engine": ("vllm_server",)}, resumable=True)
@@ -67,8 +70,10 @@ class SamplingConfig(Record, title="Sampling"):
 class EngineConfig(Record, title="Generation engine"):
     """The generation engine."""
 
-    engine: Literal["hf", "vllm", "vllm_server"] = option(
-        "hf", "hf: the built-in engine; vllm: vLLM in this process; vllm_server: vLLM servers over HTTP."
+    engine: Annotated[Any, Door(ENGINES, "an engine")] = option(
+        "hf",
+        "hf: the built-in engine; vllm: vLLM in this process; vllm_server: vLLM servers over HTTP. Your own: an object with "
+        "the methods of GenerationEngine, or module:make_engine; docs/guides/own_parts.md shows how to write one.",
     )
     max_rollout_rows: int | None = option(
         None,

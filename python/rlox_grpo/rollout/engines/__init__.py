@@ -1,6 +1,6 @@
 """Protocols of generation engines, and :func:`make_engine`.
 
-The engine ``<name>`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for one
+The built-in engine ``<name>`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for one
 rank.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class GenerationEngine(Protocol):
         ...
 
 
+ENGINE_MEMBERS = ("exact", "takes_weights", "policy_version", "max_length", "generate", "load_weights", "close")
+"""The members of :class:`GenerationEngine`."""
+
+
 @runtime_checkable
 class MeasuredEngine(Protocol):
     """An engine with its own metrics."""
@@ -79,18 +84,52 @@ class CheckedEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class ReceivingEngine(Protocol):
+    """An engine of several ranks of which only some read new weights.
+
+    Attributes:
+        reads_weights: whether this rank reads the weights of ``load_weights``.
+    """
+
+    reads_weights: bool
+
+
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """Create the engine that ``config.engine`` names, for one rank.
+    """Create the engine that ``config.engine`` names, for one rank, or return the user's own.
+
+    ``"module:make_engine"`` names a function of the same arguments that returns an engine.
 
     Raises:
-        ConfigError: the engine cannot serve this policy.
+        ConfigError: the engine cannot serve this policy, or the user's own lacks a member of :class:`GenerationEngine`.
         ImportError: the engine is not installed; the message has the extra.
     """
     from rlox_grpo.distributed.ranks import Ranks
 
+    engine = config.engine
+    if not isinstance(engine, str):
+        return _check_members(engine)
     make: Callable[[GRPOConfig, Policy, Ranks], GenerationEngine]
-    make = import_module(f"{__name__}.{config.engine}").make_engine
+    is_own = ":" in engine
+    make = import_callable("engine", engine) if is_own else import_module(f"{__name__}.{engine}").make_engine
     try:
-        return make(config, policy, ranks or Ranks())
+        made = make(config, policy, ranks or Ranks())
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    return _check_members(made) if is_own else made
+
+
+def _check_members(engine: Any) -> GenerationEngine:
+    """Return the user's own engine.
+
+    Raises:
+        ConfigError: it lacks a member of :class:`GenerationEngine`.
+    """
+    missing = [name for name in ENGINE_MEMBERS if not hasattr(engine, name)]
+    if missing:
+        raise ConfigError(
+            f"engine is {engine!r} and has no {', '.join(missing)}: expected the members of "
+            f"rlox_grpo.rollout.engines.GenerationEngine: {', '.join(ENGINE_MEMBERS)}"
+        )
+    made: GenerationEngine = engine
+    return made

@@ -1,0 +1,204 @@
+"""The interface of advantage functions, those of this library and those of a user: groups with rewards → advantages.
+
+An advantage function gets all groups of a step, as :class:`rlox_grpo.types.ScoredGroup`, and returns for each group of G
+completions one of
+
+- an array ``[G]``: one advantage for each completion;
+- an array ``[G, K]``: one for each turn, NaN after the last turn of an episode;
+- a list of G arrays ``[T_i]``: one for each token of a completion, and 0 on tokens that the policy did not sample.
+
+All groups of a step have the same form. docs/guides/own_parts.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo.advantages.functions import make_advantages, make_turn_advantages, make_zero_variance_test
+from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.config.records import AdvantageConfig
+from rlox_grpo.errors import ConfigError, SampleError
+from rlox_grpo.groups import compute_group_offsets, flag_sampled
+from rlox_grpo.rewards.calls import function_name
+from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.types import Float32Array, ScoredGroup
+
+GroupAdvantages: TypeAlias = "NDArray[Any] | list[NDArray[Any]]"
+AdvantageFn: TypeAlias = Callable[[Sequence[ScoredGroup]], "Sequence[GroupAdvantages]"]
+
+Advantages: TypeAlias = "Float32Array | list[Float32Array]"
+"""The advantages of a step: ``float32 [N]`` of its N completions; ``[N, K]`` of their turns, NaN after the last; or a list
+of N arrays ``[T_i]`` of their tokens."""
+
+
+def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving: MovingBaselines) -> AdvantageFn:
+    """Return the advantage function that the options choose: ``advantage_fn``, ``turn_credit``, ``baseline`` and so on.
+
+    Args:
+        config: the options.
+        weights: one for each reward component.
+        moving: the averages of ``baseline="moving"``.
+
+    Raises:
+        ConfigError: ``advantage_fn`` cannot be imported, or is not a function.
+    """
+    if config.advantage_fn is not None:
+        return find_advantage_fn(config.advantage_fn)
+    if config.turn_credit != "episode":
+        of_turns = make_turn_advantages(config)
+        return lambda groups: _split(of_turns(groups, _concatenate_rewards(groups)), groups)
+    if config.baseline == "moving":
+        return lambda groups: _split(
+            moving.advantages(
+                _concatenate_rewards(groups), [group.group.prompt for group in groups for _ in group.group.completions]
+            ),
+            groups,
+        )
+    normalise = make_advantages(config, weights)
+
+    def of_completions(groups: Sequence[ScoredGroup]) -> list[NDArray[Any]]:
+        components = {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
+        return _split(normalise(_concatenate_rewards(groups), compute_group_offsets(groups), components), groups)
+
+    return of_completions
+
+
+def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
+    """Return the function of the option ``advantage_fn``: ``module:name``, or the function itself.
+
+    Raises:
+        ConfigError: it cannot be imported or is not callable.
+    """
+    found: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
+    if isinstance(found, type) or not callable(found):
+        raise ConfigError(f"advantage_fn is {found!r}: expected a function of ScoredGroups, not a class")
+    function: AdvantageFn = found
+    return function
+
+
+def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
+    """Return the function that tells whether all advantages of a group are 0.
+
+    With a function of the user it is that function, called with the group alone.
+    """
+    if config.advantage_fn is None:
+        return make_zero_variance_test(config)
+    function = find_advantage_fn(config.advantage_fn)
+    return lambda scored: not has_signal(compute_advantages(function, [scored]), range(len(scored.rewards)))
+
+
+def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> Advantages:
+    """Call an advantage function and check what it returns.
+
+    The advantage of a completion without a reward may be NaN, and counts as 0.
+
+    Raises:
+        SampleError: another number of groups, a wrong shape, a value that is not finite, or a value other than 0 on a
+            token that the policy did not sample. The message names the function and the sample.
+    """
+    name = f"advantage function {function_name(function)}"
+    returned = function(groups)
+    if not isinstance(returned, (list, tuple)) or len(returned) != len(groups):
+        got = f"{len(returned)} values" if isinstance(returned, (list, tuple)) else type(returned).__name__
+        raise SampleError(f"{name} returned {got} for {len(groups)} groups: expected a list with the advantages of each group")
+    by_token = [isinstance(values, (list, tuple)) and not np.isscalar(next(iter(values), 0.0)) for values in returned]
+    if any(by_token) and not all(by_token):
+        raise SampleError(f"{name} returned advantages of tokens for some groups and not for others")
+    if all(by_token):
+        return [
+            _check_tokens(name, scored, place, values[place] if place < len(values) else None)
+            for scored, values in zip(groups, returned, strict=True)
+            for place in range(len(scored.rewards))
+        ]
+    checked = [_check_group(name, *pair) for pair in zip(groups, returned, strict=True)]
+    if len({values.ndim for values in checked}) > 1:
+        raise SampleError(f"{name} returned advantages of turns for some groups and not for others")
+    width = max(values.shape[-1] for values in checked) if checked[0].ndim == 2 else 0
+    padded = [
+        values
+        if values.ndim == 1
+        else np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.float32("nan"))
+        for values in checked
+    ]
+    return np.concatenate(padded)
+
+
+def has_signal(advantages: Advantages, rows: Sequence[int] | NDArray[np.int64] | range) -> bool:
+    """Return whether an advantage of these completions is not 0."""
+    return any(bool(np.nan_to_num(advantages[int(row)]).any()) for row in rows)
+
+
+def select_rows(advantages: Advantages, rows: NDArray[np.int64]) -> Advantages:
+    """Return the advantages of these completions."""
+    return [advantages[int(row)] for row in rows] if isinstance(advantages, list) else advantages[rows]
+
+
+def pad_advantages(advantages: Advantages) -> Float32Array:
+    """Return the advantages as one array: those of tokens as ``float32 [N, T]``, NaN after the last token."""
+    if not isinstance(advantages, list):
+        return advantages
+    padded = np.full((len(advantages), max(map(len, advantages), default=0)), np.nan, np.float32)
+    for row, values in zip(padded, advantages, strict=True):
+        row[: len(values)] = values
+    return padded
+
+
+def _concatenate_rewards(groups: Sequence[ScoredGroup]) -> Float32Array:
+    rewards: Float32Array = np.concatenate([group.rewards for group in groups])
+    return rewards
+
+
+def _split(values: NDArray[Any], groups: Sequence[ScoredGroup]) -> list[NDArray[Any]]:
+    """Return the rows of each group."""
+    return [values[start:stop] for start, stop in pairwise(compute_group_offsets(groups).tolist())]
+
+
+def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
+    """Return the advantages of a group's completions or turns as ``float32 [G]`` or ``[G, K]``."""
+    array = np.asarray(values)
+    size, where = len(scored.rewards), f"{name}, the group of prompts[{scored.group.prompt.index}]"
+    if array.dtype.kind not in "iuf" or array.ndim not in (1, 2) or len(array) != size:
+        raise SampleError(
+            f"{where}: got dtype {array.dtype} and shape {array.shape}, expected {size} numbers, one for each completion, "
+            f"or a list of {size} arrays, one for each completion with a number for each of its tokens"
+        )
+    result = array.astype(np.float32)
+    for place, row in enumerate(result):
+        broken = not np.isfinite(row).all() if array.ndim == 1 else not np.isfinite(row[~np.isnan(row)]).all()
+        if broken and not (array.ndim == 1 and np.isnan(row) and np.isnan(scored.rewards[place])):
+            raise SampleError(f"{where}: the advantage of completion {place} is {row}, expected a finite number{_hint(scored)}")
+    return np.nan_to_num(result, nan=0.0) if array.ndim == 1 else result
+
+
+def _check_tokens(name: str, scored: ScoredGroup, place: int, values: Any) -> Float32Array:
+    """Return the advantages of one completion's tokens as ``float32 [T]``."""
+    completion = scored.group.completions[place]
+    where = f"{name}, completion {place} of prompts[{scored.group.prompt.index}]"
+    array, length = np.asarray(values), len(completion.token_ids)
+    if completion.branches:
+        raise SampleError(f"{where} has branches: advantages of tokens need episodes of one row; return one number for it")
+    if array.dtype.kind not in "iuf" or array.shape != (length,):
+        raise SampleError(f"{where}: got dtype {array.dtype} and shape {array.shape}, expected a number for each of {length} tokens")
+    result = array.astype(np.float32)
+    if np.isnan(scored.rewards[place]) and np.isnan(result).all():
+        return np.zeros(length, np.float32)
+    if (wrong := np.flatnonzero(~np.isfinite(result))).size:
+        raise SampleError(f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]}, expected a finite number{_hint(scored)}")
+    if (wrong := np.flatnonzero((result != 0) & ~flag_sampled(completion))).size:
+        raise SampleError(
+            f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]:g}, and the policy did not sample this token: "
+            "expected 0 where completion.sampled is False"
+        )
+    return result
+
+
+def _hint(scored: ScoredGroup) -> str:
+    """Return a hint if a completion of the group has no reward."""
+    if not np.isnan(scored.rewards).any():
+        return ""
+    return "; a completion of the group has no reward (NaN): use np.nanmean and np.nanstd"
