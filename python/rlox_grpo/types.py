@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,6 +148,42 @@ class RolloutGroup:
     prefilled_tokens: float = 0.0
 
 
+@dataclass(frozen=True)
+class StepScores:
+    """The scores of a completion's steps, which a reward function returns in place of one number.
+
+    The completion's reward is the mean of ``scores``. Its tokens get advantages of their own: all step scores of a
+    group are normalised together, and the advantage of a token is the sum of the normalised scores of the steps that
+    end at it or later (DeepSeekMath, arXiv:2402.03300, section 4.1.3).
+
+    Attributes:
+        ends: where each step ends, ascending: the offset after its last character in the text of the completion; for
+            completions of token ids, the offset after its last token.
+        scores: one finite number for each step.
+    """
+
+    ends: Sequence[int]
+    scores: Sequence[float]
+
+    def __post_init__(self) -> None:
+        ends, scores = list(self.ends), [float(score) for score in self.scores]
+        if not ends or len(ends) != len(scores):
+            raise ValueError(
+                f"StepScores has {len(ends)} ends and {len(scores)} scores: expected one of each for each step"
+            )
+        if any(int(end) != end for end in ends) or ends != sorted(ends):
+            raise ValueError(f"StepScores.ends is {ends}: expected ascending whole numbers")
+        if not all(map(math.isfinite, scores)):
+            raise ValueError(f"StepScores.scores is {scores}: expected finite numbers")
+        object.__setattr__(self, "ends", tuple(map(int, ends)))
+        object.__setattr__(self, "scores", tuple(scores))
+
+    @property
+    def mean(self) -> float:
+        """The reward of the completion."""
+        return math.fsum(self.scores) / len(self.scores)
+
+
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
     """A group with its rewards.
@@ -163,6 +200,8 @@ class ScoredGroup:
         turn_rewards: The reward of each turn of each completion, ``float32 [turns]``, in the unit of ``rewards``; None:
             there are no turn rewards. They are part of ``rewards``: the rest, ``rewards[i] - turn_rewards[i].sum()``,
             belongs to the last turn.
+        step_scores: The steps of each completion by function, for functions that return :class:`StepScores`; None where
+            a function does not apply. Their ends are offsets of tokens.
     """
 
     group: RolloutGroup
@@ -173,6 +212,7 @@ class ScoredGroup:
     seconds: Mapping[str, float] = field(default_factory=dict)
     measures: Mapping[str, Float32Array] = field(default_factory=dict)
     turn_rewards: tuple[Float32Array, ...] | None = None
+    step_scores: Mapping[str, tuple[StepScores | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

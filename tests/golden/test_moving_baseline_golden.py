@@ -6,8 +6,8 @@ import torch
 
 import toy
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.types import Prompt
 from rlox_grpo.advantages.moving import MovingBaselines, read_key
+from rlox_grpo.types import Prompt
 
 MOVING = {"baseline": "moving", "reward_scaling": "none"}
 

@@ -160,7 +160,9 @@ def test_reinforce_reads_no_ratio():
 
 
 def test_unknown_loss():
-    with pytest.raises(ValueError, match="policy_loss: expected a policy loss or its module:name, got 'ppo': did you mean 'dppo'"):
+    with pytest.raises(
+        ValueError, match="policy_loss: expected a policy loss or its module:name, got 'ppo': did you mean 'dppo'"
+    ):
         term("ppo", [1.0], 1.0)
 
 

@@ -21,9 +21,9 @@ from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.config.records import ImportanceConfig, LossConfig
 from rlox_grpo.groups import find_end_tokens
 from rlox_grpo.loss import grpo_loss, token_kl
+from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import gap_shares, importance_weights, mismatch_metrics
 from rlox_grpo.loss.kl import sequence_kl
-from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.step_metrics import StepReport
 

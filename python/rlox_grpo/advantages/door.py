@@ -1,7 +1,7 @@
 """The interface of advantage functions, those of this library and those of a user: groups with rewards → advantages.
 
-An advantage function gets all groups of a step, as :class:`rlox_grpo.types.ScoredGroup`, and returns for each group of G
-completions one of
+An advantage function gets all groups of a step, as :class:`rlox_grpo.types.ScoredGroup`, and returns for each group of
+G completions one of
 
 - an array ``[G]``: one advantage for each completion;
 - an array ``[G, K]``: one for each turn, NaN after the last turn of an episode;
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rlox_grpo.advantages.functions import make_advantages, make_turn_advantages, make_zero_variance_test
 from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.advantages.process import AdvantageFn, has_equal_steps, with_step_advantages
 from rlox_grpo.config.records import AdvantageConfig
 from rlox_grpo.errors import ConfigError, SampleError
 from rlox_grpo.groups import compute_group_offsets, flag_sampled
@@ -28,12 +29,9 @@ from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.types import Float32Array, ScoredGroup
 
-GroupAdvantages: TypeAlias = "NDArray[Any] | list[NDArray[Any]]"
-AdvantageFn: TypeAlias = Callable[[Sequence[ScoredGroup]], "Sequence[GroupAdvantages]"]
-
 Advantages: TypeAlias = "Float32Array | list[Float32Array]"
-"""The advantages of a step: ``float32 [N]`` of its N completions; ``[N, K]`` of their turns, NaN after the last; or a list
-of N arrays ``[T_i]`` of their tokens."""
+"""The advantages of a step: ``float32 [N]`` of its N completions; ``[N, K]`` of their turns, NaN after the last; or a
+list of N arrays ``[T_i]`` of their tokens."""
 
 
 def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving: MovingBaselines) -> AdvantageFn:
@@ -49,6 +47,10 @@ def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving:
     """
     if config.advantage_fn is not None:
         return find_advantage_fn(config.advantage_fn)
+    return with_step_advantages(_make_built_in(config, weights, moving), config, weights)
+
+
+def _make_built_in(config: AdvantageConfig, weights: Sequence[float], moving: MovingBaselines) -> AdvantageFn:
     if config.turn_credit != "episode":
         of_turns = make_turn_advantages(config)
         return lambda groups: _split(of_turns(groups, _concatenate_rewards(groups)), groups)
@@ -62,7 +64,9 @@ def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving:
     normalise = make_advantages(config, weights)
 
     def of_completions(groups: Sequence[ScoredGroup]) -> list[NDArray[Any]]:
-        components = {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
+        components = {
+            name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components
+        }
         return _split(normalise(_concatenate_rewards(groups), compute_group_offsets(groups), components), groups)
 
     return of_completions
@@ -87,7 +91,8 @@ def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]
     With a function of the user it is that function, called with the group alone.
     """
     if config.advantage_fn is None:
-        return make_zero_variance_test(config)
+        is_constant = make_zero_variance_test(config)
+        return lambda scored: has_equal_steps(scored) and (bool(scored.step_scores) or is_constant(scored))
     function = find_advantage_fn(config.advantage_fn)
     return lambda scored: not has_signal(compute_advantages(function, [scored]), range(len(scored.rewards)))
 
@@ -105,7 +110,9 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
     returned = function(groups)
     if not isinstance(returned, (list, tuple)) or len(returned) != len(groups):
         got = f"{len(returned)} values" if isinstance(returned, (list, tuple)) else type(returned).__name__
-        raise SampleError(f"{name} returned {got} for {len(groups)} groups: expected a list with the advantages of each group")
+        raise SampleError(
+            f"{name} returned {got} for {len(groups)} groups: expected a list with the advantages of each group"
+        )
     by_token = [isinstance(values, (list, tuple)) and not np.isscalar(next(iter(values), 0.0)) for values in returned]
     if any(by_token) and not all(by_token):
         raise SampleError(f"{name} returned advantages of tokens for some groups and not for others")
@@ -164,14 +171,16 @@ def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
     size, where = len(scored.rewards), f"{name}, the group of prompts[{scored.group.prompt.index}]"
     if array.dtype.kind not in "iuf" or array.ndim not in (1, 2) or len(array) != size:
         raise SampleError(
-            f"{where}: got dtype {array.dtype} and shape {array.shape}, expected {size} numbers, one for each completion, "
-            f"or a list of {size} arrays, one for each completion with a number for each of its tokens"
+            f"{where}: got dtype {array.dtype} and shape {array.shape}, expected {size} numbers, one for each "
+            f"completion, or a list of {size} arrays, one for each completion with a number for each of its tokens"
         )
     result = array.astype(np.float32)
     for place, row in enumerate(result):
         broken = not np.isfinite(row).all() if array.ndim == 1 else not np.isfinite(row[~np.isnan(row)]).all()
         if broken and not (array.ndim == 1 and np.isnan(row) and np.isnan(scored.rewards[place])):
-            raise SampleError(f"{where}: the advantage of completion {place} is {row}, expected a finite number{_hint(scored)}")
+            raise SampleError(
+                f"{where}: the advantage of completion {place} is {row}, expected a finite number{_hint(scored)}"
+            )
     return np.nan_to_num(result, nan=0.0) if array.ndim == 1 else result
 
 
@@ -181,18 +190,24 @@ def _check_tokens(name: str, scored: ScoredGroup, place: int, values: Any) -> Fl
     where = f"{name}, completion {place} of prompts[{scored.group.prompt.index}]"
     array, length = np.asarray(values), len(completion.token_ids)
     if completion.branches:
-        raise SampleError(f"{where} has branches: advantages of tokens need episodes of one row; return one number for it")
+        raise SampleError(
+            f"{where} has branches: advantages of tokens need episodes of one row; return one number for it"
+        )
     if array.dtype.kind not in "iuf" or array.shape != (length,):
-        raise SampleError(f"{where}: got dtype {array.dtype} and shape {array.shape}, expected a number for each of {length} tokens")
+        raise SampleError(
+            f"{where}: got dtype {array.dtype} and shape {array.shape}, expected a number for each of {length} tokens"
+        )
     result = array.astype(np.float32)
     if np.isnan(scored.rewards[place]) and np.isnan(result).all():
         return np.zeros(length, np.float32)
     if (wrong := np.flatnonzero(~np.isfinite(result))).size:
-        raise SampleError(f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]}, expected a finite number{_hint(scored)}")
+        raise SampleError(
+            f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]}, expected a finite number{_hint(scored)}"
+        )
     if (wrong := np.flatnonzero((result != 0) & ~flag_sampled(completion))).size:
         raise SampleError(
-            f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]:g}, and the policy did not sample this token: "
-            "expected 0 where completion.sampled is False"
+            f"{where}: the advantage of token {wrong[0]} is {result[wrong[0]]:g}, and the policy did not sample this "
+            "token: expected 0 where completion.sampled is False"
         )
     return result
 

@@ -247,13 +247,16 @@ def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completi
 def _check_token_advantages(advantages: Sequence[Float32Array], completions: Sequence[Completion]) -> Float32Array:
     """The advantage of each token, ``float32 [sum T]``, of an array ``[T_i]`` for each completion."""
     if len(advantages) != len(completions):
-        raise ValueError(f"advantages has {len(advantages)} arrays, but scored_groups hold {len(completions)} completions")
+        raise ValueError(
+            f"advantages has {len(advantages)} arrays, but scored_groups hold {len(completions)} completions"
+        )
     for index, (own, completion) in enumerate(zip(advantages, completions, strict=True)):
         if completion.branches:
             raise ValueError(f"advantages[{index}] has a value for each token, but completion {index} has branches")
         if own.shape != (len(completion.token_ids),):
             raise ValueError(
-                f"advantages[{index}] has shape {own.shape}, but completion {index} has {len(completion.token_ids)} tokens"
+                f"advantages[{index}] has shape {own.shape}, but completion {index} has {len(completion.token_ids)} "
+                "tokens"
             )
         if not np.isfinite(own).all():
             raise ValueError(f"advantages[{index}] has a value that is not finite")

@@ -88,7 +88,8 @@ class GRPOConfig(Options):
         for name in BY_ADVANTAGE_FN:
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default and value != preset.get(name, default):
-                yield f"{name}={value!r} is ignored: advantage_fn={name_object(self.advantage_fn)!r} computes the advantages"
+                function = name_object(self.advantage_fn)
+                yield f"{name}={value!r} is ignored: advantage_fn={function!r} computes the advantages"
 
     def refuse_ignored(self, **given: bool) -> None:
         """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.

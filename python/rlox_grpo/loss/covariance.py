@@ -87,8 +87,8 @@ def refuse_missing(policy_loss: str, selected: Any) -> Tensor:
     """Return ``selected``; raise ValueError if it is None."""
     if selected is None:
         raise ValueError(
-            f"policy_loss={policy_loss!r} and batch.measured is None: select the tokens of the whole optimizer step first, "
-            "by rlox_grpo.loss.step_statistics.with_step_statistics"
+            f"policy_loss={policy_loss!r} and batch.measured is None: select the tokens of the whole optimizer step "
+            "first, by rlox_grpo.loss.step_statistics.with_step_statistics"
         )
     mask: Tensor = selected
     return mask

@@ -98,7 +98,7 @@ class StepInputs:
 
     @cached_property
     def micro_batches(self) -> Sequence[LossInputs]:
-        """This rank's micro-batches, without gradients."""
+        """The micro-batches of this rank, without gradients."""
         return self.forward()
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
@@ -116,7 +116,8 @@ class PolicyTerm:
         ratio: The importance ratio in the loss, of the token or of its sequence; None: the ratio of the token.
         low, high: Whether the ratio is clipped from below or from above; None: nowhere. A clipped token has no
             gradient; in the ``cispo`` forms and ``p3o`` it has the gradient of the bound.
-        metrics: Further values of each token, ``[N, T]``; their means over the step's loss tokens are ``policy/<name>``.
+        metrics: Further values of each token, ``[N, T]``; their means over the step's loss tokens are
+            ``policy/<name>``.
     """
 
     loss: Tensor
@@ -129,8 +130,9 @@ class PolicyTerm:
 class PolicyLoss(Protocol):
     """A policy loss: a function, or an object with ``__call__``.
 
-    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. Where it returns
-    a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value goes to all of them.
+    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. Where it
+    returns a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value goes to all
+    of them.
     """
 
     def __call__(self, inputs: LossInputs, /) -> Tensor | PolicyTerm:

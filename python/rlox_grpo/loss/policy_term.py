@@ -36,13 +36,18 @@ def compute_policy_term(policy_loss: AnyPolicyLoss, inputs: LossInputs) -> Fille
         returned = PolicyTerm(returned)
     if not _is_built_in(policy_loss):
         _check_term(function_name(policy_loss), returned, inputs)
-    nowhere = torch.zeros_like(inputs.mask)
+    return fill_term(returned, inputs.ratio)
+
+
+def fill_term(term: PolicyTerm, ratio: Tensor) -> FilledTerm:
+    """Return the term with ``ratio [N, T]`` for a ratio that is None, and no clip marks for those that are None."""
+    nowhere = torch.zeros_like(ratio, dtype=torch.bool)
     return FilledTerm(
-        loss=returned.loss,
-        ratio=inputs.ratio if returned.ratio is None else returned.ratio,
-        low=nowhere if returned.low is None else returned.low,
-        high=nowhere if returned.high is None else returned.high,
-        metrics=dict(returned.metrics),
+        loss=term.loss,
+        ratio=ratio if term.ratio is None else term.ratio,
+        low=nowhere if term.low is None else term.low,
+        high=nowhere if term.high is None else term.high,
+        metrics=dict(term.metrics),
     )
 
 
@@ -55,7 +60,9 @@ def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
     shape = tuple(inputs.mask.shape)
     loss: Any = term.loss
     if not isinstance(loss, Tensor):
-        raise SampleError(f"policy loss {name} returned {type(loss).__name__}: expected a tensor [N, T] or a PolicyTerm")
+        raise SampleError(
+            f"policy loss {name} returned {type(loss).__name__}: expected a tensor [N, T] or a PolicyTerm"
+        )
     values = {"loss": loss, "ratio": term.ratio, "low": term.low, "high": term.high, **term.metrics}
     for what, tensor in values.items():
         if tensor is not None and tuple(tensor.shape) != shape:
@@ -63,8 +70,8 @@ def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
             raise SampleError(f"policy loss {name}: {what} has shape {tuple(tensor.shape)}, expected {shape}{hint}")
     if inputs.log_probs.requires_grad and not loss.requires_grad:
         raise SampleError(
-            f"policy loss {name}: the loss has no gradient: it must depend on inputs.log_probs or inputs.ratio, and not on "
-            "detached copies alone",
+            f"policy loss {name}: the loss has no gradient: it must depend on inputs.log_probs or inputs.ratio, and "
+            "not on detached copies alone",
             _list_rows(inputs, inputs.mask),
         )
     unread = ~inputs.mask & (loss.detach() != 0)  # bool [N, T]; NaN is not 0

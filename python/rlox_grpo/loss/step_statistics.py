@@ -50,7 +50,7 @@ def with_step_statistics(
         measured = [measured] * len(batches)
     if len(measured) != len(batches):
         raise ValueError(
-            f"measure of policy_loss={config.policy_loss!r} returned a list of {len(measured)} values for {len(batches)} "
-            "micro-batches: expected one for each, or one value for all that is not a list"
+            f"measure of policy_loss={config.policy_loss!r} returned a list of {len(measured)} values for "
+            f"{len(batches)} micro-batches: expected one for each, or one value for all that is not a list"
         )
     return [replace(batch, measured=values) for batch, values in zip(batches, measured, strict=True)]

@@ -25,6 +25,7 @@ from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Composite, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
+from rlox_grpo.types import StepScores
 
 __all__ = [
     "OUTCOMES",
@@ -35,6 +36,7 @@ __all__ = [
     "RewardFn",
     "RewardModel",
     "Rule",
+    "StepScores",
     "UnreadableGold",
     "Verdicts",
     "check_rewards",

@@ -34,6 +34,7 @@ from rlox_grpo.rewards.calls import (
 )
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
+from rlox_grpo.rewards.steps import split_steps
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -47,7 +48,7 @@ from rlox_grpo.rewards.verdicts import (
     sum_weighted,
 )
 from rlox_grpo.rewards.workers import InWorkers
-from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup, StepScores
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class _Part:
     outcomes: UInt8Array | None = None
     seconds: float = 0.0
     measures: Mapping[str, Float64Array] = field(default_factory=dict)
+    steps: tuple[StepScores | None, ...] | None = None
 
 
 def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
@@ -198,6 +200,7 @@ def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_er
         if isinstance(result, RewardError):
             raise RewardError(f"{result}{hint_at_kind(completions[0], result)}", result.row) from result.__cause__
         result, measures = split_measures(name, result, rows)
+        result, steps = split_steps(name, result)
         scores = check_scores(name, result, rows)
         _warn_of_nan(name, result)
     except RewardError as error:
@@ -205,7 +208,9 @@ def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_er
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
-    return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures)
+    return _Part(
+        scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures, steps=steps
+    )
 
 
 _warned_of_nan: set[str] = set()
@@ -381,6 +386,7 @@ def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[s
                     for name, part in parts.items()
                     for measure, values in part.measures.items()
                 },
+                step_scores={name: part.steps[rows] for name, part in parts.items() if part.steps is not None},
             )
         )
     return scored

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup, StepScores
 
 T = TypeVar("T")
 
@@ -61,6 +61,11 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
     record = {**encode_group(scored.group), "rewards": rewards, "seconds": dict(scored.seconds), **tables}
     if scored.turn_rewards is not None:
         record["turn_rewards"] = [encode_array(paid, np.float32) for paid in scored.turn_rewards]
+    if scored.step_scores:
+        record["step_scores"] = {
+            name: [None if steps is None else [steps.ends, steps.scores] for steps in of_group]
+            for name, of_group in scored.step_scores.items()
+        }
     return record
 
 
@@ -74,7 +79,13 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
     paid = record.get("turn_rewards")
     turn_rewards = None if paid is None else tuple(decode_array(text, np.float32) for text in paid)
     group = decode_group(record, prompt)
-    return ScoredGroup(group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, **tables)
+    step_scores = {
+        name: tuple(None if steps is None else StepScores(*steps) for steps in of_group)
+        for name, of_group in record.get("step_scores", {}).items()
+    }
+    return ScoredGroup(
+        group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, step_scores=step_scores, **tables
+    )
 
 
 def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt], ranks: Ranks) -> list[ScoredGroup]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlox_grpo.advantages.moving import read_key
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long
@@ -14,7 +15,6 @@ from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Prompt
-from rlox_grpo.advantages.moving import read_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,10 +13,12 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.rewards import score
+from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import BackgroundEngine, PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
+from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
@@ -197,7 +199,9 @@ class StepTaker:
         """Score this rank's groups, and all-gather the scored groups of all ranks."""
         config, reward_fns = self._config, self._parts.reward_fns
         mine = score(batch.groups.result(), reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return gather_scored_groups(mine, batch.prompts, self._ranks)
+        tokenizer = self._parts.policy.tokenizer
+        read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
+        return gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self._ranks)
 
     def _measure(
         self,

@@ -23,7 +23,7 @@ from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.batch.build import build_batch, drop_tokens, fill_if_empty, group_tokens, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import NonFiniteError, SampleError
+from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
 from rlox_grpo.groups import (
     compute_group_offsets,
     describe_sample,
@@ -153,6 +153,8 @@ class Learner:
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
+        if self._config.kl_in == "reward" and any(group.step_scores for group in scored):
+            raise ConfigError("kl_in='reward' with a reward function that returns StepScores: set kl_in='loss'")
         rewards, offsets = self._rewards(scored), compute_group_offsets(scored)
         penalised = [
             replace(group, rewards=rewards[start:stop])
@@ -179,7 +181,9 @@ class Learner:
             if part.size == 0:
                 continue
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
-            batches = self._microbatches(groups, select_rows(advantages, part_rows), train_truncated=not self._config.mask_truncated)
+            batches = self._microbatches(
+                groups, select_rows(advantages, part_rows), train_truncated=not self._config.mask_truncated
+            )
             if not self._config.train_end_token or self._config.drop_stale is not None:
                 whole = [completion for group in groups for completion in group.group.completions]
                 dropped = {
@@ -294,7 +298,10 @@ class Learner:
                 for part in parts:
                     part = self._with_step_statistics(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
-        except (NonFiniteError, SampleError) as error:  # this optimizer step changed no weight; earlier ones of the update did
+        except (
+            NonFiniteError,
+            SampleError,
+        ) as error:  # this optimizer step changed no weight; earlier ones of the update did
             self.weights_are_whole = not updates
             message = f"step {step + 1}: {error}{describe_sample(scored, error.rows)}"
             raise type(error)(message, error.rows) from error

@@ -9,18 +9,14 @@ from typing import Annotated, Any, Literal
 from rlox_grpo.config.records.option import OWN, SET, Condition, Door, Record, option
 from rlox_grpo.config.records.sampling import INEXACT_ENGINES
 
-POLICY_LOSSES = tuple(
-    sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "policies").glob("[a-z]*.py"))
-)
+POLICY_LOSSES = tuple(sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "policies").glob("[a-z]*.py")))
 """The built-in policy losses: a module each in ``rlox_grpo/loss/policies``, which this list does not import."""
 
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
 
-_CLIPS_LOW = {
-    "policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "cispo_clip", "gmpo", "dppo", "clip_cov", OWN)
-}
+_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "cispo_clip", "gmpo", "dppo", "clip_cov", OWN)}
 _CLIPS_HIGH = {"policy_loss": (*_CLIPS_LOW["policy_loss"], "cispo_upper", "cispo_cap")}
 # The KL is also measured, as a metric, with a reference and kl_coef=0.
 _MEASURES_KL: tuple[Condition, ...] = (
@@ -47,8 +43,8 @@ class LossConfig(Record, title="Loss"):
 
     policy_loss: Annotated[Any, Door(POLICY_LOSSES, "a policy loss")] = option(
         "clip",
-        "Policy term of a token; docs/concepts/algorithm.md has the formulas. Your own: a function of LossInputs, or its "
-        "module:name; docs/guides/own_parts.md shows how to write one.",
+        "Policy term of a token; docs/concepts/algorithm.md has the formulas. Your own: a function of LossInputs, or "
+        "its module:name; docs/guides/own_parts.md shows how to write one.",
         source="DeepSeekMath, arXiv:2402.03300, eq. 3",
     )
     clip_low: float = option(

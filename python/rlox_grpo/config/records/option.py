@@ -64,7 +64,9 @@ class Door:
             close = suggest_nearest(value, list(self.names)) if self.names else ""
             raise ConfigError(f"expected {self.what} or its module:name, got {value!r}{close}")
         if isinstance(value, type):
-            raise ConfigError(f"the class {value.__name__}: expected {self.what}; give an instance, {value.__name__}(…)")
+            raise ConfigError(
+                f"the class {value.__name__}: expected {self.what}; give an instance, {value.__name__}(…)"
+            )
         if value is None or isinstance(value, (bool, int, float, bytes, list, tuple, dict, set)):
             raise ConfigError(f"{value!r}: expected {self.what}, its module:name, or a name: {', '.join(self.names)}")
         return value

@@ -72,8 +72,8 @@ class EngineConfig(Record, title="Generation engine"):
 
     engine: Annotated[Any, Door(ENGINES, "an engine")] = option(
         "hf",
-        "hf: the built-in engine; vllm: vLLM in this process; vllm_server: vLLM servers over HTTP. Your own: an object with "
-        "the methods of GenerationEngine, or module:make_engine; docs/guides/own_parts.md shows how to write one.",
+        "hf: the built-in engine; vllm: vLLM in this process; vllm_server: vLLM servers over HTTP. Your own: an object "
+        "with the methods of GenerationEngine, or module:make_engine; docs/guides/own_parts.md shows how to write one.",
     )
     max_rollout_rows: int | None = option(
         None,

@@ -55,8 +55,8 @@ class P3O:
         size = inputs.measured
         if size is None:
             raise ValueError(
-                "policy_loss='p3o' and batch.measured is None: compute the effective sample size of the whole optimizer "
-                "step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
+                "policy_loss='p3o' and batch.measured is None: compute the effective sample size of the whole "
+                "optimizer step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
             )
         ratio = inputs.ratio
         distance = (-inputs.log_ratio).exp() + inputs.log_ratio - 1

@@ -1,7 +1,7 @@
 """Protocols of generation engines, and :func:`make_engine`.
 
-The built-in engine ``<name>`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for one
-rank.
+The built-in engine ``<name>`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for
+one rank.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""Advantages from the scores of steps: process supervision (DeepSeekMath, arXiv:2402.03300, section 4.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo.config.records import AdvantageConfig
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.groups import flag_sampled
+from rlox_grpo.types import Float32Array, ScoredGroup
+
+GroupAdvantages: TypeAlias = "NDArray[Any] | list[NDArray[Any]]"
+AdvantageFn: TypeAlias = Callable[[Sequence[ScoredGroup]], "Sequence[GroupAdvantages]"]
+
+
+def step_advantages(
+    ends: Sequence[Sequence[int]],
+    scores: Sequence[Sequence[float]],
+    lengths: Sequence[int],
+    *,
+    scaling: str = "group",
+    ddof: int = 1,
+    std_epsilon: float = 1e-4,
+) -> list[NDArray[np.float64]]:
+    """Return the advantage of each token of one group's completions, ``float64 [T_i]`` for each.
+
+    All step scores of the group are normalised together: s̃ = (s − mean) / (sd + std_epsilon). The advantage of a token
+    is the sum of s̃ over the steps that end at it or later. It is exactly 0 where all scores are equal.
+
+    Example: ``scaling="none"``, ends ``1 3`` and ``2``, scores ``1 0`` and ``2``, lengths ``3`` and ``2``. The mean is
+    1, so the steps have 0, −1 and 1. Token 0 of the first completion has 0 − 1, its tokens 1 and 2 have −1; the tokens
+    of the second have 1.
+
+    Args:
+        ends: for each completion the offset after the last token of each step, ascending.
+        scores: for each completion the score of each step.
+        lengths: the number of tokens of each completion.
+        scaling: ``"group"`` divides by the deviation, ``"none"`` does not.
+        ddof, std_epsilon: as in :func:`rlox_grpo.advantages.group_advantages`.
+    """
+    pooled = np.array([score for steps in scores for score in steps], np.float64)  # [all steps of the group]
+    advantages = [np.zeros(length) for length in lengths]
+    if not len(pooled) or pooled.max() == pooled.min() or (scaling == "group" and len(pooled) <= ddof):
+        return advantages
+    mean = pooled.mean()
+    scale = 1.0 if scaling == "none" else 1.0 / (pooled.std(ddof=ddof) + std_epsilon)
+    for row, stops, values in zip(advantages, ends, scores, strict=True):
+        for stop, value in zip(stops, values, strict=True):
+            row[:stop] += (value - mean) * scale  # the tokens before the offset: the step ends at them or later
+    return advantages
+
+
+def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights: Sequence[float]) -> AdvantageFn:
+    """Return ``outcome`` with the advantages of steps added, for groups that have scores of steps.
+
+    The advantage of a token is that of its completion, from the weighted total of the functions that return numbers,
+    plus :func:`step_advantages` of the functions that return StepScores, each of their scores times its weight.
+
+    Raises:
+        ConfigError: when the function is called with step scores and the options have another baseline than the mean.
+    """
+
+    def advantages(groups: Sequence[ScoredGroup]) -> Sequence[GroupAdvantages]:
+        if not any(group.step_scores for group in groups):
+            return outcome(groups)
+        _refuse_other_options(config)
+        factors = dict(zip(groups[0].components, weights, strict=True))
+        with_steps = {name for group in groups for name in group.step_scores}
+        if with_steps == factors.keys():
+            of_completions: Sequence[Any] = [np.zeros(len(group.rewards)) for group in groups]
+        else:
+            of_completions = outcome(
+                [replace(group, rewards=_subtract_steps(group, with_steps, factors)) for group in groups]
+            )
+        return [_add(group, factors, own, config) for group, own in zip(groups, of_completions, strict=True)]
+
+    return advantages
+
+
+def has_equal_steps(scored: ScoredGroup) -> bool:
+    """Return whether all step scores of the group are equal, and its rewards too; True for a group without steps."""
+    pooled = {
+        score for of_group in scored.step_scores.values() for steps in of_group if steps for score in steps.scores
+    }
+    rewards = scored.rewards[~np.isnan(scored.rewards)]
+    return len(pooled) <= 1 and (not scored.step_scores or len(rewards) == 0 or rewards.max() == rewards.min())
+
+
+def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: AdvantageConfig) -> list[Float32Array]:
+    """Return the advantages of a group's tokens, ``float32 [T_i]`` for each completion."""
+    completions = scored.group.completions
+    ends: list[list[int]] = [[] for _ in completions]
+    scores: list[list[float]] = [[] for _ in completions]
+    for name, of_group in scored.step_scores.items():
+        for place, steps in enumerate(of_group):
+            if steps is not None and not np.isnan(scored.rewards[place]):  # a sample that failed has no score
+                ends[place] += steps.ends
+                scores[place] += [factors[name] * score for score in steps.scores]
+    lengths = [len(completion.token_ids) for completion in completions]
+    options: dict[str, Any] = {"scaling": config.reward_scaling, "ddof": config.ddof, "std_epsilon": config.std_epsilon}
+    of_tokens = step_advantages(ends, scores, lengths, **options)
+    return [
+        np.where(flag_sampled(completion), own + float(np.nan_to_num(whole)), 0.0).astype(np.float32)
+        for completion, own, whole in zip(completions, of_tokens, outcome, strict=True)
+    ]
+
+
+def _subtract_steps(scored: ScoredGroup, with_steps: Collection[str], factors: dict[str, float]) -> Float32Array:
+    """Return the rewards without those of the functions ``with_steps``, ``float32 [G]``."""
+    rest = scored.rewards.astype(np.float64)
+    for name in with_steps:
+        rest -= factors[name] * np.nan_to_num(scored.components[name].astype(np.float64))
+    return rest.astype(np.float32)
+
+
+def _refuse_other_options(config: AdvantageConfig) -> None:
+    wanted = {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}
+    wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
+    for name, values in wanted.items():
+        if (value := getattr(config, name)) not in values:
+            raise ConfigError(
+                f"{name}={value!r} with a reward function that returns StepScores: set {name}="
+                f"{' or '.join(map(repr, values))}, or give an advantage_fn"
+            )

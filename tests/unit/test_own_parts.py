@@ -1,0 +1,408 @@
+"""Policy losses, advantage functions, step scores and engines that a user brings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.advantages.process import step_advantages
+from rlox_grpo.config.records import LossConfig
+from rlox_grpo.errors import ConfigError, SampleError
+from rlox_grpo.loss import LossInputs, PolicyTerm
+from rlox_grpo.loss.inputs import make_loss_inputs, number_turns
+from rlox_grpo.loss.policies import POLICY_LOSSES, find_policy_loss
+from rlox_grpo.loss.policy_term import compute_policy_term
+from rlox_grpo.rewards import RewardError, StepScores, score
+from rlox_grpo.rewards.steps import locate_steps
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
+from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup
+from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
+
+
+def run(reward: Any = share_of_target, **changes: Any) -> tuple[torch.Tensor, GRPO]:
+    """Weights after a short run on the toy task, and the trainer."""
+    trainer = GRPO(ToyLM(), reward, **options(**{"max_steps": 3, **changes}))
+    trainer.train(PROMPTS)
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]), trainer
+
+
+# --- policy losses ---
+
+
+def own_clip(inputs: LossInputs) -> torch.Tensor:
+    bounded = inputs.ratio.clamp(1 - inputs.options.clip_low, 1 + inputs.options.clip_high)
+    return -torch.minimum(inputs.ratio * inputs.advantages, bounded * inputs.advantages)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"updates_per_batch": 2}, {"mini_batches": 2}, {"async_steps": 1}, {"micro_batch_tokens": 64}, {"kl_coef": 0.1}],
+)
+def test_the_clip_written_by_a_user_trains_what_the_built_in_one_trains(changes: dict[str, Any]) -> None:
+    assert torch.equal(run(**changes)[0], run(policy_loss=own_clip, **changes)[0])
+
+
+def test_a_term_has_ratios_and_clip_marks_for_the_metrics() -> None:
+    def loss(inputs: LossInputs) -> PolicyTerm:
+        all_of_them = torch.ones_like(inputs.mask)
+        return PolicyTerm(
+            own_clip(inputs), inputs.ratio * 3, all_of_them, ~all_of_them, {"answer": inputs.ratio * 0 + 42}
+        )
+
+    def metrics_of(policy_loss: Any) -> dict[str, float]:
+        trainer = GRPO(ToyLM(), share_of_target, policy_loss=policy_loss, **options(max_steps=1))
+        return trainer.train(PROMPTS)
+
+    metrics, plain = metrics_of(loss), metrics_of(own_clip)
+    assert metrics["policy/ratio_mean"] == pytest.approx(3 * plain["policy/ratio_mean"])
+    assert (metrics["policy/clip_fraction_low"], metrics["policy/clip_fraction_high"]) == (pytest.approx(1), 0)
+    assert metrics["policy/answer"] == pytest.approx(42)
+
+
+def test_measure_is_called_once_before_each_optimizer_step() -> None:
+    class Measured:
+        def __init__(self) -> None:
+            self.calls, self.seen = 0, []
+
+        def measure(self, step: Any) -> Any:
+            self.calls += 1
+            sizes = [float(inputs.mask.sum()) for inputs in step.micro_batches]
+            assert sum(sizes) == step.micro_batches[0].totals.num_loss_tokens  # of the whole step
+            return [self.calls * 100 + place for place in range(len(sizes))]
+
+        def __call__(self, inputs: LossInputs) -> torch.Tensor:
+            assert inputs.log_probs.requires_grad
+            self.seen.append(inputs.measured)
+            return own_clip(inputs)
+
+    loss = Measured()
+    run(policy_loss=loss, max_steps=1, updates_per_batch=2, micro_batch_tokens=64)
+    micro_batches = len(loss.seen) // 2
+    assert loss.calls == 2
+    assert micro_batches > 1
+    assert loss.seen == [step * 100 + place for step in (1, 2) for place in range(micro_batches)]
+
+
+def test_a_list_of_another_length_is_an_error() -> None:
+    class Measured:
+        def measure(self, step: Any) -> Any:
+            return [1, 2, 3, 4, 5, 6, 7]
+
+        def __call__(self, inputs: LossInputs) -> torch.Tensor:
+            return own_clip(inputs)
+
+    with pytest.raises(ValueError, match="returned a list of 7 values for 1 micro-batches"):
+        run(policy_loss=Measured())
+
+
+SAMPLE = r"row \d+ is completion \d+ of prompts\[\d+\]"
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda inputs: 3, "returned int: expected a tensor"),
+        (lambda inputs: own_clip(inputs).mean(), r"loss has shape \(\), expected \(32, 6\); return the loss of each"),
+        (lambda inputs: own_clip(inputs).detach(), f"the loss has no gradient.*{SAMPLE}"),
+        (lambda inputs: own_clip(inputs) / 0, f"is (-?inf|nan) at token 0 of a sample, and it is not finite; {SAMPLE}"),
+        (lambda inputs: PolicyTerm(own_clip(inputs), low=inputs.mask[0]), r"low has shape \(6,\), expected \(32, 6\)"),
+    ],
+)
+def test_a_wrong_loss_names_the_function_and_the_sample(loss: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=rf"(?s)step 1: policy loss <lambda>.*{message}"):
+        run(policy_loss=loss)
+
+
+def test_a_loss_on_tokens_that_are_not_trained_is_an_error() -> None:
+    mask, rows = torch.tensor([[True, True], [True, False]]), torch.tensor([4, 9])
+    log_probs = torch.zeros(2, 2, requires_grad=True)
+    batch = Batch(
+        *(mask, mask, rows, rows, rows, mask, mask, torch.ones(2), rows, rows), num_loss_tokens=3, num_sequences=2
+    )
+    inputs = make_loss_inputs(log_probs, batch, LossConfig())
+    assert inputs.advantages.tolist() == [[1, 1], [1, 0]]
+    with pytest.raises(
+        SampleError, match="is 2 at token 1 of a sample, and the token is not trained: multiply"
+    ) as error:
+        compute_policy_term(lambda inputs: inputs.ratio + 1, inputs)
+    assert error.value.rows == (9,)
+    assert compute_policy_term(lambda inputs: (inputs.ratio + 1) * inputs.mask, inputs).loss.sum() == 6
+
+
+def test_inputs_are_zero_outside_the_mask() -> None:
+    seen: list[LossInputs] = []
+
+    def loss(inputs: LossInputs) -> torch.Tensor:
+        seen.append(inputs)
+        return own_clip(inputs)
+
+    run(policy_loss=loss, max_steps=1, updates_per_batch=2, train_end_token=False)
+    for inputs in seen:
+        for values in (inputs.log_probs, inputs.old_log_probs, inputs.log_ratio, inputs.advantages):
+            assert values.shape == inputs.mask.shape
+            assert not values[~inputs.mask].any()
+        assert inputs.turns is None
+        assert len(inputs.sequences) == len(inputs.mask)
+
+
+def test_turns_are_runs_of_trained_tokens() -> None:
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0]], dtype=torch.bool)
+    assert number_turns(mask).tolist() == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1]]
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_every_built_in_loss_goes_through_the_door(name: str) -> None:
+    """The callable, given as an object, trains what its name trains."""
+    more = {"dro": {"dro_beta": 0.1}, "cispo_cap": {"clip_high": 5.0}}.get(name, {})
+    if name == "gspo_turn":
+        assert callable(find_policy_loss(name))
+        return
+    changes = {"updates_per_batch": 2, "max_steps": 1, **more}
+    assert torch.equal(run(policy_loss=name, **changes)[0], run(policy_loss=find_policy_loss(name), **changes)[0])
+
+
+# --- advantages ---
+
+
+def own_advantages(groups: Any) -> list[np.ndarray]:
+    return [(group.rewards - group.rewards.mean()) / (group.rewards.std(ddof=1) + 1e-4) for group in groups]
+
+
+def of_tokens(groups: Any) -> list[list[np.ndarray]]:
+    return [
+        [np.full(len(c.token_ids), value) for c, value in zip(group.group.completions, values, strict=True)]
+        for group, values in zip(groups, own_advantages(groups), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("function", [own_advantages, of_tokens])
+def test_an_advantage_function_of_a_user_trains_what_the_default_trains(function: Any) -> None:
+    weights, trainer = run(advantage_fn=function, updates_per_batch=2)
+    assert torch.allclose(weights, run(updates_per_batch=2)[0], atol=1e-5)
+    assert trainer.last_rollout[1].shape == ((32,) if function is own_advantages else (32, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda groups: 3, "returned int for 4 groups"),
+        (lambda groups: own_advantages(groups)[:2], "returned 2 values for 4 groups"),
+        (
+            lambda groups: [values[:3] for values in own_advantages(groups)],
+            r"group of prompts\[\d\]: got .* shape \(3,\)",
+        ),
+        (lambda groups: [values * np.nan for values in own_advantages(groups)], "the advantage of completion 0 is nan"),
+        (
+            lambda groups: [[row[:2] for row in rows] for rows in of_tokens(groups)],
+            "expected a number for each of 6 tok",
+        ),
+        (lambda groups: [[row / 0 for row in rows] for rows in of_tokens(groups)], "advantage of token 0 is"),
+        (lambda groups: [own_advantages(groups)[0], *of_tokens(groups)[1:]], "for some groups and not for others"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*encountered in divide")
+def test_wrong_advantages_name_the_function_and_the_sample(function: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=rf"advantage function <lambda>.*{message}"):
+        run(advantage_fn=function)
+
+
+def test_advantages_of_tokens_that_were_not_sampled_are_an_error() -> None:
+    from rlox_grpo.advantages.door import compute_advantages
+    from rlox_grpo.types import ScoredGroup
+
+    sampled = np.array([True, False, True])
+    completion = Completion(np.arange(3), np.zeros(3, np.float32), "stop", sampled=sampled, turns=(0, 2))
+    scored = ScoredGroup(RolloutGroup(Prompt(np.array([1]), 5), (completion,)), np.ones(1, np.float32), {})
+    with pytest.raises(
+        SampleError, match=r"completion 0 of prompts\[5\]: the advantage of token 1 is 2, and the policy did"
+    ):
+        compute_advantages(lambda groups: [[np.array([1.0, 2.0, 3.0])]], [scored])
+    (found,) = compute_advantages(lambda groups: [[np.array([1.0, 0.0, 3.0])]], [scored])
+    assert found.tolist() == [1, 0, 3]
+
+
+def test_options_that_an_advantage_function_replaces_are_errors() -> None:
+    with pytest.raises(ConfigError, match="baseline='leave_one_out' is ignored: advantage_fn='test_own_parts:own_adv"):
+        GRPOConfig.create(advantage_fn=own_advantages, baseline="leave_one_out")
+    assert GRPOConfig.create(advantage_fn=own_advantages, preset="dr_grpo").reward_scaling == "none"
+
+
+# --- scores of steps ---
+
+
+def test_step_advantages_by_hand() -> None:
+    # mean of 1, 0, 2 is 1: steps of 0, -1 and 1. Ends at 1 and 3: token 0 has 0 - 1, tokens 1 and 2 have -1.
+    first, second = step_advantages([[1, 3], [2]], [[1, 0], [2]], [3, 2], scaling="none")
+    assert (first.tolist(), second.tolist()) == ([-1, -1, -1], [1, 1])
+    # By the sample deviation, 1, plus 1: half of it. After its last step a token has nothing.
+    first, second = step_advantages([[1, 3], [2]], [[1, 0], [2]], [4, 3], ddof=1, std_epsilon=1.0)
+    assert (first.tolist(), second.tolist()) == ([-0.5, -0.5, -0.5, 0], [0.5, 0.5, 0])
+    # Sums over later steps: scores 3 0 and 0 of mean 1: 2 - 1, then -1.
+    first, _ = step_advantages([[1, 2], [1]], [[3, 0], [0]], [2, 1], scaling="none")
+    assert first.tolist() == [1, -1]
+    # Equal scores: exactly 0.
+    assert not any(row.any() for row in step_advantages([[1], [1]], [[0.3], [0.3]], [2, 2]))
+
+
+def by_thirds(completions: Any, prompts: Any) -> list[StepScores]:
+    return [
+        StepScores([2, 4, 6], [float((own[start : start + 2] == TARGET).float().mean()) for start in (0, 2, 4)])
+        for own in completions
+    ]
+
+
+def test_scores_of_steps_are_rewards_and_advantages_of_tokens() -> None:
+    _, trainer = run(by_thirds, max_steps=1)
+    groups, advantages = trainer.last_rollout
+    assert advantages.shape == (32, 6)
+    row = 0
+    for scored in groups:
+        steps = scored.step_scores["by_thirds"]
+        pooled = np.array([value for own in steps for value in own.scores])
+        for own, reward in zip(steps, scored.rewards, strict=True):
+            assert reward == pytest.approx(np.mean(own.scores))
+            normalised = (np.array(own.scores) - pooled.mean()) / (pooled.std(ddof=1) + 1e-4)
+            by_token = np.repeat(np.cumsum(normalised[::-1])[::-1], 2)
+            np.testing.assert_allclose(advantages[row], by_token if pooled.any() else 0, rtol=1e-5, atol=1e-6)
+            row += 1
+
+
+def test_scores_of_steps_beside_another_function() -> None:
+    _, trainer = run([by_thirds, share_of_target], max_steps=1)
+    _, alone = run(by_thirds, max_steps=1)
+    _, outcome = run(share_of_target, max_steps=1)
+    both = alone.last_rollout[1] + outcome.last_rollout[1][:, None]
+    np.testing.assert_allclose(trainer.last_rollout[1], both, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_of_text_end_at_the_token_that_has_their_last_character() -> None:
+    # One token for each letter and digit, but "34" is one token.
+    pieces = ["a", "b", " 12", "34", "x"]
+    completion = Completion(np.arange(5), np.zeros(5, np.float32), "stop", text="ab 1234x")
+    group = RolloutGroup(Prompt(np.array([1]), 0), (completion,))
+
+    def judge(completions: Any, prompts: Any) -> list[StepScores]:
+        return [StepScores([2, 6, 7, 8], [1, 2, 3, 4])]
+
+    (scored,) = score([group], judge)
+    found = locate_steps(scored, lambda ids: "".join(pieces[token] for token in ids)).step_scores["judge"][0]
+    assert found == StepScores([2, 4, 4, 5], [1, 2, 3, 4])
+    again = decode_scored_group(encode_scored_group(scored), group.prompt)
+    assert again.step_scores == scored.step_scores
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda n: [StepScores([9], [1.0])] * n, r"ends is \[9\] for a completion of 6 tokens of prompts\[\d\]"),
+        (lambda n: [StepScores([1], [1.0])] + [1.0] * (n - 1), "returned 1.0 for sample 1 and StepScores for others"),
+    ],
+)
+def test_wrong_steps_name_the_sample(values: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        run(lambda completions, prompts: values(len(completions)))
+
+
+@pytest.mark.parametrize(
+    ("ends", "scores"), [([1, 2], [1]), ([], []), ([2, 1], [1, 1]), ([1], [float("nan")]), ([1.5], [1])]
+)
+def test_scores_that_are_no_steps(ends: Any, scores: Any) -> None:
+    with pytest.raises(ValueError, match="StepScores"):
+        StepScores(ends, scores)
+
+
+def test_options_that_scores_of_steps_do_not_have() -> None:
+    with pytest.raises(ConfigError, match="reward_scaling='batch' with a reward function that returns StepScores"):
+        run(by_thirds, reward_scaling="batch")
+
+
+# --- engines ---
+
+
+class OwnEngine:
+    """Samples token by token from the trainer's module."""
+
+    exact, takes_weights, policy_version, max_length = True, False, 0, None
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+        draws = torch.Generator().manual_seed(seed % 2**63)
+        return [
+            RolloutGroup(prompt, tuple(self._complete(prompt, sampling, draws) for _ in range(group_size)))
+            for prompt in prompts
+        ]
+
+    def _complete(self, prompt, sampling, draws):
+        ids, log_probs = prompt.token_ids.tolist(), []
+        for _ in range(sampling.max_new_tokens):
+            with torch.no_grad():
+                scores = (self.model(torch.tensor([ids]))[0, -1] / (sampling.temperature or 1)).log_softmax(-1)
+            ids.append(int(torch.multinomial(scores.exp(), 1, generator=draws)))
+            log_probs.append(float(scores[ids[-1]]))
+        sampled = np.array(ids[len(prompt.token_ids) :])
+        return Completion(sampled, np.array(log_probs, np.float32), "length")
+
+    def load_weights(self, weights, version):
+        self.policy_version = version
+
+    def close(self):
+        pass
+
+
+def test_an_engine_of_a_user_learns() -> None:
+    model = ToyLM()
+    trainer = GRPO(model, share_of_target, engine=OwnEngine(model), **options())
+    assert trainer.train(PROMPTS)["mean_reward"] > 0.9
+    assert GRPOConfig.create(engine=OwnEngine(model)).model_dump()["engine"] == "test_own_parts:OwnEngine"
+
+
+def test_what_an_engine_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match="has no exact, takes_weights, .*: expected the members of"):
+        GRPO(ToyLM(), share_of_target, engine=object(), **options())
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("name", ["policy_loss", "advantage_fn", "engine"])
+def test_names_that_cannot_be_imported_are_errors_before_training(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} \(no_such_module:f\): No module named"):
+        GRPO(ToyLM(), share_of_target, **options(), **{name: "no_such_module:f"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy_loss": "clipp"}, "policy_loss: expected a policy loss or its module:name, got 'clipp': did you mean"),
+        ({"policy_loss": 3}, "policy_loss: 3: expected a policy loss"),
+        ({"policy_loss": dict}, "policy_loss: the class dict: expected a policy loss; give an instance"),
+        ({"advantage_fn": "group"}, "advantage_fn: expected an advantage function or its module:name, got 'group'"),
+        ({"engine": "sglang"}, "engine: expected an engine or its module:name, got 'sglang'"),
+        ({"engine": None}, "engine: None: expected an engine"),
+    ],
+)
+def test_values_that_are_none_of_them(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GRPOConfig.create(**changes)
+
+
+def test_a_name_of_a_module_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_name = {"policy_loss": "test_own_parts:own_clip", "advantage_fn": "test_own_parts:own_advantages"}
+    monkeypatch.setitem(sys.modules, "test_own_parts", sys.modules[__name__])
+    named, objects = run(**by_name), run(policy_loss=own_clip, advantage_fn=own_advantages)
+    assert torch.equal(named[0], objects[0])
+    assert LossConfig.create(policy_loss=own_clip).model_dump()["policy_loss"] == f"{__name__}:own_clip"
+
+
+def test_options_of_a_loss_are_read_with_an_own_loss() -> None:
+    config = GRPOConfig.create(policy_loss=own_clip, clip_low=0.1, dro_beta=0.3)
+    assert (config.loss.clip_low, config.loss.dro_beta) == (0.1, 0.3)
+    with pytest.raises(ConfigError, match="dro_beta=0.3 is read only with policy_loss='dro'; here policy_loss='clip'"):
+        GRPOConfig.create(dro_beta=0.3)
