@@ -13,6 +13,7 @@ from rlox_grpo import rewards
 from rlox_grpo.cli import main, parse_overrides, parse_reward
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.tiers import COMMON, START
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown
 from rlox_grpo.prompts.templates import apply_template
@@ -219,9 +220,19 @@ def test_a_run_file_without_rewards(run_file):
 
 
 def test_options_lists_and_shows(capsys):
-    assert main(["options"]) == 0
+    assert main(["options", "--tier", "all"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for name in GRPOConfig.model_fields)
+    of_tiers = []
+    for tier in ("start", "common", "special"):
+        assert main(["options", "--tier", tier]) == 0
+        shown = capsys.readouterr().out
+        of_tiers += [name for name in GRPOConfig.model_fields if f"\n  {name} " in shown]
+    assert sorted(of_tiers) == sorted(GRPOConfig.model_fields)  # each in one tier
+    assert (len(START) <= 12, len(COMMON) <= 40) == (True, True)
+    assert main(["options"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in GRPOConfig.model_fields if f"\n  {name} " in shown] == of_tiers[: len(START)]
     assert main(["options", "clip_high"]) == 0
     shown = capsys.readouterr().out
     for line in (
@@ -297,7 +308,7 @@ def test_the_options_page_is_up_to_date(capsys):
     assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/reference/options.md"
 
 
-def test_train_help_lists_every_option_by_group(capsys):
+def test_train_help_lists_the_options_of_a_first_run_by_group(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
     shown = capsys.readouterr().out
@@ -305,7 +316,8 @@ def test_train_help_lists_every_option_by_group(capsys):
     assert "--ray ADDRESS" in shown
     groups = shown.partition("options of a run")[2]
     assert groups.index("\nSampling:") < groups.index("\n  group_size = 8    integer ≥ 1\n")
-    assert all(f"\n  {name} = " in groups for name in GRPOConfig.model_fields)
+    assert all(f"\n  {name} = " in groups for name in START)
+    assert "rlox-grpo options --tier common" in groups
     assert "\n      Upper clipping range ε: the ratio is clipped at 1 + clip_high. Source: PPO, " in groups
 
 

@@ -19,6 +19,13 @@ def add_commands(commands: Commands) -> None:
 
     options = commands.add_parser("options", help="list the options of a run: default, values, meaning")
     options.add_argument("name", nargs="*", help="show these options in full, or list the options with this word")
+    options.add_argument(
+        "--tier",
+        choices=("start", "common", "special", "all"),
+        default="start",
+        help="without a name, list the options of a first run, those that many runs set, the special ones, or all "
+        "(default: %(default)s)",
+    )
     options.add_argument("--markdown", action="store_true", help="all of them as docs/reference/options.md")
     options.set_defaults(run=_options)
 
@@ -46,13 +53,13 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.options_page import describe_option, list_options, options_page
+    from rlox_grpo.config.options_page import describe_option, list_options, list_tier, options_page
     from rlox_grpo.errors import ConfigError
 
     if arguments.markdown:
         print(options_page(), end="")
     elif not arguments.name:
-        print(list_options())
+        print(list_options() if arguments.tier == "all" else list_tier(arguments.tier))
     unknown: list[str] = []
     for index, name in enumerate(arguments.name):
         try:

@@ -22,14 +22,16 @@ class HelpWithOptions(argparse.Action):
     """``--help`` with the options by stage. They are imported only then, because they need pydantic."""
 
     def __init__(self, option_strings: list[str], dest: str, **_: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="show this message and every option")
+        super().__init__(
+            option_strings, argparse.SUPPRESS, nargs=0, help="show this message and the options of a first run"
+        )
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Print the help and the options, and leave."""
-        from rlox_grpo.config.options_page import list_options
+        from rlox_grpo.config.options_page import list_tier
 
         parser.print_help()
-        print(f"\noptions of a run, as --name VALUE or in RUN.TOML:\n\n{list_options()}")
+        print(f"\noptions of a run, as --name VALUE or in RUN.TOML.\n{list_tier('start')}")
         parser.exit()
 
 

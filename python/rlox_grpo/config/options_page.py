@@ -12,9 +12,23 @@ from rlox_grpo.config.foreign_names import TRL, VERL, advise
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import RECORDS, Options
 from rlox_grpo.config.records.option import OWN, Door, Record, describe_conditions, members, read_metadata
+from rlox_grpo.config.tiers import TIERS, Tier, find_tier
 from rlox_grpo.errors import ConfigError
 
 _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def list_tier(tier: Tier) -> str:
+    """List the options of a tier by stage, as :func:`list_options`, and how to see the others."""
+    shown = [name for name in Options.model_fields if find_tier(name) == tier]
+    rest = [f"`rlox-grpo options --tier {other}` ({_count(other)})" for other in TIERS if other != tier]
+    return (
+        f"{TIERS[tier]}\n\n{list_options(shown)}\n\nOther options: {', '.join(rest)}; `rlox-grpo options NAME or WORD`."
+    )
+
+
+def _count(tier: Tier) -> int:
+    return sum(find_tier(name) == tier for name in Options.model_fields)
 
 
 def list_options(names: Container[str] | None = None) -> str:
@@ -49,6 +63,7 @@ def describe_option(name: str) -> str:
     field = Options.model_fields[name]
     (record,) = (record for record in RECORDS if name in record.model_fields)
     lines = [f"{name}: {field.description}", f"stage: {_title(record)}", f"default: {_show(field.default)}"]
+    lines.append(f"tier: {find_tier(name)}")
     lines.append(f"values: {_values(field)}")
     details = read_metadata(field)
     lines += [f"  {value}: {meaning}" for value, meaning in details["choices"].items()]
@@ -98,11 +113,26 @@ def _page() -> Iterator[str]:
     yield "  an error, unless the value is the default or the preset's."
     yield "- *Resume*: whether a resumed run may change the option. An option that an older checkpoint lacks has its"
     yield "  default there."
+    yield "- Options stand in three tiers: those of a first run, those that many runs set, and special ones. A tier has"
+    yield "  no effect on what an option does."
+    yield "- *Read only with* a `policy_loss`: a policy loss of your own may read any of these options."
+    for tier, heading in TIERS.items():
+        yield f"\n## {heading}"
+        yield from _list_by_stage(tier)
     for record in RECORDS:
-        yield f"\n## {_title(record)}"
+        yield from _list_values(record)
+
+
+def _list_by_stage(tier: Tier) -> Iterator[str]:
+    """Yield the tables of a tier, one for each stage."""
+    for record in RECORDS:
+        fields = {name: field for name, field in record.model_fields.items() if find_tier(name) == tier}
+        if not fields:
+            continue
+        yield f"\n### {_title(record)}" if tier == "special" else f"\n**{_title(record)}**"
         yield "\n| option | default | values | meaning | resume |"
         yield "| --- | --- | --- | --- | --- |"
-        for name, field in record.model_fields.items():
+        for name, field in fields.items():
             details = read_metadata(field)
             meaning = field.description or ""
             if details["only_with"]:
@@ -117,13 +147,17 @@ def _page() -> Iterator[str]:
                 (details["resumable"] and "yes") or "",
             )
             yield _row(*cells)
-        for name, field in record.model_fields.items():
-            if choices := read_metadata(field)["choices"]:
-                yield f"\n### Values of `{name}`"
-                yield "\n| value | meaning |"
-                yield "| --- | --- |"
-                for value, meaning in choices.items():
-                    yield _row(f"`{value}`", meaning)
+
+
+def _list_values(record: type[Record]) -> Iterator[str]:
+    """Yield a table of the values of each option that describes them."""
+    for name, field in record.model_fields.items():
+        if choices := read_metadata(field)["choices"]:
+            yield f"\n### Values of `{name}`"
+            yield "\n| value | meaning |"
+            yield "| --- | --- |"
+            for value, meaning in choices.items():
+                yield _row(f"`{value}`", meaning)
 
 
 def _row(*cells: str) -> str:
