@@ -141,7 +141,7 @@ def test_long_observations_are_cut_and_counted(play: Any) -> None:
         rows = [{"what": "long observation"}]
         (group,) = play(misbehaving_turns.misbehaves, rows, 1, max_observation_chars=50, **options)
         episode = group.completions[0].episode
-        assert episode.messages[2]["content"] == "x" * 50 + "\n[… cut: the result had 20000 characters]"
+        assert episode.messages[2]["content"] == "x" * 25 + "\n[… 19950 characters cut …]\n" + "x" * 25
         assert episode.observations_cut == 1
 
 
@@ -226,7 +226,7 @@ def call_tools(play: Any, *whats: str, timeout: float = 2.0, **options: Any) -> 
         ("exit", "error: its worker process exited with code 3", 1),
         ("sys.exit", "error: SystemExit: 1", 1),
         ("raise", "error: KeyError: 'gone'", 1),
-        ("long", "x" * 8192 + "\n[… cut: the result had 10000000 characters]", 0),
+        ("long", "x" * 4096 + "\n[… 9991808 characters cut …]\n" + "x" * 4096, 0),
     ],
 )
 def test_sync_tools_run_in_workers(what: str, told: str, errors: int, play: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -15,8 +16,11 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools
 from rlox_grpo.sandbox import Limits, SandboxError, ScriptResult, get_sandbox, python_tool
 from rlox_grpo.sandbox import client as sandbox_client
 from rlox_grpo.sandbox.confine import find_missing
@@ -345,8 +349,9 @@ def test_full_outputs_take_nothing_from_the_temporary_folder() -> None:
 
 
 def test_an_endless_loop_ends_by_its_processor_time_and_cannot_catch_it() -> None:
-    result = run("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass")
-    assert (result.ended, result.code) == ("cpu", -signal.SIGKILL), result
+    for handler in ("signal.SIG_IGN", "lambda *_: signal.signal(signal.SIGXCPU, signal.SIG_DFL)"):
+        result = run(f"import signal\nsignal.signal(signal.SIGXCPU, {handler})\nwhile True: pass")
+        assert result.ended == "cpu", result
     assert run("while True: pass").ended == "cpu"
 
 
@@ -495,13 +500,14 @@ def test_nothing_is_left_when_the_trainer_or_the_server_is_killed(killed: str) -
         "import os, time\n"
         f"fork = os.fork() if {killed == 'trainer with a fork'} else 0\n"
         f"if not fork and {killed == 'trainer with a fork'}: time.sleep(600)\n"
-        "print(get_sandbox()._server.pid, fork, flush=True)\n"
+        "print(get_sandbox()._server.pid, fork, get_sandbox()._work, flush=True)\n"
         "try: run.result()\n"
         "except SandboxError as error: print('failed:', error, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        server, fork = map(int, trainer.stdout.readline().split())
+        *pids, folder = trainer.stdout.readline().split()
+        server, fork = map(int, pids)
         while not (programs := _list_children(server)):
             time.sleep(0.02)
         os.kill(server if killed == "server" else trainer.pid, signal.SIGKILL)
@@ -511,6 +517,8 @@ def test_nothing_is_left_when_the_trainer_or_the_server_is_killed(killed: str) -
         assert left == []
         if killed == "server":
             assert trainer.stdout.readline().startswith("failed: the sandbox failed: its server process ended")
+            trainer.wait()
+    assert not os.path.exists(folder)
 
 
 def test_a_dead_server_is_an_error_and_the_next_sandbox_works() -> None:
@@ -593,9 +601,23 @@ def test_the_tool_shows_what_a_program_printed_and_how_it_ended() -> None:
     assert failed.startswith("Traceback")
     assert failed.endswith("ZeroDivisionError: division by zero")
     assert silent == "[the program printed nothing]"
-    assert long.endswith("\n[the rest of the output was cut]")
+    assert re.fullmatch(r"x+\n\[… 73\d{4} bytes cut …\]\nx+", long)
     assert endless == "[the program was ended: no processor time left]"
     assert exited == "[the program ended with exit code 4]"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_the_traceback_behind_long_output_reaches_the_policy(stream: str) -> None:
+    code = f"import sys\nprint('begin', file=sys.{stream})\nprint('x' * 10**6, file=sys.{stream})\n1 / 0"
+    call = ToolCall("python", {"code": code}, "0")
+    none = np.empty(0, dtype=np.int64)
+    reply = Reply("", "", None, (call,), "stop", none, none.astype(np.float32))
+    (message,) = asyncio.run(Tools([python_tool(QUICK)], ToolLimits(max_chars=400)).answer(reply))
+    text = message["content"]
+    assert text.startswith("begin\nx")
+    assert text.endswith("ZeroDivisionError: division by zero")
+    assert "characters cut" in text
+    assert len(text) < 450
 
 
 def test_a_call_whose_caller_stops_waiting_leaves_the_sandbox_in_use() -> None:

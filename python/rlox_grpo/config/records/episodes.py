@@ -76,8 +76,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     max_observation_chars: int = _episode_option(
         8192,
-        "Maximum length of tool results and of messages of the environment after the first, in characters. Longer text "
-        "is truncated, with a note.",
+        "Maximum length of tool results and of messages of the environment after the first, in characters. Of longer "
+        "text, the beginning and the end are kept, with a mark of how much was cut between.",
         ge=1,
     )
     limit_reward: float | None = _episode_option(
