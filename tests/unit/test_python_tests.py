@@ -190,6 +190,11 @@ FORMS = {
         ["assert set(f((3, 4, 5), (5, 4))) == set((4, 5))", "assert set(f((1, 2), (3,))) == set()"],
         "refuse",
     ),
+    "MBPP with a class": (
+        "class Pair:\n  def __init__(self, a, b): self.a, self.b = a, b\ndef f(pairs, n): return sum(p.b - p.a for p in pairs[:n])",
+        ["assert f([Pair(5, 24), Pair(15, 25)], 2) == 29"],
+        "allow",
+    ),
     "LiveCodeBench": ("print(sum(map(int, input().split())))", [{"input": "1 2\n", "output": "3\n"}], "refuse"),
     "LeetCode": (
         "class Solution:\n  def twoSum(self, nums, target):\n    seen = {}\n    for i, x in enumerate(nums):\n"

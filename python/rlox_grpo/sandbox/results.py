@@ -114,7 +114,7 @@ def read_result(
                 f"the sandbox failed: a process was not confined: {process['report'] or process['code']}"
             )
     last = answer["processes"][-1]
-    ended = answer["ended"]
+    ended: Ended = answer["ended"]
     if ended == "exit" and any(process["code"] == -signal.SIGXCPU for process in answer["processes"]):
         ended = "cpu"
     # SIGKILL, but not from the server, and no limit of the kernel's sends it: RLIMIT_CPU has no hard limit, and the

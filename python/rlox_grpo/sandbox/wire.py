@@ -137,7 +137,7 @@ class Peer:
                 self._answer(answer)
                 continue
             if "raised" in answer:
-                raise _make_exception(*answer["raised"], operation)
+                raise _make_exception(operation, *answer["raised"])
             for place, changed in answer["changed"]:
                 _replace_content(args[place], self.decode(changed))
             return self.decode(answer["value"])
@@ -342,7 +342,7 @@ def _replace_content(target: Any, content: Any) -> None:
         target.update(content)
 
 
-def _make_exception(name: Any, message: Any, operation: str) -> Exception:
+def _make_exception(operation: str, name: Any, message: Any) -> Exception:
     kind = getattr(builtins, str(name), None)
     # As in a generator (PEP 479): a StopIteration of a call would end a test's iteration, such as that of a map.
     if kind is StopIteration and operation != "__next__":
