@@ -256,5 +256,5 @@ def test_a_played_chat_cuts_long_observations_as_a_sampled_one_does():
     shown = [line for line in said if line.startswith("user: ")]
     assert shown[0] == "user: " + "a" * 12
     assert shown[1] == "user: aaaa\n[… 4 characters cut …]\naaaa"
-    assert "bbbb\n[… 4 characters cut …]\nbbbb" in shown[2]
+    assert repr("bbbb\n[… 4 characters cut …]\nbbbb") in shown[2]
     assert "b" * 5 not in shown[2]
