@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.environments import ToolCall
+from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
@@ -439,3 +439,24 @@ def test_slow_calls_of_a_turn_run_together_and_answer_in_order() -> None:
     messages = asyncio.run(Tools([wait]).answer(reply))
     assert [message["content"] for message in messages] == [str(place) for place in range(10)]
     assert order == sorted(order, reverse=True)
+
+
+def test_a_tool_gets_its_own_arguments() -> None:
+    """What it does to them changes neither the conversation nor the reply."""
+
+    def sort(words: list[str], options: dict[str, list[int]]) -> str:
+        words.sort()
+        options["by"].clear()
+        return " ".join(words)
+
+    call = ToolCall("sort", {"words": ["b", "a"], "options": {"by": [1]}}, "call00000")
+    message = make_reply_message("", calls=[call])
+    ids = np.zeros(1, dtype=np.int64)
+    reply = Reply("", "", None, (call,), "stop", ids, ids.astype(np.float32), message)
+    said = copy.deepcopy(message)
+    (answer,) = asyncio.run(Tools([sort]).answer(reply))
+    assert answer["content"] == "a b"
+    assert message == said
+    assert call.arguments == {"words": ["b", "a"], "options": {"by": [1]}}
+    call.arguments["words"].clear()  # type: ignore[index]
+    assert message == said

@@ -8,6 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -90,7 +91,7 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._conversations.current.messages]
+        return [copy_value(message) for message in self._conversations.current.messages]
 
     @property
     def prompt_messages(self) -> int:

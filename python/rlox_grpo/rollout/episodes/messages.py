@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
 
 Message: TypeAlias = "Mapping[str, Any]"
@@ -23,7 +24,11 @@ def make_reply_message(content: str, reasoning: str | None = None, calls: Sequen
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": copy_value(dict(call.arguments))},
+            }
             for call in calls
         ]
     return message
@@ -87,7 +92,10 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
         content = message["content"]
         if isinstance(content, str):
             _refuse_surrogates(content, place)
-        found.append(dict(message))
+        try:
+            found.append(copy_value(dict(message)))
+        except TypeError as error:
+            raise ValueError(f"messages[{place}]: {error}") from error
     if found and found[-1]["role"] == "assistant":
         raise ValueError("the last message has the role 'assistant': the policy writes that one")
     return found

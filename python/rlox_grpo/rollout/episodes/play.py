@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
+from rlox_grpo.copies import copy_row, copy_value
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
@@ -77,7 +78,7 @@ class PlayedChat:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._messages]
+        return [copy_value(message) for message in self._messages]
 
     async def turn(
         self,
@@ -118,9 +119,10 @@ class PlayedChat:
             for place, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
-        self._messages.append(make_reply_message(parsed.content, parsed.reasoning, calls))
+        message = make_reply_message(parsed.content, parsed.reasoning, calls)
+        self._messages.append(copy_value(message))
         empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, self._messages[-1], parsed.error)
+        return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, message, parsed.error)
 
     @property
     def base_url(self) -> str:
@@ -177,7 +179,7 @@ def play_episode(
     check_columns(adapted, row, "the row", ": give rows with --data")
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        returned = run_coroutine(lambda: adapted.play(row, chat))
+        returned = run_coroutine(lambda: adapted.play(copy_row(row, "the row"), chat))
         outcome = check_outcome(returned, chat.turns, chat.ended)
     except EpisodeEnded as ended:
         outcome = end_episode(adapted, config, ended.reason)

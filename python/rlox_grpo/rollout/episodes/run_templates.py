@@ -96,8 +96,8 @@ def find_rewrite(template: Template) -> str | None:
     """Describe what the template rewrites when a conversation continues; None if it rewrites nothing in any trial.
 
     Each trial has two replies. There are trials with and without a system message, with reasoning as ``<think>`` tags
-    and as ``reasoning_content``, and, if the template has tools, with tool calls and their results, also of replies that
-    hold text or reasoning as well.
+    and as ``reasoning_content``. If the template has tools, there are trials with tool calls and their results, also of
+    replies that hold text or reasoning as well.
 
     Raises:
         TemplateError: the template renders no conversation of several turns, or no tool result.
