@@ -784,3 +784,36 @@ def test_no_edit_of_a_reply_reaches_the_conversation(model: Any, tokenizer: Any)
 def test_a_column_that_cannot_be_copied_is_named(model: Any, tokenizer: Any) -> None:
     with pytest.raises(TypeError, match=r"prompts\[1\], column 'lock': it is a lock that cannot be copied"):
         play(count, model, tokenizer, rows=[ROWS[0], {**ROWS[1], "lock": threading.Lock()}])
+
+
+def tries_again(row: Any, chat: Any) -> float:
+    while True:
+        try:
+            chat.turn("a")
+        except Exception:  # noqa: BLE001  as agents do
+            continue
+
+
+def test_a_sync_loop_that_tries_again_ends_with_its_limit(model: Any, tokenizer: Any) -> None:
+    for group in play(tries_again, model, tokenizer, rows=ROWS[:1], max_turns=2):
+        assert [one.episode and one.episode.stop_reason for one in group.completions] == ["max_turns"] * 2
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        ("", r"stop\[0\] is '': expected a text"),
+        (["b", 3], r"stop\[1\] is '3'"),
+        ("a\ud800", "lone surrogate at character 1"),
+    ],
+)
+def test_a_stop_string_that_cannot_be_searched_is_refused(stop: Any, told: str, model: Any, tokenizer: Any) -> None:
+    async def environment(row: Any, chat: Any) -> float:
+        with pytest.raises(ValueError, match=told):
+            await chat.turn("a", stop=stop)
+        with pytest.raises(ValueError, match="max_new_tokens is 2.5"):
+            await chat.turn("a", max_new_tokens=2.5)
+        await chat.turn("a", stop=())
+        return 0.0
+
+    play(environment, model, tokenizer, rows=ROWS[:1])

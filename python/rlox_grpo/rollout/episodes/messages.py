@@ -91,7 +91,7 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
             raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
         content = message["content"]
         if isinstance(content, str):
-            _refuse_surrogates(content, place)
+            _refuse_surrogates(content, f"messages[{place}]")
         try:
             found.append(copy_value(dict(message)))
         except TypeError as error:
@@ -132,9 +132,23 @@ def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
     ]
 
 
-def _refuse_surrogates(text: str, place: int) -> None:
+def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several stop strings as a tuple.
+
+    Raises:
+        ValueError: one is empty, not a text, or holds a lone surrogate; the message has its index.
+    """
+    several = (stop,) if isinstance(stop, str) else tuple(stop)
+    for place, one in enumerate(several):
+        if not isinstance(one, str) or not one:
+            raise ValueError(f"stop[{place}] is {str(one)[:80]!r}: expected a text of at least one character")
+        _refuse_surrogates(one, f"stop[{place}]")
+    return several
+
+
+def _refuse_surrogates(text: str, name: str) -> None:
     """Raise ValueError for a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"messages[{place}] holds a lone surrogate at character {error.start}") from None
+        raise ValueError(f"{name} holds a lone surrogate at character {error.start}") from None

@@ -19,6 +19,7 @@ from rlox_grpo.rollout.episodes.messages import (
     bound_messages,
     list_messages,
     make_reply_message,
+    read_stop,
     refuse_late_tools,
     refuse_long_prompt,
 )
@@ -103,6 +104,7 @@ class PlayedChat:
             refuse_late_tools(self._messages)
             self._set_tools(tools)
         check_room(max_new_tokens)
+        stop = read_stop(stop)
         if not new and not self._messages:
             raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
         if self.turns >= self._config.max_turns:
@@ -111,7 +113,7 @@ class PlayedChat:
         for message in new:
             self._messages.append(message)
             self._say(_describe_message(message))
-        text = _cut_at(self._read_reply(), (stop,) if isinstance(stop, str) else stop)
+        text = _cut_at(self._read_reply(), stop)
         self.turns += 1
         parsed = parse_reply(text, with_tools=bool(self.tools))
         calls = tuple(

@@ -89,7 +89,15 @@ class Template:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
 
     def encode(self, text: str) -> Int64Array:
-        """Token ids of rendered text, which already has its special tokens."""
+        """Token ids of rendered text, which already has its special tokens.
+
+        Raises:
+            TemplateError: the text holds a lone surrogate, which may be in any field of a message.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TemplateError(f"the rendered conversation holds a lone surrogate: {error.reason}") from None
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
     def decode(self, ids: Int64Array | Sequence[int], *, with_special: bool) -> str:
