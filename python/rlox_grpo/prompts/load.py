@@ -240,7 +240,7 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
         for key in ("role", "content"):
             if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
                 if key in message:
-                    raise ValueError(f"{where} has {key!r}: null; give a text, or leave the message out")
+                    raise ValueError(f"{where} has no {key!r}: it is null; give a text, or leave the message out")
                 raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
         parts = message.get("content")
         kinds = [part.get("type") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
