@@ -258,3 +258,15 @@ def test_a_played_chat_cuts_long_observations_as_a_sampled_one_does():
     assert shown[1] == "user: aaaa\n[… 4 characters cut …]\naaaa"
     assert repr("bbbb\n[… 4 characters cut …]\nbbbb") in shown[2]
     assert "b" * 5 not in shown[2]
+
+
+def test_play_leaves_the_row_as_it_was() -> None:
+    async def edits(row, chat):
+        row["nums"].pop()
+        await chat.turn(row["prompt"])
+        chat.messages[0]["content"] = "edited"
+        return 1.0 if chat.messages[0]["content"] == "a" else 0.0
+
+    row = {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}
+    assert play_episode(edits, row, lambda: "reply", print).reward == 1.0
+    assert row == {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}

@@ -237,3 +237,8 @@ def test_a_resumed_order_is_the_rest_of_the_whole(start):
 def test_fingerprints_tell_prompts_apart():
     assert fingerprint_prompts(load_prompts([[1, 2], [3]])) != fingerprint_prompts(load_prompts([[1], [2, 3]]))
     assert fingerprint_prompts(load_prompts([[1, 2]])) == fingerprint_prompts(load_prompts(torch.tensor([[1, 2]])))
+
+
+def test_a_null_content_is_named(tokenizer):
+    with pytest.raises(ValueError, match=r"prompts\[0\], message 0 has no 'content': it is null; give a text"):
+        load_prompts([[{"role": "user", "content": None}]], tokenizer)

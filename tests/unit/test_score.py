@@ -393,3 +393,17 @@ def test_a_function_in_workers_returns_scores_alone() -> None:
         pytest.raises(RewardError, match="scores alone"),
     ):
         score(GROUPS, [worker])
+
+
+def takes_a_number(completions: list[str], nums: list[list[int]]) -> list[float]:
+    return [float(left.pop()) for left in nums]
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_completions_share_no_value_of_their_row(in_workers: bool) -> None:
+    rows = [group(["a", "b"], 0, nums=[1, 2, 3]), group(["c", "d"], 1, nums=[4, 5])]
+    function: Any = InWorkers(takes_a_number, per="batch", workers=1) if in_workers else takes_a_number
+    with closing_workers([function]):
+        for _ in range(2):
+            assert [scored.rewards.tolist() for scored in score(rows, function)] == [[3.0, 3.0], [5.0, 5.0]]
+    assert [one.prompt.columns["nums"] for one in rows] == [[1, 2, 3], [4, 5]]

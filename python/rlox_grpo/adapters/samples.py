@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
 from rlox_grpo.rewards.calls import call, gather, read_scores
 from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
@@ -106,7 +107,7 @@ def _call_function(
     function: RewardFn, name: str, completions: Sequence[Any], columns: Mapping[str, Any], prompts: Sequence[Any] | None
 ) -> Float64Array:
     prompts = [None] * len(completions) if prompts is None else prompts
-    result = call(function, {**columns, "completions": completions, "prompts": prompts})
+    result = call(function, copy_arguments({**columns, "completions": completions, "prompts": prompts}))
     if inspect.isawaitable(result):
         result, _ = gather({name: result})[name]
         if isinstance(result, RewardError):

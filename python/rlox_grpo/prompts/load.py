@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlox_grpo.copies import copy_row, copy_value
 from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.types import Prompt
@@ -59,7 +60,8 @@ def load_prompts(
         ValueError: there is no prompt, or one is invalid: empty, a row without a column that is needed, text without a
             tokenizer, a lone surrogate, a message without role or content or with an unknown role, a second system
             message, a variable that the chat template does not read. The message names the index.
-        TypeError: a prompt has another type, or ``prompts`` is a mapping such as a ``DatasetDict``.
+        TypeError: a prompt has another type, a column cannot be copied, or ``prompts`` is a mapping such as a
+            ``DatasetDict``.
     """
     rows = _list_rows(prompts, template, prompt_column, columns)
     if system_prompt is not None:
@@ -139,9 +141,9 @@ def _list_rows(
     rows: list[tuple[Any, Mapping[str, Any]]] = []
     for index, entry in enumerate(table):
         if not isinstance(entry, Mapping):
-            rows.append((entry, {}))
+            rows.append((copy_value(entry), {}))
             continue
-        entry = rename_columns(entry, renamed, index)
+        entry = rename_columns(copy_row(entry, f"prompts[{index}]"), renamed, index)
         if "prompt" in entry:
             rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
         elif not needs_prompt:
@@ -237,6 +239,8 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
             raise ValueError(f"{where} is {type(message).__name__}: expected {{'role': …, 'content': …}}")
         for key in ("role", "content"):
             if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
+                if key in message:
+                    raise ValueError(f"{where} has no {key!r}: it is null; give a text, or leave the message out")
                 raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
         parts = message.get("content")
         kinds = [part.get("type") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []

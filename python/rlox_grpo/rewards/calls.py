@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import numbers
@@ -48,6 +49,10 @@ class ChatCompletion(list[Mapping[str, Any]]):
     counted = False
     read = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChatCompletion:
+        """A copy, neither counted nor read. Copying reads no message."""
+        return ChatCompletion(copy.deepcopy(super().__getitem__(slice(None)), memo))
+
     def __len__(self) -> int:
         self.counted = True
         return super().__len__()
@@ -76,13 +81,6 @@ class ChatCompletion(list[Mapping[str, Any]]):
     def index(self, value: Any, /, *bounds: Any) -> int:
         """The first place of this message."""
         return super().index(_refuse_text(value, "index"), *bounds)
-
-
-def forget_reading(completions: Sequence[Any]) -> None:
-    """Reset ``counted`` and ``read`` of chat completions before the call of the next function."""
-    for completion in completions:
-        if isinstance(completion, ChatCompletion):
-            completion.counted = completion.read = False
 
 
 def took_lengths_alone(completions: Sequence[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.calls import (
@@ -23,7 +24,6 @@ from rlox_grpo.rewards.calls import (
     attempt,
     check_scores,
     find_nan_rows,
-    forget_reading,
     function_name,
     gather,
     hint_at_kind,
@@ -66,7 +66,8 @@ def score(
     A function receives ``prompts``, ``completions`` (texts, or lists of messages for chat prompts), ``completion_ids``
     (lists of ints) and each column, repeated for each completion. If completions contain observations, it also receives
     ``sampled_mask`` (lists of bools, True on sampled tokens). Without a tokenizer, ``completions`` are 1-D int64
-    tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. A function in
+    tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. Each function
+    gets its own copies, also of a value that several completions share. A function in
     :class:`~rlox_grpo.rewards.InWorkers` is called in worker processes.
 
     A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion. They
@@ -111,15 +112,15 @@ def score(
             elif isinstance(function, InWorkers):
                 parts[name] = _score_by_workers(name, function, given, groups)
             else:
-                positional, keywords = select_arguments(function, given)
-                forget_reading(given["completions"])
+                own = copy_arguments(given)
+                positional, keywords = select_arguments(function, own)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if inspect.isawaitable(result):
                     waiting[name] = result
                     continue
                 parts[name] = _score_by_function(name, result, given["completions"], on_error)
                 # After the call, because ChatCompletion records what the function has read.
-                _warn_of_lengths(name, parts[name].scores, given["completions"])
+                _warn_of_lengths(name, parts[name].scores, own["completions"])
             parts[name].seconds = time.perf_counter() - start
         for name, (result, seconds) in gather(waiting).items():
             parts[name] = _score_by_function(name, result, given["completions"], on_error)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
@@ -88,7 +89,7 @@ class InWorkers:
                 ``row``, a completion has the outcome ``error``, with ``on_error="stop"``.
         """
         rows = len(given["completions"])
-        given = {"prompts": [None] * rows, **given}
+        given = copy_arguments({"prompts": [None] * rows, **given})  # else completions in one worker share values
         select_arguments(self.function, given)
         is_async = is_coroutine_function(self.function)
         timeout = self.timeout * (rows if self.per == "batch" else 1)

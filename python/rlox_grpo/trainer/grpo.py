@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig, choose_config
+from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
@@ -145,7 +147,10 @@ class GRPO:
                 step. It is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        metrics, self.last_rollout = self._step_taker.take(draw_prompts, more, self._total_steps)
+        metrics, (scored, advantages) = self._step_taker.take(draw_prompts, more, self._total_steps)
+        # A callback may edit them, and later steps draw the same prompts.
+        owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
+        self.last_rollout = owned, advantages
         return metrics
 
     def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -45,6 +46,8 @@ from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.parameter_groups import learning_rate_at
 from rlox_grpo.update.token_baseline import with_token_advantages
 from rlox_grpo.update.updaters import make_updater
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -268,6 +271,25 @@ class Learner:
         )
         return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
 
+    def _warn_of_masks(self, scored: Sequence[ScoredGroup], step: int) -> None:
+        """Say why no token of a step is trained."""
+        config = self._config
+        reasons = [one.finish_reason for group in scored for one in group.group.completions]
+        masks = {
+            f"mask_truncated=True ({reasons.count('length')} of {len(reasons)} completions are truncated: raise "
+            f"max_new_tokens={config.max_new_tokens})": config.mask_truncated,
+            f"drop_stale={config.drop_stale}": config.drop_stale is not None,
+            "train_end_token=False": not config.train_end_token,
+        }
+        logger.warning(
+            "step %d trains nothing: no token of its %d completions is left in the loss; tokens are left out by %s",
+            *(
+                step + 1,
+                len(reasons),
+                " and by ".join(why for why, is_set in masks.items() if is_set) or "empty replies",
+            ),
+        )
+
     def update(
         self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> list[UpdateStats]:
@@ -278,9 +300,12 @@ class Learner:
         """
         config = self._config
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
-        parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
-        if not parts:
+        full = [part for part in parts if part and part[0].num_loss_tokens > 0]
+        if not full:
+            if parts and self._ranks.is_first:
+                self._warn_of_masks(scored, step)
             return []
+        parts = full
         learning_rate = self.learning_rate(step, total_steps)
         updates: list[UpdateStats] = []
         self.weights_are_whole = False

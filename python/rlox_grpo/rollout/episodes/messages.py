@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
 
 Message: TypeAlias = "Mapping[str, Any]"
@@ -23,7 +24,11 @@ def make_reply_message(content: str, reasoning: str | None = None, calls: Sequen
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": copy_value(dict(call.arguments))},
+            }
             for call in calls
         ]
     return message
@@ -86,8 +91,11 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
             raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
         content = message["content"]
         if isinstance(content, str):
-            _refuse_surrogates(content, place)
-        found.append(dict(message))
+            _refuse_surrogates(content, f"messages[{place}]")
+        try:
+            found.append(copy_value(dict(message)))
+        except TypeError as error:
+            raise ValueError(f"messages[{place}]: {error}") from error
     if found and found[-1]["role"] == "assistant":
         raise ValueError("the last message has the role 'assistant': the policy writes that one")
     return found
@@ -124,9 +132,23 @@ def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
     ]
 
 
-def _refuse_surrogates(text: str, place: int) -> None:
+def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several stop strings as a tuple.
+
+    Raises:
+        ValueError: one is empty, not a text, or holds a lone surrogate; the message has its index.
+    """
+    several = (stop,) if isinstance(stop, str) else tuple(stop)
+    for place, one in enumerate(several):
+        if not isinstance(one, str) or not one:
+            raise ValueError(f"stop[{place}] is {str(one)[:80]!r}: expected a text of at least one character")
+        _refuse_surrogates(one, f"stop[{place}]")
+    return several
+
+
+def _refuse_surrogates(text: str, name: str) -> None:
     """Raise ValueError for a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"messages[{place}] holds a lone surrogate at character {error.start}") from None
+        raise ValueError(f"{name} holds a lone surrogate at character {error.start}") from None

@@ -23,6 +23,8 @@ MODEL = "policy"
 END_OF_EVENTS = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
+_LARGE = 2**31
+"""Integers above it may be too large for floats."""
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 """Parameters that do not change a reply."""
 _FIXED: Mapping[str, Any] = {
@@ -236,7 +238,8 @@ def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, An
             raise RequestError(f"{name} must be {json.dumps(_FIXED[name])} in training: leave it out", name)
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         value = given.get(name, ours)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isclose(value, ours):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGE
+        if not is_number or not math.isclose(value, ours):
             raise RequestError(
                 f"{name} is {str(value)[:40]}, but the run samples with {ours:g}: leave it out, or set {name} in the "
                 "run's options",

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
+from rlox_grpo.copies import copy_row
 from rlox_grpo.environments import EpisodeEnded, Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.rollout.async_generation import BackgroundEngine
@@ -259,7 +260,8 @@ class EpisodeRunner:
         chat, error = one.chat, None
         end = functools.partial(end_episode, self.environment, self._config)
         try:
-            returned = await self._play_environment(make_row(one.prompt), chat)
+            row = copy_row(make_row(one.prompt), f"prompts[{one.prompt.index}]")
+            returned = await self._play_environment(row, chat)
             outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 
@@ -133,7 +134,7 @@ class Tools:
         try:
             if self._run_elsewhere is not None and not inspect.iscoroutinefunction(function):
                 return *await self._run_elsewhere(function, call.arguments), False
-            result = function(**call.arguments)
+            result = function(**copy_value(dict(call.arguments)))
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self._limits.timeout)
             return show_result(result), None, False
