@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
 from rlox_grpo.model.sharding import shard_policy
+from rlox_grpo.model.untie import untie_adapted_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,6 +88,8 @@ def load_policy(
                 "continue that adapter, or merge it first (`rlox-grpo merge ADAPTER OUT`)"
             )
         model = _add_lora(model, config)
+    if hasattr(model, "peft_config"):
+        untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
     masters: Mapping[str, Tensor] = {}
@@ -262,7 +266,8 @@ def _load_adapter(
         model, own, _ = _load_pretrained(str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True)
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
-    adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
+    with _without_warning_of_ties():
+        adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
     return adapted, own
 
 
@@ -293,7 +298,8 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     )
     torch.manual_seed(config.seed)
     try:
-        adapted: nn.Module = peft.get_peft_model(model, settings)
+        with _without_warning_of_ties():
+            adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
         if "not found in the base model" not in str(error):
             raise
@@ -304,6 +310,14 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
             f"({', '.join(layers)}), 'all-linear', or a regular expression for whole paths"
         ) from error
     return adapted
+
+
+@contextmanager
+def _without_warning_of_ties() -> Iterator[None]:
+    """Ignore peft's warning of adapters on tied layers: :func:`untie_adapted_layers` separates them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
+        yield
 
 
 def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
