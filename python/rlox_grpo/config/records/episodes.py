@@ -88,7 +88,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     failure_reward: float | None = _episode_option(
         None,
         "Reward of the environment for an episode that ends by timeout, tool_error or environment_error. None: no "
-        "score.",
+        "score, also from reward functions.",
     )
     call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = _episode_option(
         "auto",

@@ -30,7 +30,8 @@ class RewardConfig(Record, title="Rewards"):
     )
     on_reward_error: Literal["stop", "none"] = option(
         "stop",
-        "If one of your own reward functions fails: stop the run, or give the completion no score (None).",
+        "If one of your own reward functions fails: stop the run, or leave the completion without a score, also from the "
+        "other functions.",
         resumable=True,
     )
 
