@@ -87,6 +87,11 @@ def load_policy(
                 f"lora_rank={config.lora_rank} would put a second adapter over the model's own: leave lora_rank out to "
                 "continue that adapter, or merge it first (`rlox-grpo merge ADAPTER OUT`)"
             )
+        if not isinstance(model, transformers.PreTrainedModel):
+            raise ConfigError(
+                f"lora_rank={config.lora_rank} needs a transformers model, got a {type(model).__name__}: leave "
+                "lora_rank out"
+            )
         model = _add_lora(model, config)
     if hasattr(model, "peft_config"):
         untie_adapted_layers(model)
@@ -347,6 +352,16 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
         return None
     logger.info("ids %d to %d have no text: they are padding of the embedding and are never sampled", known, rows - 1)
     return known
+
+
+def count_vocabulary(model: nn.Module) -> int | None:
+    """Return the number of token ids that the model reads; None if a plain module has not exactly one embedding."""
+    config = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):  # the embedding's shape may be that of a shard
+        size = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+        return size if isinstance(size, int) else None
+    sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def find_max_positions(model: nn.Module) -> int | None:
