@@ -391,7 +391,7 @@ def test_a_batch_without_any_score_is_one_error_whatever_the_reason(caplog: pyte
 BASELINES = [
     {},
     {"baseline": "leave_one_out"},
-    {"baseline": "batch"},
+    {"baseline": "batch", "reward_scaling": "batch"},
     {"baseline": "batch", "reward_scaling": "none"},
     {"baseline": "optimal_token", "reward_scaling": "none"},
     {"reward_scaling": "batch"},
@@ -425,7 +425,7 @@ def test_every_advantage_is_that_of_the_group_without_the_samples_that_failed(op
 
 
 def test_an_evaluation_leaves_out_the_samples_that_failed() -> None:
-    """Of 2 and 3 scored samples 1 and 2 are right: 3 of 5, and of the first two of each prompt C(n − c, 2) / C(n, 2)."""
+    """Of 2 and 3 scored samples 1 and 2 are right; pass@2 is 1 − C(n − c, 2) / C(n, 2) = 1 for both."""
     ends = [
         [("completed", 1.0), ("timeout", None), ("completed", 0.0), ("environment_error", None)],
         [("completed", 1.0), ("completed", 1.0), ("completed", 0.0), ("environment_error", None)],

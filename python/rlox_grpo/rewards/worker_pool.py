@@ -55,7 +55,8 @@ class Outcomes:
     @property
     def failed(self) -> BoolArray:
         """``bool [N]``: the samples that failed or ran out of time and have no score instead."""
-        return np.isnan(self.scores) & (self.codes != OK)
+        failed: BoolArray = np.isnan(self.scores) & (self.codes != OK)
+        return failed
 
 
 class Pool:
