@@ -80,7 +80,8 @@ class PromptReader:
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)
-        if trained and len(loaded) >= _MANY_EQUAL and not any(_differs(loaded[0], other) for other in loaded[1:]):
+        are_prompts = trained and self.episodes is None  # an environment reads the columns of its rows
+        if are_prompts and len(loaded) >= _MANY_EQUAL and not any(_differs(loaded[0], one) for one in loaded[1:]):
             logger.warning("all %d prompts are the same row: the policy learns one problem", len(loaded))
         return loaded
 
