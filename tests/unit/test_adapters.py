@@ -17,6 +17,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rlox_grpo.adapters import open_instruct, openrlhf, verl
 from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
+from rlox_grpo.rewards.workers import InWorkers, closing_workers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
 RIGHT, WRONG = "<think>a</think><answer>(7 - 3) * 4</answer>", "<think>a</think><answer>7</answer>"
@@ -477,3 +479,19 @@ def test_open_instruct_by_shape() -> None:
     assert ours([1], "4", "4") == open_instruct.VerificationResult(1.0)
     assert rewarded({"gsm8k": ours}, [([1], "4", "4", "gsm8k")]) == [0.5]
     assert pickle.loads(pickle.dumps(ours)) == ours  # noqa: S301  our own
+
+
+def test_a_sample_that_failed_has_no_score_from_the_other_rules() -> None:
+    """The adapters give it ``not_applicable``, as other trainers have no missing reward."""
+
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        if completions[0] == WRONG:
+            time.sleep(60)
+        return [5.0]
+
+    function = InWorkers(slow, timeout=0.5, workers=1)
+    with closing_workers([function]):
+        scores = score_samples((function, TagFormat()), [RIGHT, WRONG], [{}, {}])
+    np.testing.assert_array_equal(scores.total, [6.0, np.nan])
+    assert np.isnan(scores.components["tag_format"][1])
+    assert fill_missing(scores.total, 0.0) == [6.0, 0.0]

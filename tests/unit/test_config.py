@@ -123,6 +123,16 @@ def test_every_bad_value_is_named():
         ({"server_timeout": 5}, "server_timeout=5.0 is read only with engine='vllm_server'; here engine='hf'"),
         ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
         ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
+        (
+            {"bypass_old_log_probs": True, "policy_loss": "kl_cov"},
+            "policy_loss='kl_cov' with bypass_old_log_probs=True",
+        ),
+        ({"group_size": 2, "ddof": 2}, "ddof=2 is no less than group_size=2"),
+        ({"group_size": 4, "ddof": 5, "reward_scaling": "whiten"}, "ddof=5 is no less than group_size=4"),
+        (
+            {"group_size": 1, "prompts_per_step": 2, "ddof": 2, "baseline": "batch", "reward_scaling": "batch"},
+            "ddof=2 is no less than prompts_per_step · group_size=2",
+        ),
     ],
 )
 def test_values_that_cannot_be_meant(options, message):
@@ -338,6 +348,35 @@ def test_a_configuration_that_is_a_dict():
         ConfigError, match=r"config is dict: expected a rlox_grpo.GRPOConfig; give the options as keywords"
     ):
         GRPO("model", len, config={"group_size": 4})
+
+
+NUMBERS = [
+    (name, field.default if field.default is not None else 0)
+    for name, field in Options.model_fields.items()
+    if {"int", "float"} & set(re.findall(r"\w+", str(field.annotation))) and "dict" not in str(field.annotation)
+]
+
+
+@pytest.mark.parametrize(("name", "default"), NUMBERS)
+def test_every_number_has_limits_that_torch_and_the_system_can_use(name, default):
+    """delta=1e308 and micro_batch_tokens=2**63 were errors of torch, reward_timeout=1e10 one of the reward."""
+    for value in (1e308, -1e308, 1e39, 2**63, 10**70, -(10**70), 1e-300):
+        own = (value,) * len(default) if isinstance(default, tuple) else (value,) if "tuple" in str(
+            Options.model_fields[name].annotation
+        ) else value  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            GRPOConfig.create(**{name: own})
+
+
+@pytest.mark.parametrize("name", [name for name, _ in NUMBERS if name.endswith("_timeout")])
+def test_no_timeout_is_longer_than_the_system_can_wait(name):
+    with pytest.raises(ConfigError, match=rf"{name}: input should be less than or equal to 1000000"):
+        GRPOConfig.create(**{name: 1e7})
+
+
+@pytest.mark.parametrize("ahead", [{"async_steps": 1}, {"partial_rollout_turns": 2}])
+def test_the_cap_of_the_correction_is_read_where_completions_are_stale(ahead):
+    assert GRPOConfig.create(importance_cap=5.0, **ahead).importance_cap == 5.0
 
 
 # --- options that would be ignored ---

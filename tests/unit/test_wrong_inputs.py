@@ -577,3 +577,45 @@ def test_a_resumed_run_with_other_options_data_or_rewards_names_each(tmp_path):
     share_of_target_edited.__name__ = share_of_target.__name__
     with pytest.raises(CheckpointError, match=r"share_of_target was edited.*resume_changes=\['rewards'\]"):
         GRPO(ToyLM(), share_of_target_edited, **resumed).train(PROMPTS)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 1.5, True, float("nan"), "2", None])
+def test_epochs_are_an_integer(epochs):
+    with pytest.raises(ValueError, match=r"n_epochs is .*: expected an integer of at least 1"):
+        GRPO(ToyLM(), share_of_target, **options(max_steps=None)).train(PROMPTS, epochs)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, True, "2"])
+def test_samples_of_an_evaluation_are_an_integer(samples):
+    with pytest.raises(ValueError, match=r"samples is .*: expected an integer of at least 1"):
+        GRPO(ToyLM(), share_of_target, **options()).evaluate(PROMPTS, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [(99, "token id 99 at position 1, and the model has the ids 0 to 11"), (-5, "token id -5 at position 1")],
+)
+@pytest.mark.parametrize(
+    "form", [list, torch.tensor, lambda rows: [{"prompt": row} for row in rows]], ids=["lists", "tensor", "rows"]
+)
+def test_token_ids_outside_the_vocabulary_are_named(token, message, form):
+    trainer = GRPO(ToyLM(), share_of_target, **options())
+    for use in (trainer.train, trainer.evaluate):
+        with pytest.raises(ValueError, match=rf"prompts\[1\] has the {message}"):
+            use(form([[1, 2], [3, token]]))
+    assert trainer.step == 0
+
+
+def test_lora_on_a_plain_module_is_refused():
+    with pytest.raises(ConfigError, match="lora_rank=4 needs a transformers model, got a ToyLM"):
+        GRPO(ToyLM(), share_of_target, **options(lora_rank=4))
+
+
+def test_a_learning_rate_and_prompts_that_cannot_be_meant_are_warned_of(caplog):
+    trainer = GRPO(ToyLM(), share_of_target, **options(learning_rate=1.0, max_steps=1))
+    assert "learning_rate=1: AdamW moves every weight by about as much in each step" in caplog.text
+    trainer.train([[1, 2, 3]] * 50)
+    assert "all 50 prompts are the same row" in caplog.text
+    caplog.clear()
+    GRPO(ToyLM(), share_of_target, **options(max_steps=1)).train(PROMPTS)
+    assert not caplog.records

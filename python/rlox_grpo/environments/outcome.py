@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlox_grpo.environments.foreign import read_number
-from rlox_grpo.types import FinishReason, Float32Array, Int64Array
+from rlox_grpo.types import FAILURES, FinishReason, Float32Array, Int64Array
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,6 @@ class Reply:
 
 LIMITS = ("max_turns", "max_tokens", "context", "parse_error")
 """Stop reasons caused by the policy; the option ``limit_reward`` is their reward."""
-
-FAILURES = ("timeout", "tool_error", "environment_error")
-"""Stop reasons caused by the environment; the option ``failure_reward`` is their reward."""
 
 STOP_REASONS = ("completed", *LIMITS, *FAILURES)
 """Stop reasons of episodes. An environment may use others in :class:`Outcome`."""

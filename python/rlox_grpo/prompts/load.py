@@ -344,6 +344,20 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
             )
 
 
+def refuse_unknown_ids(prompts: Sequence[Prompt], vocab_size: int | None) -> None:
+    """Raise ValueError for a token id below 0 or from ``vocab_size`` on; names the prompt and the position."""
+    for prompt in prompts:
+        ids = np.asarray(prompt.token_ids)
+        beyond = (ids < 0) | (ids >= vocab_size) if vocab_size is not None else ids < 0
+        if beyond.any():
+            place = int(beyond.argmax())
+            size = "" if vocab_size is None else f", and the model has the ids 0 to {vocab_size - 1}"
+            raise ValueError(
+                f"prompts[{prompt.index}] has the token id {ids[place]} at position {place}"
+                f"{size or ', and ids are not negative'}: tokenize it with the model's own tokenizer"
+            )
+
+
 def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
     """Yield the indices of an endless sequence of seeded permutations of all prompts, from draw ``start`` on.
 

@@ -92,7 +92,7 @@ class MathAnswer:
     matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A missing
     unit is right, a different one is wrong. The answer ``x = 5`` is right for the gold 5. Several values are wrong for
     a gold of one value. An expression without a value, such as 1/0, is not equal to anything. An answer that exceeds
-    the budget of operations is ``undecided`` and has the score ``undecided`` (None: does not apply). Verdicts do not
+    the budget of operations is ``undecided`` and has the score ``undecided`` (None: no score). Verdicts do not
     depend on the machine or on the number of threads.
 
     Options, each with the strictest choice first:

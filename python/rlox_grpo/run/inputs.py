@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long
+from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rewards.calls import RewardError
@@ -20,12 +21,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+logger = logging.getLogger(__name__)
+
+_MANY_EQUAL = 10
+"""So many equal prompts are probably a mistake; fewer are a first try."""
+
+
+def _differs(prompt: Prompt, other: Prompt) -> bool:
+    return prompt.source != other.source or list(prompt.token_ids) != list(other.token_ids)
+
+
 @dataclass
 class PromptReader:
     """Loads and checks prompts with the options of a run. Every error names the prompt.
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
-    number of tokens of a prompt and its completion; None: no limit.
+    number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
+    ids; None: unknown.
     """
 
     config: GRPOConfig
@@ -33,6 +45,7 @@ class PromptReader:
     reward_fns: Sequence[RewardFn]
     episodes: EpisodeRunner | None
     max_length: int | None
+    vocab_size: int | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -61,11 +74,15 @@ class PromptReader:
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
             )
+            refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)
+        are_prompts = trained and self.episodes is None  # an environment reads the columns of its rows
+        if are_prompts and len(loaded) >= _MANY_EQUAL and not any(_differs(loaded[0], one) for one in loaded[1:]):
+            logger.warning("all %d prompts are the same row: the policy learns one problem", len(loaded))
         return loaded
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
+from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
@@ -104,7 +106,12 @@ class GRPO:
         self.reward_fns, self.episodes = parts.reward_fns, parts.episodes
         self.sampler, self.engine, self.learner = parts.sampler, parts.sampler.engine, parts.learner
         self.prompts = PromptReader(
-            self.config, self.policy.tokenizer, self.reward_fns, self.episodes, max_length=self.engine.max_length
+            self.config,
+            self.policy.tokenizer,
+            self.reward_fns,
+            self.episodes,
+            max_length=self.engine.max_length,
+            vocab_size=count_vocabulary(self.model),
         )
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
@@ -179,6 +186,7 @@ class GRPO:
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message has its number and its error.
         """
+        _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
             restore: Path | None = None
@@ -246,8 +254,6 @@ class GRPO:
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
-        if n_epochs < 1:
-            raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -310,6 +316,8 @@ class GRPO:
             samples: completions for each prompt; None: ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
+        if samples is not None:
+            _check_count("samples", samples)
         with self._closing_workers(), self.ranks.failing_together():
             held_out = self.prompts.read(prompts, trained=False)
             return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
@@ -385,3 +393,9 @@ class GRPO:
             finally:
                 if self.episodes is not None:
                     self.episodes.close()
+
+
+def _check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")

@@ -108,7 +108,7 @@ class StepTaker:
             prompts,
             parts.reward_fns,
             replace(sampling, temperature=0.0) if greedy else sampling,
-            samples=1 if greedy else samples or config.eval_samples,
+            samples=1 if greedy else config.eval_samples if samples is None else samples,
             seed=derive_seed(config.seed, "evaluation", 0),
             weights=config.reward_weights,
             on_error=config.on_reward_error,

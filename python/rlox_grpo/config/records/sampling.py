@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from rlox_grpo.config.records.option import Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, Record, option
 
 INEXACT_ENGINES = ("vllm", "vllm_server")
 """Engines whose log-probs are not exactly the trainer's."""
@@ -102,7 +102,10 @@ class EngineConfig(Record, title="Generation engine"):
     )
     server_urls: tuple[str, ...] = _server_option((), "URL of each vLLM server: http://host:port.")
     server_timeout: float = _server_option(
-        600.0, "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.", gt=0
+        600.0,
+        "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.",
+        gt=0,
+        le=LONGEST_TIMEOUT,
     )
     server_sync_dir: str | None = _server_option(
         None,
