@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.comparison import refuse_different_forms, warn_of_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
@@ -43,11 +45,17 @@ class PromptReader:
         Raises:
             TypeError, ValueError, RewardError: a prompt cannot be used; the message names its index.
         """
-        options = self.config.prompts
         if is_stream(prompts):
             raise TypeError(
                 f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
             )
+        loaded = self._load(prompts, trained=trained)
+        self._compare(loaded)
+        self._warn(loaded)
+        return loaded
+
+    def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
+        options = self.config.prompts
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)
@@ -60,6 +68,8 @@ class PromptReader:
                 columns=options.columns,
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
+                # A preset's template is its default for rows without a prompt.
+                needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
             )
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
@@ -67,6 +77,13 @@ class PromptReader:
             for prompt in loaded:
                 read_key(prompt, key)
         return loaded
+
+    def _compare(self, loaded: Sequence[Prompt]) -> None:
+        if self.episodes is None:  # an environment writes its prompts
+            refuse_different_forms(loaded, continue_final_message=self.config.continue_final_message)
+
+    def _warn(self, loaded: Sequence[Prompt]) -> None:
+        warn_of_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
         """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
@@ -104,6 +121,7 @@ class PromptReader:
             )
         before, stream = self._stream
         if stream is None or before is not prompts or stream.draws > draws:
-            stream = StreamDraws(prompts, self.read)
+            stream = StreamDraws(prompts, self._load, self._compare)
+            self._warn(stream.first)
             self._stream = prompts, stream  # a generator can be read only once
         return stream
