@@ -255,7 +255,11 @@ BAD = [
     ({"tools": [{"type": "function"}]}, "tools must be a list"),
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "function", "content": "x"}]}, "role is 'function'"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "type 'text'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "type 'image_url'",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "pictures, video and audio are not supp"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "the policy writes that one"),
     ({"messages": [user("\ud800")]}, "lone surrogate"),
 ]

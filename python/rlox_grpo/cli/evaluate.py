@@ -104,16 +104,23 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     import numpy as np
 
     from rlox_grpo.config.records import PromptConfig
-    from rlox_grpo.prompts.load import read_rows
-    from rlox_grpo.prompts.rows import rename_columns
+    from rlox_grpo.prompts.load import list_rows
     from rlox_grpo.rewards import check_rewards
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.types import Prompt
 
-    columns = PromptConfig.create(**parse_overrides(rest)).columns
-    rows = [rename_columns(row, columns, index) for index, row in enumerate(read_rows(arguments.data))]
+    options = PromptConfig.create(**parse_overrides(rest))
+    template = options.prompt_template
+    rows = list_rows(
+        arguments.data,
+        template,
+        options.prompt_column,
+        options.columns,
+        needs_prompt=False,
+        needs_template=template is not None,
+    )
     token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
-    prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
+    prompts = [Prompt(token, index, None, source, row) for index, (source, row) in enumerate(rows)]
     check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
     print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
 

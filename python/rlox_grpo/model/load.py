@@ -38,6 +38,7 @@ from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_master
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.model.untie import untie_adapted_layers
+from rlox_grpo.prompts.media import NOT_SUPPORTED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -215,7 +216,8 @@ def _load_pretrained(
             there = "; it is a file: pass the folder that holds config.json and the weights"
         elif newest := sorted(Path(source).glob("checkpoints/step_*")):
             there = f"; it is the folder of a run: pass {str(newest[-1])!r}"
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
+        reason = reason.rstrip(".") + (f"; it is no causal language model, and {NOT_SUPPORTED}" if cut else "")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from rlox_grpo.prompts.files import read_table
 from rlox_grpo.types import Prompt
 
 PEEKED = 16
@@ -36,7 +37,7 @@ def read_rows_of(stream: Any) -> Iterator[Any]:
         if not hasattr(rows, "__iter__"):
             raise TypeError(f"prompts is a function that returned {type(rows).__name__}: expected an iterator of rows")
         read = 0
-        for row in rows:
+        for row in read_table(rows):
             read += 1
             yield row
         if not read or (rows is stream and iter(rows) is rows):  # a generator, which can be read only once
@@ -52,17 +53,27 @@ class StreamDraws:
         draws: Number of rows drawn; a resumed run continues there.
     """
 
-    def __init__(self, stream: Any, load: Callable[[Sequence[Any]], Sequence[Prompt]]) -> None:
-        """Read and check the first rows. ``load`` converts a list of rows to prompts and checks them.
+    def __init__(
+        self,
+        stream: Any,
+        load: Callable[[Sequence[Any]], Sequence[Prompt]],
+        compare: Callable[[Sequence[Prompt]], None],
+    ) -> None:
+        """Read and check the first rows.
+
+        ``load`` converts a list of rows to prompts and checks them. ``compare`` checks prompts against each other; each
+        row is compared with the first.
 
         Raises:
             ValueError: the stream is empty.
         """
-        self._load, rows = load, read_rows_of(stream)
+        self._load, self._compare, rows = load, compare, read_rows_of(stream)
         peeked = list(islice(rows, PEEKED))
         if not peeked:
             raise ValueError("prompts is an empty stream: there is nothing to train on")
-        self.first = [self._load_row(row, index) for index, row in enumerate(peeked)]
+        self.first: list[Prompt] = []
+        for index, row in enumerate(peeked):
+            self.first.append(self._load_row(row, index))
         self._rows = chain(peeked, rows)
         self.draws = 0
 
@@ -97,7 +108,9 @@ class StreamDraws:
     def _load_row(self, row: Any, index: int) -> Prompt:
         try:
             (prompt,) = self._load([row])
+            prompt = replace(prompt, index=index)
+            self._compare([*self.first[:1], prompt])
         except (ValueError, TypeError, RuntimeError) as error:  # a RewardError is a RuntimeError
             error.args = (f"row {index} of the stream: {error}", *error.args[1:])
             raise
-        return replace(prompt, index=index)
+        return prompt

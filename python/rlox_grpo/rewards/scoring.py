@@ -374,7 +374,10 @@ def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[An
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
         if name in _OWN:
-            raise ValueError(f"a column is named {name!r}, which reward functions receive as something else")
+            raise ValueError(
+                f"a column is named {name!r}, which reward functions receive as something else: drop it, or rename it: "
+                f"columns={{'reference_{name}': {name!r}}}"
+            )
         for prompt, _ in prompts:
             if name not in prompt.columns:
                 raise ValueError(

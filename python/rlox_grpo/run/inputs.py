@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.comparison import refuse_different_forms, warn_of_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
@@ -22,13 +24,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-_MANY_EQUAL = 10
-"""So many equal prompts are probably a mistake; fewer are a first try."""
-
-
-def _differs(prompt: Prompt, other: Prompt) -> bool:
-    return prompt.source != other.source or list(prompt.token_ids) != list(other.token_ids)
 
 
 @dataclass
@@ -56,11 +51,17 @@ class PromptReader:
         Raises:
             TypeError, ValueError, RewardError: a prompt cannot be used; the message names its index.
         """
-        options = self.config.prompts
         if is_stream(prompts):
             raise TypeError(
                 f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
             )
+        loaded = self._load(prompts, trained=trained)
+        self._compare(loaded)
+        self._warn(loaded)
+        return loaded
+
+    def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
+        options = self.config.prompts
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)
@@ -73,6 +74,8 @@ class PromptReader:
                 columns=options.columns,
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
+                # A preset's template is its default for rows without a prompt.
+                needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
             )
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
@@ -80,10 +83,14 @@ class PromptReader:
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)
-        are_prompts = trained and self.episodes is None  # an environment reads the columns of its rows
-        if are_prompts and len(loaded) >= _MANY_EQUAL and not any(_differs(loaded[0], one) for one in loaded[1:]):
-            logger.warning("all %d prompts are the same row: the policy learns one problem", len(loaded))
         return loaded
+
+    def _compare(self, loaded: Sequence[Prompt]) -> None:
+        if self.episodes is None:  # an environment writes its prompts
+            refuse_different_forms(loaded, continue_final_message=self.config.continue_final_message)
+
+    def _warn(self, loaded: Sequence[Prompt]) -> None:
+        warn_of_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
         """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
@@ -121,6 +128,7 @@ class PromptReader:
             )
         before, stream = self._stream
         if stream is None or before is not prompts or stream.draws > draws:
-            stream = StreamDraws(prompts, self.read)
+            stream = StreamDraws(prompts, self._load, self._compare)
+            self._warn(stream.first)
             self._stream = prompts, stream  # a generator can be read only once
         return stream

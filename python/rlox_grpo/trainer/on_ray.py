@@ -24,7 +24,7 @@ import tomli_w
 from rlox_grpo.config.run_file import Layout, place_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
-from rlox_grpo.prompts.load import PromptsLike
+from rlox_grpo.prompts.load import PromptsLike, list_entries
 from rlox_grpo.prompts.stream import is_stream
 from rlox_grpo.rewards.registry import REWARDS
 from rlox_grpo.run.files import read_jsonl, replace_file
@@ -193,9 +193,9 @@ class RayGRPO:
             raise ConfigError(f"{what} is a stream: {_STAYS_HERE} it; pass a list of rows, or the path of a file")
         column = self.config.prompt_column
         lines = []
-        for index, row in enumerate(prompts.tolist() if hasattr(prompts, "tolist") else prompts):
+        for index, row in enumerate(list_entries(prompts)):
             try:
-                lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}))
+                lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}, allow_nan=False))
             except (TypeError, ValueError) as error:
                 told = f"{what}[{index}] cannot be written as JSON: {error}"
                 raise ConfigError(f"{told}; with launcher='ray' prompts are sent as a file") from error

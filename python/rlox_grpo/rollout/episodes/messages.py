@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
 
 Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000
@@ -77,7 +78,8 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     """Return messages to the policy as a list of dicts; a text is one user message.
 
     Raises:
-        ValueError: a message without role or content or with a lone surrogate, or an assistant message at the end.
+        ValueError: a message without role or content, with a picture or with a lone surrogate, or an assistant message
+            at the end.
     """
     if messages is None:
         return []
@@ -89,6 +91,8 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
+        if media := find_media_in_message(message):
+            raise ValueError(f"messages[{place}] has {media}: {NOT_SUPPORTED}; describe it in text")
         content = message["content"]
         if isinstance(content, str):
             _refuse_surrogates(content, f"messages[{place}]")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
+from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
 from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop, make_reply_message
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
@@ -302,7 +303,9 @@ def _read_content(content: Any, where: str) -> str | None:
         texts = [part.get("text") for part in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(map(str, texts))
-    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'", where)
+    media = find_media_in_message({"content": content})
+    cause = f"; it has {media}: {NOT_SUPPORTED}" if media else ""
+    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'{cause}", where)
 
 
 def _read_calls(calls: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
