@@ -203,7 +203,9 @@ mod tests {
         for text in ["#### 50%", "#### 50", "#### 0.5", "#### 1/2", "\\boxed{50\\%}", "50 percent"] {
             assert_eq!(score("50%", text).score, 1.0, "{text:?}");
         }
-        for text in ["\\boxed{50}\\%", "\\boxed{50} percent", "#### **50**%", "#### $50$ %", "#### 50 per cent", "#### 50％"] {
+        for text in
+            ["\\boxed{50}\\%", "\\boxed{50} percent", "#### **50**%", "#### $50$ %", "#### 50 per cent", "#### 50％"]
+        {
             assert_eq!(score("0.5", text).score, 1.0, "{text:?}");
         }
         for text in ["#### 50%%", "#### 50‰", "#### 50%", "#### 5000"] {

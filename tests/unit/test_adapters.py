@@ -27,9 +27,9 @@ import torch
 
 from rlox_grpo.adapters import open_instruct, openrlhf, verl
 from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
-from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
+from rlox_grpo.rewards.registry import make_rewards
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
 RIGHT, WRONG = "<think>a</think><answer>(7 - 3) * 4</answer>", "<think>a</think><answer>7</answer>"
