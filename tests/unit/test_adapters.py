@@ -30,6 +30,7 @@ from rlox_grpo.adapters import open_instruct, openrlhf, verl
 from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
+from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.workers import InWorkers, closing_workers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
@@ -270,6 +271,20 @@ def test_verl_loss_refuses() -> None:
     config.global_batch_info = {"dp_size": 2, "batch_num_tokens": 5}
     with pytest.raises(ValueError, match="dp_size is 2, and .* lacks the denominator of seq-mean-token-sum"):
         verl.compute_policy_loss(*tensors, loss_agg_mode="seq-mean-token-sum", config=config)
+
+
+# --- every adapter ---
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_a_percent_sign_may_be_added_unless_the_table_says_exact(name: str) -> None:
+    strict = {"name": name, "percent": "exact"}
+    for rule, score in ((name, 1.0), (strict, 0.0)):
+        assert verl.compute_score("x", "#### 25%", "25", rule=rule)["score"] == score
+        table = [{"name": rule}] if isinstance(rule, str) else [rule]
+        rules = make_rewards(table)  # as a run file and the command line make them
+        assert openrlhf.reward_function(rules)(["p#### 25%"], ["p"], ["25"])["rewards"].tolist() == [score]
+        assert rules[0](prompts=["p"], completions=["#### 25%"], answer=["25"], trainer_state=None) == [score]  # TRL
 
 
 # --- OpenRLHF ---

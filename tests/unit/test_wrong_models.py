@@ -244,9 +244,7 @@ def test_a_processor_is_no_tokenizer():
     class Processor:
         image_processor = object()
 
-    with pytest.raises(
-        TypeError, match=r"tokenizer is a Processor, a processor: pass its .tokenizer; pictures"
-    ):
+    with pytest.raises(TypeError, match=r"tokenizer is a Processor, a processor: pass its .tokenizer; pictures"):
         GRPO(ToyLM(), share_of_target, tokenizer=Processor())
 
 
