@@ -310,7 +310,7 @@ def test_memory_is_bounded(code: str) -> None:
 )
 def test_the_temporary_folder_is_bounded_and_removed(code: str) -> None:
     sandbox = get_sandbox()
-    result = sandbox.submit_script(f"import os\n{code}", limits=Limits(cpu_seconds=20, wall_seconds=60.0)).result()
+    result = sandbox.submit_script(f"import os\n{code}", limits=Limits(cpu_seconds=100, wall_seconds=300.0)).result()
     assert result.ended == "files", result
     assert os.listdir(sandbox._work) == []
 
