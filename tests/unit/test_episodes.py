@@ -307,7 +307,7 @@ def test_every_end_has_a_reason(
             if not turns:
                 assert completion.sampled is not None
                 assert not completion.sampled.any()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120
 
 
 async def returns_text(row: Any, chat: Any) -> Any:
