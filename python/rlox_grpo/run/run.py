@@ -60,6 +60,7 @@ class Run:
         origin: Mapping[str, Any],
         callbacks: Callbacks,
         restore: Path | None,
+        is_torn: bool = False,
     ) -> None:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
@@ -69,6 +70,8 @@ class Run:
             data: fingerprints of the data; a resumed run must have the same.
             origin: first keys of ``config.toml``, such as the model and the data files.
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
+            is_torn: whether an error ended the last call within a step that had changed weights: the run goes back to
+                its newest checkpoint.
 
         Raises:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
@@ -94,8 +97,15 @@ class Run:
         refuse_unknown_changes(config.resume_changes)
         ranks.refuse_differences("ranks of one run differ", {**config.model_dump(mode="json"), **data})
         checkpoint, damaged = restore, list[Path]()
-        if restore is None and progress.step == 0:  # a second call of train() continues from the weights in memory
-            checkpoint, damaged = agree_on_checkpoint(ranks, self._folder, config.resume)
+        # A second call of train() continues from the weights in memory, unless they are between two steps.
+        if restore is None and (progress.step == 0 or is_torn):
+            resume = "auto" if is_torn else config.resume
+            checkpoint, damaged = agree_on_checkpoint(ranks, self._folder, resume)
+        if is_torn and checkpoint is None:
+            raise CheckpointError(
+                f"an error ended the last call of train within step {progress.step + 1}, after it had changed weights, "
+                "and there is no checkpoint to go back to: make the model and the trainer anew"
+            )
         factor = learner.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
         if restore is not None:
@@ -330,6 +340,8 @@ class Run:
         way.
         """
         if self._folder is None:
+            if not self._learner.weights_are_whole:
+                return "nothing was saved: the run has no output_dir; the step had changed weights: make a new trainer"
             return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
         saved, resume = f"saved up to {name_newest(self._folder)}", self._config.resume
         if numbers_are_bad:
@@ -373,6 +385,7 @@ class Run:
         self.last_metrics = state["last_metrics"]
         self._progress.prompt_tokens = int(self.last_metrics.get(PROMPT_TOKENS, 0))
         self._progress.completion_tokens = int(self.last_metrics.get(COMPLETION_TOKENS, 0))
+        self._learner.weights_are_whole = True
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step

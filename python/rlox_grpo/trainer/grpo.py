@@ -203,7 +203,6 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
-                self._step_taker.restart()
             if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
@@ -238,6 +237,9 @@ class GRPO:
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
         """
+        is_torn = self.ranks.any(not self.learner.weights_are_whole)
+        if is_torn or restore is not None:
+            self._step_taker.restart()
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
@@ -269,6 +271,7 @@ class GRPO:
             origin=self.origin,
             callbacks=self.callbacks,
             restore=restore,
+            is_torn=is_torn,
         )
         if self._unfinished is not None and run.resumed_from is None:  # continue the stopped call
             run.start_step, run.start_draw = self._unfinished

@@ -92,6 +92,7 @@ class StepTaker:
         batches = [batch for part in parts for batch in part]
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
+        learner.weights_are_whole = True  # the step is complete, with everything that it changes beside the weights
         return {**metrics, **information}, (scored, advantages)
 
     def evaluate(
@@ -236,7 +237,7 @@ class StepTaker:
             **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),
             **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
             **self._sampler.pass_rates.metrics(),
-            **self._learner.moving_baselines.metrics(),
+            **self._learner.moving_baselines.finish(),
             **episode_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),
