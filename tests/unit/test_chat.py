@@ -411,3 +411,12 @@ def test_outcomes_are_read(returned: Any, reward: float | None) -> None:
 def test_other_outcomes_are_refused(returned: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="expected a"):
         read_outcome(returned)
+
+
+@pytest.mark.parametrize("word", ["two\nlines", "bell\a", "x" * 81])
+def test_words_that_cannot_be_a_part_of_a_metrics_name(word):
+    for outcome in (Outcome(1.0, stop_reason=word), Outcome(1.0, metrics={word: 1.0})):
+        with pytest.raises(ValueError, match="expected at most 80 characters, without line ends"):
+            read_outcome(outcome)
+    with pytest.raises(ValueError, match="the reason of EpisodeEnded is"):
+        EpisodeEnded(word)
