@@ -1,4 +1,7 @@
-"""An error in a step: what the same trainer and a new one continue from, equal to the bit to a run without the error."""
+"""An error in a step: what the same trainer and a new one continue from, equal to the bit to a run without it."""
+
+import asyncio
+import functools
 
 import pytest
 import torch
@@ -6,7 +9,9 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.run.checkpoint import read_state
+from rlox_grpo.run.files import read_jsonl
 
 MOVING = {"baseline": "moving", "reward_scaling": "none"}
 
@@ -117,3 +122,126 @@ def test_without_a_checkpoint_such_a_trainer_is_refused(caplog):
     assert "the step had changed weights: make a new trainer" in caplog.text
     with pytest.raises(CheckpointError, match="within step 6, after it had changed weights"):
         trainer.train(toy.PROMPTS)
+
+
+EXITS = [SystemExit(0), GeneratorExit(), asyncio.CancelledError()]
+
+
+def raise_at(call, error, function=toy.share_of_target):
+    """A reward that raises ``error`` at its call number ``call``."""
+    calls = []
+
+    @functools.wraps(function)  # by name and source that function
+    def reward(completions, prompts):
+        calls.append(None)
+        if len(calls) == call:
+            raise error
+        return function(completions, prompts)
+
+    return reward
+
+
+class Raises:
+    """A callback that raises ``error`` at the call number ``call`` of ``event``."""
+
+    def __init__(self, event, error, call=1):
+        self.error, self.call = error, call
+        setattr(self, event, self.fail)
+
+    def fail(self, step, argument):
+        self.call -= 1
+        if self.call == 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", EXITS, ids=lambda error: type(error).__name__)
+def test_an_exit_in_a_reward_ends_the_run_as_an_error_with_a_checkpoint(error, tmp_path, caplog):
+    options = toy.options(output_dir=tmp_path, checkpoint_steps=50)
+    with pytest.raises(RewardError, match=f"reward function share_of_target raised {type(error).__name__}"):
+        GRPO(toy.ToyLM(), raise_at(8, error), **options).train(toy.PROMPTS)
+    assert "the run stopped after step 7" in caplog.text
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000007"]
+
+
+@pytest.mark.parametrize("error", EXITS, ids=lambda error: type(error).__name__)
+def test_an_exit_in_a_reward_is_left_out_as_any_error(error):
+    rewards = [toy.share_of_target, raise_at(3, error)]
+    trainer = GRPO(toy.ToyLM(), rewards, **toy.options(on_reward_error="none", max_steps=4))
+    assert trainer.train(toy.PROMPTS)["steps_trained"] == 4
+
+
+def test_an_exit_in_an_async_reward():
+    async def reward(completions, prompts):
+        await asyncio.sleep(0)
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match="reward function reward raised SystemExit"):
+        GRPO(toy.ToyLM(), reward, **toy.options()).train(toy.PROMPTS)
+
+
+@pytest.mark.parametrize("error", EXITS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("event", ["on_step", "on_evaluation", "on_save"])
+def test_an_exit_in_a_callback_ends_the_run_as_an_error_with_a_checkpoint(event, error, tmp_path, caplog):
+    options = toy.options(output_dir=tmp_path, checkpoint_steps=3, eval_steps=2)
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[Raises(event, error)], **options)
+    with pytest.raises(RuntimeError, match=rf"{type(error).__name__}.*call trainer\.stop\(\) in a callback"):
+        trainer.train(toy.PROMPTS, eval_prompts=toy.PROMPTS[:2])
+    assert "the run stopped after step" in caplog.text
+    assert len(list((tmp_path / "checkpoints").glob("step_*"))) == (trainer.step > 0)
+
+
+def test_an_exit_in_a_stream_of_prompts(tmp_path):
+    def rows():
+        yield from ({"prompt": prompt} for prompt in toy.PROMPTS.tolist() * 3)
+        raise SystemExit(0)
+
+    with pytest.raises(RuntimeError, match="SystemExit: 0 was raised within the run"):
+        make(output_dir=tmp_path).train(rows)
+    assert (tmp_path / "checkpoints" / "step_000006").is_dir()
+
+
+def test_ctrl_c_ends_the_run_at_once(tmp_path):
+    trainer = GRPO(toy.ToyLM(), raise_at(6, KeyboardInterrupt()), **toy.options(output_dir=tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(toy.PROMPTS)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000004"]
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_an_error_without_a_text_is_named_by_its_class(tmp_path, caplog):
+    options = toy.options(output_dir=tmp_path)
+    with pytest.raises(RewardError, match="reward function share_of_target raised WordlessError"):
+        GRPO(toy.ToyLM(), raise_at(3, WordlessError()), **options).train(toy.PROMPTS)
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[Raises("on_step", WordlessError())], **toy.options())
+    with pytest.raises(WordlessError):
+        trainer.train(toy.PROMPTS)
+    assert "the run stopped after step 1 (WordlessError)" in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["callback", "evaluation"])
+def test_a_step_keeps_its_row_when_its_evaluation_fails(fails, tmp_path):
+    reward = raise_at(6, OSError("judge unreachable")) if fails == "evaluation" else toy.share_of_target
+    callbacks = [Raises("on_evaluation", OSError("disk"), call=2)] if fails == "callback" else ()
+    options = toy.options(output_dir=tmp_path, eval_steps=4, max_steps=8)
+    trainer = GRPO(toy.ToyLM(), reward, callbacks=callbacks, **options)
+    held_out = toy.PROMPTS[:2]
+    with pytest.raises((OSError, RewardError)):
+        trainer.train(toy.PROMPTS, eval_prompts=held_out)
+    make(**{**options, "output_dir": tmp_path}).train(toy.PROMPTS, eval_prompts=held_out)
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [*range(1, 9)]
+
+
+def test_a_folder_that_is_moved_during_the_run_is_not_made_anew(tmp_path):
+    class Move:
+        def on_step(self, step, metrics):
+            if step == 5:
+                (tmp_path / "run").rename(tmp_path / "moved")
+
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[Move()], **toy.options(output_dir=tmp_path / "run"))
+    with pytest.warns(RuntimeWarning), pytest.raises(CheckpointError, match="weights of step 12 are in memory"):
+        trainer.train(toy.PROMPTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]

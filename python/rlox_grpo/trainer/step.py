@@ -152,10 +152,10 @@ class StepTaker:
         engine.expect_log_probs(canary)
         return AdapterChanges() if config.check_weights else None
 
-    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt]) -> None:
+    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt] | Mapping[int, Prompt]) -> None:
         """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again.
 
-        Every rank calls this. ``run`` is the resumed run, and its batches were drawn from ``prompts``.
+        Every rank calls this. ``run`` is the resumed run; ``prompts[index]`` is a prompt of its batches.
 
         Raises:
             CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.

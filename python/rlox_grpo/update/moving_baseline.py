@@ -64,7 +64,7 @@ class MovingBaselines:
         return advantages.astype(np.float32)
 
     def finish(self) -> dict[str, float]:
-        """End a step after its update. Return ``reward/moving_baseline``, the mean of the averages, if there are any."""
+        """End a step after its update. Return ``reward/moving_baseline``, their mean, if there are averages."""
         self._averages = dict(self._in_step)
         if not self._averages:
             return {}
