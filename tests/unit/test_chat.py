@@ -427,3 +427,12 @@ def test_messages_with_pictures_are_errors(message: dict[str, Any], what: str) -
     with pytest.raises(ValueError, match=rf"messages\[1\] has {what}: pictures, video and audio are not supported yet"):
         list_messages([{"role": "user", "content": "x"}, {"role": "user", **message}])
     list_messages([{"role": "user", "content": [{"type": "text", "text": "an image"}]}])
+
+
+@pytest.mark.parametrize("word", ["two\nlines", "bell\a", "x" * 81])
+def test_words_that_cannot_be_a_part_of_a_metrics_name(word):
+    for outcome in (Outcome(1.0, stop_reason=word), Outcome(1.0, metrics={word: 1.0})):
+        with pytest.raises(ValueError, match="expected at most 80 characters, without line ends"):
+            read_outcome(outcome)
+    with pytest.raises(ValueError, match="the reason of EpisodeEnded is"):
+        EpisodeEnded(word)

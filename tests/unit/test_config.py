@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rlox_grpo.config.schema import (
     find_changed_options,
     is_resumable,
     list_unknown_options,
+    parse_toml,
     read_toml,
 )
 from rlox_grpo.errors import ConfigError
@@ -496,3 +498,17 @@ def test_the_default_learning_rate_of_lora_is_ten_times_that_of_all_weights(opti
 
 def test_an_optimizer_of_ones_own_goes_with_the_default_rate_of_lora():
     refuse_unread_options(GRPOConfig.create(lora_rank=8), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+
+def test_none_survives_config_toml():
+    """TOML has no null: wherever None differs from the preset's value and the default, it is written."""
+    for preset, values in PRESETS.items():
+        for name, field in Options.model_fields.items():
+            usual = values.values.get(name, field.default)
+            if usual is None or type(None) not in get_args(field.annotation):
+                continue
+            try:
+                config = GRPOConfig.create(preset=preset, **{name: None})
+            except ConfigError:
+                continue  # another option of the preset needs it
+            assert getattr(GRPOConfig.create(**parse_toml(config.to_toml())), name) is None, (preset, name)

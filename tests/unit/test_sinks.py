@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,31 @@ def test_a_fresh_run_starts_the_file_anew(tmp_path):
     write_steps(path, 5)
     write_steps(path, 2)
     assert steps_in(path) == [1, 2]
+
+
+class Growing(io.RawIOBase):
+    """A file to which a run appends: after the end was read, there is more."""
+
+    def __init__(self, *parts):
+        self.parts = [part for one in parts for part in (one, b"")]
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        part = self.parts.pop(0) if self.parts else b""
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("half", [b'{"st', b'{"step": 2', b'{"step": 2}'])
+def test_a_reader_beside_the_run_does_not_begin_within_a_line(half, monkeypatch):
+    rest = b'{"step": 2}\n'[len(half) :] + b'{"step": 3}\n'
+    monkeypatch.setattr(
+        files, "open_regular", lambda *_, **__: io.BufferedReader(Growing(b'{"step": 1}\n' + half, rest))
+    )
+    rows = read_jsonl(Path("metrics.jsonl"))
+    assert rows == [{"step": 1}] + [{"step": 2}] * (half == b'{"step": 2}')  # this one lacks its newline alone
 
 
 @pytest.mark.parametrize("torn_at", range(1, 32))

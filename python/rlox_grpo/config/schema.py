@@ -25,8 +25,8 @@ else:
     import tomli as tomllib
 
 
-CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
-"""Fields of presets that a run file or the command line can set to None, by the text "none"."""
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
+"""Options whose default, or value in a preset, a run file or the command line can set to None, by the text "none"."""
 
 OWN_PRESETS = ("grpo", "recommended")
 """Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
@@ -87,10 +87,10 @@ class GRPOConfig(Options):
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
         """Return the keys of ``origin`` and every resolved option as TOML.
 
-        TOML has no null: None is left out, or written as "none" if the preset has another value.
+        TOML has no null: None is left out, or written as "none" if the preset or the default has another value.
         """
-        preset = PRESETS[self.preset].values
-        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
+        values = {**Options().model_dump(include=set(CLEARABLE)), **PRESETS[self.preset].values}
+        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and values[name] is not None}
         return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True), **cleared})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -19,6 +19,11 @@ def is_stream(prompts: Any) -> bool:
     if hasattr(prompts, "__len__"):
         return False
     return hasattr(prompts, "__iter__") or callable(prompts)
+
+
+def is_read_once(stream: Any) -> bool:
+    """Whether a stream is an iterator, such as a generator: what it has yielded cannot be read again."""
+    return hasattr(stream, "__iter__") and iter(stream) is stream
 
 
 def read_rows_of(stream: Any) -> Iterator[Any]:
@@ -77,14 +82,21 @@ class StreamDraws:
         self._rows = chain(peeked, rows)
         self.draws = 0
 
-    def skip_to(self, draws: int) -> None:
-        """Skip the rows before ``draws``, which the run has used before a resume.
+    def skip_to(self, draws: int, wanted: Collection[int] = ()) -> dict[int, Prompt]:
+        """Skip the rows before ``draws``, which the run has drawn before a resume.
+
+        Returns:
+            The prompts of the skipped rows in ``wanted``, by their number: batches that were drawn and not trained.
 
         Raises:
-            ValueError: the stream has fewer rows.
+            ValueError: the stream has fewer rows, or a wanted row is invalid.
         """
+        found: dict[int, Prompt] = {}
         while self.draws < draws:
-            self._next_row()
+            row = self._next_row()
+            if (index := self.draws - 1) in wanted:
+                found[index] = self._load_row(row, index)
+        return found
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.

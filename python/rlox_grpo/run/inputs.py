@@ -12,7 +12,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_of_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
-from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -108,6 +108,7 @@ class PromptReader:
 
         Raises:
             ConfigError: no ``max_steps``, or an option that needs all prompts at once.
+            ValueError: a generator has passed these prompts already.
         """
         config, kind = self.config, type(prompts).__name__
         if config.max_steps is None:
@@ -127,6 +128,11 @@ class PromptReader:
                 "it out, or pass list(prompts)"
             )
         before, stream = self._stream
+        if stream is not None and before is prompts and stream.draws > draws and is_read_once(prompts):
+            raise ValueError(
+                f"prompts is a {kind} that has yielded {stream.draws} rows, and the run continues at row {draws}: pass "
+                "a new one, or a function that returns it, which can be read again"
+            )
         if stream is None or before is not prompts or stream.draws > draws:
             stream = StreamDraws(prompts, self._load, self._compare)
             self._warn(stream.first)

@@ -17,10 +17,13 @@ from typing import Any
 
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
+from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rewards.calls import RewardFn, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.run.content import digest_content, is_json
+from rlox_grpo.types import Prompt
 
 REWARDS = "rewards"
 """Name in ``resume_changes`` that allows other or edited reward functions."""
@@ -52,7 +55,7 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
     return [
         f"the reward function {name} was edited"
         for (name, digest), before in zip(rewards, known, strict=False)
-        if isinstance(before, str) and digest is not None and _comparable(before, digest) and before != digest
+        if isinstance(before, str) and digest is not None and _comparable(before, digest) and _differ(before, digest)
     ]
 
 
@@ -73,7 +76,7 @@ def _is_other(before: str | None, now: str | None) -> bool:
     of_code = [digest is None or digest.startswith("python") for digest in (before, now)]
     if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
         return False
-    return before != now
+    return before != now and (before is None or now is None or _differ(before, now))
 
 
 def refuse_other_run(
@@ -82,8 +85,11 @@ def refuse_other_run(
     config: GRPOConfig,
     rewards: Sequence[tuple[str, str | None]],
     data: Mapping[str, Any],
+    model: str,
 ) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Compare the configuration, rewards and data of a checkpoint with those of the resumed run.
+
+    ``model`` is the name of the resumed run's model, for the error message.
 
     Returns:
         The options that differ, name → (old value, new value), with the key ``"rewards"`` if anything else differs;
@@ -105,9 +111,11 @@ def refuse_other_run(
     if fixed or forbidden:
         changed = [f"{name}: {options[name][0]!r} there, {options[name][1]!r} here" for name in fixed]
         wanted = [*fixed, *dict.fromkeys(permits[what] for what in forbidden if what in permits)]
+        before = state.get("model") or model  # another model may have another tokenizer, and so other prompts
+        models = "" if before == model else f"; the model is another one as well: {before} there, {model} here"
         permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
         raise CheckpointError(
-            f"{checkpoint} is of another configuration ({'; '.join([*changed, *forbidden])}): restore these to "
+            f"{checkpoint} is of another configuration ({'; '.join([*changed, *forbidden])}{models}): restore these to "
             f"continue it, {permit}or choose another output_dir to start anew"
         )
     if others:
@@ -119,7 +127,9 @@ def digest_reward(function: Any) -> str | None:
     """Return a digest of a reward function, or None if it has no source. It does not cover functions that it calls.
 
     The digest is of the source's tokens, without comments and layout. For a lambda it is of the bytecode, which can
-    be compared only within one version of Python. For an object it is of its class and its fields.
+    be compared only within one version of Python, and after a ``+`` of its defaults. For a dataclass it is of its class
+    and its fields; for a method of a dataclass these follow after a ``+``. Fields of other objects are not part of it:
+    they may be state that changes during a run, such as a counter.
     """
     fields = ""
     # Unwrap to the user's function. Bound arguments and dataclass fields are part of the digest, without the memory
@@ -138,7 +148,9 @@ def digest_reward(function: Any) -> str | None:
     code = getattr(target, "__code__", None)
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
         version = ".".join(map(str, sys.version_info[:2]))
-        return f"python{version}:{_sha256(_code_text(code))}"
+        defaults = [target.__defaults__, target.__kwdefaults__]
+        bound = f"+{digest_content(defaults)}" if any(defaults) else ""
+        return f"python{version}:{_sha256(_code_text(code))}{bound}"
     if (target.__module__ or "").split(".")[0] == __package__.split(".")[0] and fields:
         return f"rule:{_sha256(fields)}"  # a rule of this library is its options
     try:
@@ -147,7 +159,9 @@ def digest_reward(function: Any) -> str | None:
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return None
     text = "".join(token.string for token in tokens if token.type not in _DROPPED)
-    return f"source:{_sha256(text + fields)}"
+    owner = getattr(function, "__self__", None)
+    bound = f"+{_sha256(_ADDRESS.sub('', repr(owner)))}" if is_dataclass(owner) and not inspect.isclass(owner) else ""
+    return f"source:{_sha256(text + fields)}{bound}"
 
 
 def digest_optimizer(factory: Any) -> str | None:
@@ -174,18 +188,43 @@ def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | Non
     ]
 
 
-def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:
-    """Return a digest of the columns that reward functions read. Values that are not JSON count by their type."""
-    digest = hashlib.sha256()
-    for row in columns:
+def digest_data(prompts: Sequence[Prompt]) -> dict[str, str | None]:
+    """Return fingerprints of prompts, which a resumed run compares.
+
+    - ``prompts``: the token ids.
+    - ``columns``: the columns that reward functions and environments read, as JSON.
+    - ``column values``: the values that are not JSON, such as arrays, dates and images, by content; None without any.
+    - ``prompts of episodes``: prompts that an environment renders, so that they have no token ids; None without any.
+    """
+    columns, values, sources = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    has_values = has_sources = False
+    for prompt in prompts:
+        row = prompt.columns
         named = {str(name): row[name] for name in sorted(row, key=str)}
         text = json.dumps(named, skipkeys=True, default=lambda value: type(value).__name__)
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
+        columns.update(text.encode("utf-8", "surrogatepass"))
+        if others := [(name, value) for name, value in named.items() if not is_json(value)]:
+            has_values = True
+            values.update(digest_content((prompt.index, others)).encode())
+        if not len(prompt.token_ids) and prompt.source is not None:
+            has_sources = True
+            sources.update(digest_content((prompt.index, prompt.source)).encode())
+    return {
+        "prompts": fingerprint_prompts(prompts),
+        "columns": columns.hexdigest()[:16],
+        "column values": values.hexdigest()[:16] if has_values else None,
+        "prompts of episodes": sources.hexdigest()[:16] if has_sources else None,
+    }
 
 
 def _comparable(one: str, other: str) -> bool:
     return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two digests differ. What follows a ``+`` is compared if both have it: earlier versions wrote none."""
+    (code, _, rest), (other_code, _, other_rest) = one.partition("+"), other.partition("+")
+    return code != other_code or bool(rest and other_rest and rest != other_rest)
 
 
 def _code_text(code: CodeType) -> str:

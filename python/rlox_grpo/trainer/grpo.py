@@ -16,10 +16,11 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
+from rlox_grpo.errors import refuse_exits
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
@@ -32,7 +33,7 @@ from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, Progress, make_plan
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
+from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
@@ -183,12 +184,13 @@ class GRPO:
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; this optimizer step was not taken.
             CheckpointError: another run uses ``output_dir``, or a checkpoint cannot be written or resumed.
+            RuntimeError: a function of yours raised SystemExit, GeneratorExit or CancelledError.
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message has its number and its error.
         """
         _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
-        with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
+        with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
             restore: Path | None = None
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
@@ -197,17 +199,25 @@ class GRPO:
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
-                        run.record_evaluation(*self._step_taker.evaluate_held_out(held_out))
+                        evaluation, groups = self._step_taker.evaluate_held_out(held_out)
+                        run.record_evaluation(evaluation, groups)
+                        self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self._total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
                         self.progress.draws = draws.draws
-                        if held_out is not None and self._is_evaluated():
-                            evaluation, groups = self._step_taker.evaluate_held_out(held_out)
-                            run.record_evaluation(evaluation, groups)
-                            metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
-                        run.record(metrics, *self.last_rollout)
+                        evaluation = {}
+                        try:
+                            if held_out is not None and self._is_evaluated():
+                                evaluation, groups = self._step_taker.evaluate_held_out(held_out)
+                                run.record_evaluation(evaluation, groups)
+                                metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
+                        finally:  # the step is complete, also if its evaluation fails
+                            run.record(metrics, *self.last_rollout)
                         self._last_metrics = metrics
+                        if evaluation:
+                            self.callbacks.call("on_evaluation", self.step, dict(evaluation))
+                        self.callbacks.call("on_step", self.step, dict(metrics))
                         if self.config.on_collapse == "restore" and not self._must_stop(stop):
                             restore = run.find_checkpoint_to_restore()
                         if restore is None:
@@ -216,7 +226,6 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
-                self._step_taker.restart()
             if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
@@ -251,6 +260,9 @@ class GRPO:
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
         """
+        is_torn = self.ranks.any(not self.learner.weights_are_whole)
+        if is_torn or restore is not None:
+            self._step_taker.restart()
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
@@ -272,14 +284,14 @@ class GRPO:
             self.progress,
             rewards=digest_rewards(self.reward_fns, self.episodes),
             data={
-                "prompts": fingerprint_prompts(train_prompts),
-                "columns": digest_columns(prompt.columns for prompt in train_prompts),
+                **digest_data(train_prompts),
                 "frozen reference": reference,
                 OPTIMIZER: digest_optimizer(self._optimizer),
             },
             origin=self.origin,
             callbacks=self.callbacks,
             restore=restore,
+            is_torn=is_torn,
         )
         if self._unfinished is not None and run.resumed_from is None:  # continue the stopped call
             run.start_step, run.start_draw = self._unfinished
@@ -293,13 +305,16 @@ class GRPO:
         self._total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
+        if stream is not None:  # the run may go back to a checkpoint from before what the stream has passed
+            stream = self.prompts.open_stream(prompts, min([self.progress.draws, *run.list_prompts_under_way()]))
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if self.step >= self._total_steps:
             return run, plan, draws, held_out
         self._unfinished = run.start_step, run.start_draw
+        of_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
         if stream is not None:
-            stream.skip_to(self.progress.draws)
-        self._step_taker.restore_rollouts(run, train_prompts)
+            of_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
+        self._step_taker.restore_rollouts(run, of_index)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out
@@ -318,7 +333,7 @@ class GRPO:
         """
         if samples is not None:
             _check_count("samples", samples)
-        with self._closing_workers(), self.ranks.failing_together():
+        with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)
             return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 

@@ -58,7 +58,8 @@ class Learner:
         updater: takes the optimizer steps.
         kl_weight: the weight of the KL penalty over the run.
         vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
-        weights_are_whole: False between the optimizer steps of an update, when no checkpoint may be written.
+        weights_are_whole: False from the first weight that a training step changes until the step is complete. No
+            checkpoint may be written, and no further step taken, until a checkpoint is loaded.
         learning_rate_factor: factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
     """
 
@@ -146,6 +147,7 @@ class Learner:
         With ``turn_credit`` ``"turn"`` or ``"gae"``, that of each turn, ``[N, K]``.
         """
         self.kl_weight.begin(step, total_steps)
+        self.moving_baselines.begin()
         if not scored:
             return np.zeros(0, np.float32)
         if self._config.turn_credit != "episode":
@@ -295,6 +297,8 @@ class Learner:
     ) -> list[UpdateStats]:
         """Take an optimizer step on each mini-batch, ``updates_per_batch`` times.
 
+        ``weights_are_whole`` is False afterwards, until the caller has completed the step.
+
         Raises:
             NonFiniteError: a loss or gradient is not finite; the message has the step and the sample.
         """
@@ -308,19 +312,18 @@ class Learner:
         parts = full
         learning_rate = self.learning_rate(step, total_steps)
         updates: list[UpdateStats] = []
-        self.weights_are_whole = False
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
                     if config.policy_loss in READS_THE_STEP:
                         part = self._with_step_statistics(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # this optimizer step changed no weight; earlier ones of the update did
-            self.weights_are_whole = not updates
+        except NonFiniteError as error:
             raise NonFiniteError(
                 f"step {step + 1}: {error}{describe_sample(scored, error.rows)}", error.rows
             ) from error
-        self.weights_are_whole = True
+        finally:  # an error may come before the first change, between two optimizer steps, or within one
+            self.weights_are_whole = not updates and self.updater.weights_are_whole
         return updates
 
     def _with_step_statistics(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:

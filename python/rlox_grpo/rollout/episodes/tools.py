@@ -142,7 +142,7 @@ class Tools:
             if self._limits.timeout is None:  # raised by the tool itself
                 return f"error: {describe_failure(error)}", None, True
             return f"error: {call.name} took more than {self._limits.timeout:g} s", None, True
-        except (Exception, SystemExit) as error:  # noqa: BLE001  any exception of a tool is an error message
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  any exception of a tool is a message
             return f"error: {describe_failure(error)}", None, True
 
     def bound(self, text: str, length: int | None = None) -> str:
