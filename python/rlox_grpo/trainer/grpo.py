@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig, choose_config
+from rlox_grpo.config.foreign_names import OTHER
+from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
@@ -27,11 +28,13 @@ from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, Progress, make_plan
+from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
+from rlox_grpo.trainer.sources import record_sources, resolve_path
 from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
@@ -86,6 +89,8 @@ class GRPO:
         **options: Any,
     ) -> None:
         self.config = resolve_dtype(choose_config(config, options))
+        self.compared_with = model if isinstance(model, (str, Path)) else None
+        """A checkpoint with whose run the options of the first evaluation are compared; None: they are not."""
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._parts = parts = make_parts(
@@ -106,6 +111,8 @@ class GRPO:
         )
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
+        self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
+        """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
         self.progress = Progress()
         self._step_taker = StepTaker(self.config, parts, self.progress)
         self._total_steps = 1
@@ -116,6 +123,12 @@ class GRPO:
     def __repr__(self) -> str:
         """Describe the model, the reward functions and the progress."""
         return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
+
+    if not TYPE_CHECKING:  # a type checker would take it to have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            advice = f" (TRL's): {OTHER[name]}" if name in OTHER else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _repr_html_(self) -> str:
         """Show a table with the last step's main metrics in notebooks."""
@@ -148,6 +161,7 @@ class GRPO:
         metrics, self.last_rollout = self._step_taker.take(draw_prompts, more, self._total_steps)
         return metrics
 
+    @explain_keywords
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
@@ -267,6 +281,7 @@ class GRPO:
                 OPTIMIZER: digest_optimizer(self._optimizer),
             },
             origin=self.origin,
+            sources={**_record_data(eval_prompts), **self.sources},
             callbacks=self.callbacks,
             restore=restore,
         )
@@ -297,6 +312,7 @@ class GRPO:
         """Stop ``train`` after the current step, with a checkpoint; for callbacks. The next call continues."""
         self._stop_requested = True
 
+    @explain_keywords
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
@@ -305,10 +321,15 @@ class GRPO:
             samples: completions for each prompt; None: ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
+        if self.compared_with is not None and self.step == 0 and self.ranks.is_first:
+            if (recorded := read_recorded_run(self.compared_with)) is not None:
+                recorded.warn_of_differences(self.config)
+            self.compared_with = None
         with self._closing_workers(), self.ranks.failing_together():
             held_out = self.prompts.read(prompts, trained=False)
             return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
+    @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
@@ -333,6 +354,7 @@ class GRPO:
             metrics=self._last_metrics,
         )
 
+    @explain_keywords
     def push_to_hub(
         self,
         repo_id: str,
@@ -380,3 +402,8 @@ class GRPO:
             finally:
                 if self.episodes is not None:
                     self.episodes.close()
+
+
+def _record_data(eval_prompts: PromptsLike | None) -> dict[str, str]:
+    """Return the path of the evaluation data as a key of a run file; empty if it is not a file."""
+    return {"eval_data": resolve_path(eval_prompts)} if isinstance(eval_prompts, (str, Path)) else {}
