@@ -141,6 +141,23 @@ def test_presets_set_their_fields_and_can_be_overridden(name):
     assert GRPOConfig.create(preset=name, adam_beta1=0.05).adam_beta1 == 0.05
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("delta", 1e308, "3.40282e+38"),
+        ("kl_coef", 10**400, "9.22337e+18"),
+        ("micro_batch_tokens", 2**63, "9.22337e+18"),
+        ("reward_timeout", 1e10, "1e+09"),
+        ("rank_timeout", 10**10, "1e+09"),
+    ],
+)
+def test_a_number_that_torch_or_the_clock_cannot_hold(name, value, most):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(**{name: value})
+    assert str(caught.value) == f"{name}: expected at most {most}, got {value!r}"
+    assert GRPOConfig.create(seed=2**63 - 1).seed == 2**63 - 1
+
+
 def test_a_configuration_is_frozen():
     with pytest.raises(ValidationError):
         GRPOConfig().group_size = 3

@@ -48,10 +48,10 @@ def _page() -> Iterator[str]:
     for record in RECORDS:
         used = [field for field in record.model_fields if any(field in preset.choices for preset in PRESETS.values())]
         if used:
-            yield f"\n### {record.model_config['title']}"
+            yield f"\n**{record.model_config['title']}**"
         for first in range(0, len(used), _COLUMNS):
             yield from _compare(used[first : first + _COLUMNS])
-    yield "\n### Reward"
+    yield "\n**Reward**"
     yield "\n| preset | reward |"
     yield "| --- | --- |"
     for name, preset in PRESETS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from types import NoneType, UnionType
@@ -106,7 +107,26 @@ class Record(BaseModel):
         fields = cls.model_fields
         if unknown := [f"unknown option {name!r}{advise(str(name), fields)}" for name in given if name not in fields]:
             raise ConfigError("\n".join(unknown))
+        if extreme := list(filter(None, (_describe_extreme(str(name), value) for name, value in given.items()))):
+            raise ConfigError("\n".join(extreme))
         return {name: _convert(value, fields[name].annotation) for name, value in given.items()}
+
+
+_LARGEST_INTEGER = 2**63 - 1
+_LARGEST_FLOAT32 = 3.4028235e38
+_LONGEST_WAIT = 1e9
+"""In seconds, 31 years; Python cannot wait for ten times as long."""
+
+
+def _describe_extreme(name: str, value: Any) -> str:
+    """Describe a number that C, torch or the system's clock cannot hold; empty if there is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):  # pydantic refuses it
+        return ""
+    most = _LARGEST_INTEGER if isinstance(value, int) else _LARGEST_FLOAT32
+    most = _LONGEST_WAIT if name.endswith("_timeout") else most
+    return f"{name}: expected at most {most:g}, got {value!r}" if abs(value) > most else ""
 
 
 def _convert(value: Any, annotation: Any) -> Any:
