@@ -57,7 +57,8 @@ class RecordedRun:
 
         An evaluation never sends its weights to the run's vLLM servers: without another engine it takes the built-in.
         """
-        of_preset = PRESETS[preset].values if (preset := given.options.get("preset")) in PRESETS else {}
+        preset = str(given.options.get("preset"))
+        of_preset = PRESETS[preset].values if preset in PRESETS else {}
         options = {
             **self.options,
             **{name: value for name, value in of_preset.items() if name in EVALUATED},
