@@ -45,8 +45,11 @@ def test_defaults_are_those_of_the_default_preset():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown option 'group_sze': did you mean 'group_size'"):
         GRPOConfig.create(group_sze=4)
-    with pytest.raises(ValidationError, match="did you mean 'group_size'"):
-        GRPOConfig(group_sze=4)
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig(num_generations=4)
+    assert str(caught.value) == "unknown option 'num_generations': did you mean 'group_size'? (TRL's num_generations)"
+    with pytest.raises(ConfigError, match=r"^group_size: .* valid integer.*, got 'many'$"):
+        GRPOConfig(group_size="many")
 
 
 def test_every_bad_value_is_named():
@@ -148,6 +151,23 @@ def test_presets_set_their_fields_and_can_be_overridden(name):
     for field, value in PRESETS[name].values.items():
         assert getattr(config, field) == value
     assert GRPOConfig.create(preset=name, adam_beta1=0.05).adam_beta1 == 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("delta", 1e308, "3.40282e+38"),
+        ("kl_coef", 10**400, "9.22337e+18"),
+        ("micro_batch_tokens", 2**63, "9.22337e+18"),
+        ("reward_timeout", 1e10, "1e+09"),
+        ("rank_timeout", 10**10, "1e+09"),
+    ],
+)
+def test_a_number_that_torch_or_the_clock_cannot_hold(name, value, most):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(**{name: value})
+    assert str(caught.value) == f"{name}: expected at most {most}, got {value!r}"
+    assert GRPOConfig.create(seed=2**63 - 1).seed == 2**63 - 1
 
 
 def test_a_configuration_is_frozen():
@@ -276,6 +296,70 @@ def test_values_that_are_converted(options, value):
         ("save_steps", ": did you mean 'checkpoint_steps'? (TRL's save_steps)"),
         ("logging_steps", " (TRL's): there is none: metrics are logged every step"),
         ("deepspeed", " (TRL's): set updater='deepspeed' and zero_stage"),
+        # Names with another unit or meaning: the unit or the formula, and never the option alone.
+        (
+            "data.train_batch_size",
+            ": did you mean 'prompts_per_step'? (verl's train_batch_size)",
+        ),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            " (verl's): it is a number of prompts, and mini_batches a number of parts: mini_batches = "
+            "train_batch_size / ppo_mini_batch_size",
+        ),
+        (
+            "ppo_micro_batch_size_per_gpu",
+            " (verl's): it is a number of sequences, and micro_batch_tokens of tokens: micro_batch_tokens = "
+            "sequences · (longest prompt + max_new_tokens)",
+        ),
+        (
+            "generation_batch_size",
+            " (TRL's): it counts completions, and prompts_per_step prompts: prompts_per_step = generation_batch_size / "
+            "num_generations",
+        ),
+        (
+            "steps_per_generation",
+            " (TRL's): it counts micro-batches, and mini_batches optimizer steps: mini_batches = steps_per_generation "
+            "/ gradient_accumulation_steps",
+        ),
+        (
+            "warmup_ratio",
+            " (TRL's): it is a share, and warmup_steps a number of steps: warmup_steps = share · the steps of the run",
+        ),
+        (
+            "max_tool_calling_iterations",
+            " (TRL's): it counts rounds of calls, and max_turns replies: max_turns = max_tool_calling_iterations + 1",
+        ),
+        (
+            "max_num_gen_batches",
+            " (verl's): it counts the first batch too: max_refills = max_num_gen_batches - 1",
+        ),
+        (
+            "trainer.project_name",
+            " (verl's): there is none: trackers name a run by its output_dir, and WANDB_PROJECT in the environment is "
+            "the project",
+        ),
+        (
+            "actor_rollout_ref.ref.fsdp_config.param_offload",
+            " (verl's): there is none: a frozen reference computes with the policy's options; reference chooses it, "
+            "and reference='server' keeps it elsewhere",
+        ),
+        (
+            "actor_rollout_ref.actor.fsdp_config.param_offload",
+            " (verl's): set updater='deepspeed', zero_stage=3 and offload_params=true",
+        ),
+        ("data.shuffle", " (verl's): there is none: prompts are always shuffled, by seed"),
+        (
+            "actor_rollout_ref.rollout.load_format",
+            " (verl's): there is none: engines get the trainer's weights before the first completion",
+        ),
+        (
+            "actor_rollout_ref.rollout.multi_turn.enable",
+            " (verl's): there is none: environment or tools make a run of several turns",
+        ),
+        ("algorithm.kl_ctrl.kl_coef", " (verl's): set kl_in='reward' and kl_coef"),
+        ("GRPOTrainer", ": it is rlox_grpo.GRPO, and its train() gets the prompts"),
+        ("save_model", ": call trainer.save(path)"),
+        ("resume_from_checkpoint", ": did you mean 'resume'? (TRL's resume_from_checkpoint)"),
         ("actor_rollout_ref.actor.ppo_epochs", ": did you mean 'updates_per_batch'? (verl's ppo_epochs)"),
         ("actor_rollout_ref.rollout.name", ": did you mean 'engine'? (verl's rollout.name)"),
         ("actor_rollout_ref.rollout.temperature", ": did you mean 'temperature'? (verl's temperature)"),
@@ -303,6 +387,38 @@ def test_advice_names_options_that_exist():
     for name, advice in {**TRL, **VERL}.items():
         assert " " in advice or advice in known, (name, advice)
         assert name not in known, name
+
+
+def test_a_suggested_option_has_the_type_of_trls():
+    """A bool is not a number, and a share is not a count: TRL's own types say so."""
+    trl = pytest.importorskip("trl")
+    kinds = {"bool", "int", "float", "str"}
+    for field in dataclasses.fields(trl.GRPOConfig):
+        option = TRL.get(field.name)
+        theirs = kinds & set(re.findall(r"\w+", str(field.type)))
+        # A float of save_steps below 1 is a share of the run; the strict integer here refuses it.
+        if option not in GRPOConfig.model_fields or len(theirs) != 1 or field.name == "save_steps":
+            continue
+        ours = set(re.findall(r"\w+", str(GRPOConfig.model_fields[option].annotation)))
+        if theirs <= {"bool", "float"}:
+            assert theirs & ours, (field.name, option)
+
+
+def test_keywords_and_methods_of_trl_that_the_trainer_does_not_have():
+    with pytest.raises(
+        TypeError, match=r"^evaluate\(\) takes prompts, samples, greedy, and no 'temperature': it is an "
+    ):
+        GRPO.evaluate(None, [], temperature=0.5)
+    with pytest.raises(
+        TypeError, match=r"^train\(\) takes prompts, n_epochs, eval_prompts, and no .*did you mean 'resume'"
+    ):
+        GRPO.train(None, [], resume_from_checkpoint=True)
+    with pytest.raises(TypeError, match=r"^save\(\) takes path, merged, and no 'folder'"):
+        GRPO.save(None, folder="out")
+    with pytest.raises(AttributeError, match=r"no attribute 'save_model' \(TRL's\): call trainer.save\(path\)$"):
+        _ = GRPO.__new__(GRPO).save_model
+    with pytest.raises(ImportError, match=r"no GRPOTrainer \(TRL's\): the trainer is rlox_grpo.GRPO"):
+        from rlox_grpo import GRPOTrainer  # noqa: F401
 
 
 def test_every_option_of_trl_has_advice():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tomli_w
 from pydantic import model_validator
 
 from rlox_grpo.config.checks import find_incompatible
+from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import find_ignored, read_metadata
@@ -24,6 +27,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
 """Options whose default, or value in a preset, a run file or the command line can set to None, by the text "none"."""
@@ -118,6 +124,24 @@ def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPO
     return config
 
 
+def explain_keywords(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method of the trainer say what an unknown keyword is, such as an option: ``evaluate(temperature=1.0)``."""
+    takes = [*inspect.signature(method).parameters][1:]  # without self
+
+    @wraps(method)
+    def explained(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in takes:
+                options = GRPOConfig.model_fields
+                what = (
+                    f": it is an option of GRPO(…, {name}=…)" if name in options else advise(name, [*takes, *options])
+                )
+                raise TypeError(f"{method.__name__}() takes {', '.join(takes)}, and no {name!r}{what}")
+        return method(*args, **keywords)
+
+    return explained
+
+
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
     """Return the options that differ from those of a checkpoint: name → (value there, value here).
 
@@ -147,7 +171,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file. Raises ConfigError with the name of the file and the line of a syntax error."""
     text = ""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
         return parse_toml(text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None

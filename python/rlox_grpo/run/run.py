@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class Run:
         rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
+        sources: Mapping[str, Any],
         callbacks: Callbacks,
         restore: Path | None,
         is_torn: bool = False,
@@ -71,6 +73,7 @@ class Run:
             rewards: name of each reward function, and a digest of its source or None.
             data: fingerprints of the data; a resumed run must have the same.
             origin: first keys of ``config.toml``, such as the model and the data files.
+            sources: what an evaluation of a checkpoint needs; see :mod:`rlox_grpo.run.recorded`.
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
             is_torn: whether an error ended the last call within a step that had changed weights: the run goes back to
                 its newest checkpoint.
@@ -82,6 +85,7 @@ class Run:
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data, self._callbacks = dict(data), callbacks
+        self._sources = json.loads(json.dumps(sources, default=str))  # a run file may have dates
         self._folder = None if config.output_dir is None else Path(config.output_dir)
         self._own_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
@@ -302,6 +306,7 @@ class Run:
             "config": self._config.model_dump(mode="json"),
             "data": self._data,
             "model": self._model_name(),
+            "sources": self._sources,
             "rewards": [name for name, _ in self._rewards],
             "reward_sources": [digest for _, digest in self._rewards],
             "draws": self._progress.draws,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig, choose_config
+from rlox_grpo.config.foreign_names import OTHER
+from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import refuse_exits
@@ -32,11 +33,13 @@ from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, Progress, make_plan
+from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
+from rlox_grpo.trainer.sources import record_sources, resolve_path
 from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
@@ -91,6 +94,8 @@ class GRPO:
         **options: Any,
     ) -> None:
         self.config = resolve_dtype(choose_config(config, options))
+        self.compared_with = model if isinstance(model, (str, Path)) else None
+        """A checkpoint with whose run the options of the first evaluation are compared; None: they are not."""
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._parts = parts = make_parts(
@@ -116,6 +121,8 @@ class GRPO:
         )
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
+        self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
+        """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
         self.progress = Progress()
         self._step_taker = StepTaker(self.config, parts, self.progress)
         self._total_steps = 1
@@ -126,6 +133,12 @@ class GRPO:
     def __repr__(self) -> str:
         """Describe the model, the reward functions and the progress."""
         return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
+
+    if not TYPE_CHECKING:  # a type checker would take it to have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            advice = f" (TRL's): {OTHER[name]}" if name in OTHER else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _repr_html_(self) -> str:
         """Show a table with the last step's main metrics in notebooks."""
@@ -161,6 +174,7 @@ class GRPO:
         self.last_rollout = owned, advantages
         return metrics
 
+    @explain_keywords
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
@@ -289,6 +303,7 @@ class GRPO:
                 OPTIMIZER: digest_optimizer(self._optimizer),
             },
             origin=self.origin,
+            sources={**_record_data(eval_prompts), **self.sources},
             callbacks=self.callbacks,
             restore=restore,
             is_torn=is_torn,
@@ -323,6 +338,7 @@ class GRPO:
         """Stop ``train`` after the current step, with a checkpoint; for callbacks. The next call continues."""
         self._stop_requested = True
 
+    @explain_keywords
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
@@ -333,10 +349,15 @@ class GRPO:
         """
         if samples is not None:
             _check_count("samples", samples)
+        if self.compared_with is not None and self.step == 0 and self.ranks.is_first:
+            if (recorded := read_recorded_run(self.compared_with)) is not None:
+                recorded.warn_of_differences(self.config)
+            self.compared_with = None
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)
             return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
+    @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
@@ -361,6 +382,7 @@ class GRPO:
             metrics=self._last_metrics,
         )
 
+    @explain_keywords
     def push_to_hub(
         self,
         repo_id: str,
@@ -414,3 +436,8 @@ def _check_count(name: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")
+
+
+def _record_data(eval_prompts: PromptsLike | None) -> dict[str, str]:
+    """Return the path of the evaluation data as a key of a run file; empty if it is not a file."""
+    return {"eval_data": resolve_path(eval_prompts)} if isinstance(eval_prompts, (str, Path)) else {}

@@ -74,6 +74,11 @@ def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", field.json_schema_extra)
 
 
+def list_evaluated(record: type[BaseModel]) -> list[str]:
+    """Return the options of a record that not only training reads."""
+    return [name for name, field in record.model_fields.items() if not read_metadata(field)["only_training"]]
+
+
 class Record(BaseModel):
     """The options of one stage, frozen. Types are strict: a boolean is not a number, and 1.0 is not an integer.
 
@@ -84,17 +89,23 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    if not TYPE_CHECKING:  # type checkers take the names of the options from the fields
+
+        def __init__(self, **options: Any) -> None:
+            """Create a record from options.
+
+            Raises:
+                ConfigError: unknown names or invalid values; the message has a line for each.
+            """
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                raise ConfigError(_describe_errors(error, type(self))) from None
+
     @classmethod
     def create(cls, **options: Any) -> Self:
-        """Create a record from options.
-
-        Raises:
-            ConfigError: unknown names or invalid values; the message has a line for each.
-        """
-        try:
-            return cls(**options)
-        except ValidationError as error:
-            raise ConfigError(_describe_errors(error, cls)) from None
+        """As the constructor, for options of which type checkers do not know the names."""
+        return cls(**options)
 
     @model_validator(mode="before")
     @classmethod

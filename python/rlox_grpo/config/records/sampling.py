@@ -26,8 +26,10 @@ class PresetConfig(Record, title="Preset"):
 class SamplingConfig(Record, title="Sampling"):
     """Number of completions, sampling distribution and choice of prompts."""
 
-    group_size: int = option(8, "Completions for each prompt (G).", ge=1)
-    prompts_per_step: int = option(16, "Prompts in a step (B); a step samples B·G completions.", ge=1)
+    group_size: int = option(8, "Completions for each prompt (G).", ge=1, only_training=True)
+    prompts_per_step: int = option(
+        16, "Prompts in a step (B); a step samples B·G completions.", ge=1, only_training=True
+    )
     max_new_tokens: int = option(512, "Maximum length of a completion in tokens, its end token included.", ge=1)
     temperature: float = option(
         1.0,
@@ -47,10 +49,15 @@ class SamplingConfig(Record, title="Sampling"):
         "list.",
     )
     async_steps: int = option(
-        0, "Maximum number of steps that generation runs ahead of the update. 0: sample with the current weights.", ge=0
+        0,
+        "Maximum number of steps that generation runs ahead of the update. 0: sample with the current weights.",
+        ge=0,
+        only_training=True,
     )
     curriculum: Literal["none", "pass_rate"] = option(
-        "none", "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved."
+        "none",
+        "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved.",
+        only_training=True,
     )
     curriculum_floor: float = option(
         0.1,
@@ -58,9 +65,13 @@ class SamplingConfig(Record, title="Sampling"):
         gt=0,
         le=1,
         only_with={"curriculum": ("pass_rate",)},
+        only_training=True,
     )
     max_group_size: int | None = option(
-        None, "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.", ge=1
+        None,
+        "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.",
+        ge=1,
+        only_training=True,
     )
 
 
