@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -26,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,69 @@ import played  # noqa: E402
 import ranked  # noqa: E402
 import toy  # noqa: E402
 from rlox_grpo import GRPO  # noqa: E402
+from rlox_grpo.rewards import PythonTests  # noqa: E402
 from rlox_grpo.run.files import append_line, json_line, read_jsonl  # noqa: E402
 from rlox_grpo.run.history import checkpoints  # noqa: E402
 from rlox_grpo.run.manifest import find_damage  # noqa: E402
 
 TOY = {"max_steps": 12, "checkpoint_steps": 1, "keep_checkpoints": 2}
 TINY = {"max_steps": 8, "checkpoint_steps": 1, "keep_checkpoints": 2, "log_completions": 4}
+RESTORED = {"max_steps": 40, "checkpoint_steps": 10, "learning_rate": 0.004, "on_collapse": "restore"}
 RANKS = {"max_steps": 40, "checkpoint_steps": 2, "keep_checkpoints": 2, "log_completions": 4}
+
+
+def toy_trainer(folder: Path, reward: Callable[..., list[float]] = toy.share_of_target, **changes: Any) -> GRPO:
+    """A trainer of the end-to-end tests' toy policy."""
+    return GRPO(toy.ToyLM(), reward, **toy.options(output_dir=folder, **{**TOY, **changes}))
 
 
 def train_toy(folder: Path, *, held_out: bool = False, **changes: Any) -> None:
     """A run of the end-to-end tests' toy policy."""
-    trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(output_dir=folder, **{**TOY, **changes}))
-    trainer.train(toy.PROMPTS, eval_prompts=toy.PROMPTS[:2] if held_out else None)
+    toy_trainer(folder, **changes).train(toy.PROMPTS, eval_prompts=toy.PROMPTS[:2] if held_out else None)
+
+
+def train_stream(folder: Path, **changes: Any) -> None:
+    """The toy policy on rows of a generator, which a start reads from its beginning."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in itertools.count():
+            yield {"prompt": [number % toy.VOCABULARY, number % 5, 3]}
+
+    toy_trainer(folder, **changes).train(rows)
+
+
+class Collapse:
+    """Destroys the policy while the learning rate is whole: the run goes back, and on with half of it."""
+
+    model: toy.ToyLM
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Let the policy sample the token 0 alone from step 26 on."""
+        if step == 26 and metrics["update/learning_rate"] == RESTORED["learning_rate"]:
+            with torch.no_grad():
+                self.model.head.weight.zero_()
+                self.model.head.bias.copy_(torch.tensor([50.0, *[0.0] * (toy.VOCABULARY - 1)]))
+
+
+def train_restored(folder: Path) -> None:
+    """A toy run whose reward collapses once and that restores a checkpoint."""
+    collapse = Collapse()
+    trainer = toy_trainer(folder, callbacks=[collapse], **RESTORED)
+    collapse.model = trainer.model
+    trainer.train(toy.PROMPTS)
+
+
+def train_sandboxed(folder: Path, **changes: Any) -> None:
+    """The toy policy, whose tokens are written into programs that the sandbox runs."""
+    rule = PythonTests(score="fraction")
+    tests = [[f"assert tokens().count({toy.TARGET}) >= {count}" for count in range(1, 5)]]
+
+    def passed_tests(completions: list[torch.Tensor], prompts: Any) -> list[float]:
+        programs = [f"def tokens():\n    return {tokens.tolist()}" for tokens in completions]
+        scores: list[float] = rule(completions=programs, tests=tests * len(programs))
+        return scores
+
+    toy_trainer(folder, passed_tests, **changes).train(toy.PROMPTS)
 
 
 def train_tiny(folder: Path, **changes: Any) -> None:
@@ -87,10 +138,21 @@ FORKED: dict[str, Callable[[Path], None]] = {
         folder, kl_coef=0.05, reference="periodic", reference_refresh_steps=3, kl_schedule="linear"
     ),
     "workers": lambda folder: train_toy(folder, reward_timeout=30.0, reward_workers=1, max_steps=6),
+    "own optimizer": lambda folder: train_toy(
+        folder, optimizer=lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9), mini_batches=2
+    ),
+    "moving baseline": lambda folder: train_toy(folder, baseline="moving", reward_scaling="none"),
+    "stream": train_stream,
+    "stream refilled": lambda folder: train_stream(folder, zero_variance="refill"),
+    "restore": train_restored,
+    "sandbox": lambda folder: train_sandboxed(folder, max_steps=6),
     "transformers": train_tiny,
     "lora": lambda folder: train_tiny(folder, lora_rank=2),
     "episodes": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2),
     "episodes async": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2, async_steps=2),
+    "episodes partial": lambda folder: played.train(
+        folder, max_steps=8, keep_checkpoints=2, partial_rollout_turns=2, zero_variance="keep"
+    ),
     "episodes in workers": lambda folder: played.train(
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),

@@ -3,14 +3,14 @@
     uv run --no-sync python benches/start_memory.py [1b | small] [--ranks 2] [--kl] [--gather-dtype bfloat16]
         [--whole] [--zero3]
 
-Prints a JSON line for each rank. ``peak`` is the largest resident memory of a rank from the call that loads the model
-until the first step could begin, less its resident memory before (libraries, process group). ``limit`` is 1.3 times
+Prints a JSON line for each rank. ``peak`` is the most that a rank has allocated at once from the call that loads the
+model until the first step could begin, less what it held before (libraries, process group). ``limit`` is 1.3 times
 what a rank must hold: its shards of the policy, with ``--kl`` those of the reference, and the largest unit that is
 gathered at once. ``--whole`` gives every rank the whole model, as if it were passed as an object. ``--zero3`` ends
 when DeepSpeed's engine has started, which holds 20 bytes for each parameter of a rank's part.
 
-Freed blocks of 64 KiB and more are given back to the system at once: glibc keeps those of up to 32 MiB, which on a CPU
-are the gathered parameters.
+glibc counts the blocks of 64 KiB and more, the weights among them. Resident memory is no measure: it has the pages of
+the model's files that the kernel keeps mapped, which differ from one kernel to the next.
 """
 
 from __future__ import annotations
@@ -46,16 +46,42 @@ def write_model(size: str, folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0"))).save_pretrained(folder)
 
 
-def resident(what: str) -> int:
-    """Bytes of this process: ``VmRSS`` is now, ``VmHWM`` the most so far."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
-
-
-def give_back_freed_blocks() -> None:
-    """Tell glibc to map blocks of 64 KiB and more each on its own (``M_MMAP_THRESHOLD``), and to unmap freed ones."""
+def map_large_blocks() -> None:
+    """Tell glibc to map blocks of 64 KiB and more each on its own (``M_MMAP_THRESHOLD``): those it counts."""
     ctypes.CDLL(None).mallopt(-3, 2**16)
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def mapped_bytes() -> int:
+    """Bytes of the mapped blocks now."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo2
+    return int(mallinfo2().hblkhd)
+
+
+def most_mapped_bytes() -> int:
+    """The most bytes of mapped blocks so far, which glibc prints to the standard error and returns nowhere."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            ctypes.CDLL(None).malloc_stats()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        found = re.search(rb"max mmap bytes\s*=\s*(\d+)", file.read())
+    assert found is not None
+    return int(found[1])
 
 
 def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bool) -> None:
@@ -71,7 +97,7 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     from rlox_grpo.model.load import load_policy
     from rlox_grpo.update.learner import Learner
 
-    give_back_freed_blocks()
+    map_large_blocks()
     torch.set_num_threads(1)
     options = {"dtype": "bfloat16", "gather_dtype": gather_dtype} if gather_dtype != "float32" else {"dtype": "float32"}
     sharding = {"updater": "deepspeed", "zero_stage": 3} if zero3 else {"shard_parameters": True}
@@ -81,7 +107,7 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
 
         deepspeed_updater._import_deepspeed()
     ranks = join_ranks()
-    before = resident("VmRSS")
+    before = mapped_bytes()
     model = str(folder)
     if whole:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -91,8 +117,10 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     learner = Learner(config, policy, [1.0], None, exact_engine=False, ranks=ranks)
     blocks = [sum(4 * p.numel() for p in block.parameters()) for block in policy.model.model.layers]
     parameters = sum(p.numel() for p in policy.model.parameters())
+    if zero3:  # the buffer for gradients, of 2 GB, takes no memory before they are written: not counted
+        learner.updater._settings["zero_optimization"]["reduce_bucket_size"] = 2**20
     learner.updater.start()
-    peak = resident("VmHWM") - before
+    peak = most_mapped_bytes() - before
     unit = max(blocks[0], 4 * parameters - sum(blocks))
     reference = 0
     if kl:

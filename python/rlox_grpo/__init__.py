@@ -20,6 +20,10 @@ __all__ = ["GRPO", "GRPOConfig", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "GRPOTrainer":  # ImportError, because Python drops the text of an AttributeError in `from … import`
+        raise ImportError(
+            "rlox_grpo has no GRPOTrainer (TRL's): the trainer is rlox_grpo.GRPO; train() gets the prompts"
+        )
     if name not in _HOMES:
         raise AttributeError(f"module 'rlox_grpo' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

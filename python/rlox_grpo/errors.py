@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Sequence
+from asyncio import CancelledError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -54,6 +56,36 @@ class ReferenceServerError(RuntimeError):
 
 class ConfigError(ValueError):
     """An invalid name or value in the configuration. The message names it and what is expected."""
+
+
+EXITS = (SystemExit, GeneratorExit, CancelledError)
+"""Exceptions outside ``Exception`` that code of the user can raise, for example by ``sys.exit()``.
+
+They count as errors of that code, as every ``Exception`` does: otherwise they would end the run with status 0 and
+without a message. ``KeyboardInterrupt`` is Ctrl-C, and ends the run at once.
+"""
+
+
+@contextmanager
+def refuse_exits() -> Iterator[None]:
+    """Raise RuntimeError in place of an exception of :data:`EXITS` that leaves the block."""
+    try:
+        yield
+    except EXITS as error:
+        raise RuntimeError(
+            f"{describe_error(error)} was raised within the run, and ends it as an error: a reward function, a "
+            "callback or another function of yours raised it, as sys.exit() does; to end a run without an error, call "
+            "trainer.stop() in a callback"
+        ) from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return ``Type: message``; the type alone if there is no message or the exception's ``__str__`` raises."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  the class may be the user's
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def suggest_nearest(name: str, known: list[str]) -> str:

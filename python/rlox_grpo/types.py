@@ -18,6 +18,9 @@ Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
 
+FAILURES = ("timeout", "tool_error", "environment_error")
+"""Stop reasons of episodes caused by the environment; the option ``failure_reward`` is their reward."""
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
@@ -67,7 +70,7 @@ class Episode:
 
     Attributes:
         stop_reason: Why the episode ended; see :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
-        reward: The reward of the environment. None: unscored.
+        reward: The reward of the environment. None: unscored; an episode that failed has then no score at all.
         turn_rewards: One reward for each turn, if the environment returned them.
         metrics: Metrics of the environment.
         messages: The whole conversation; with branches, the conversation that ``chat.turn`` continues.
@@ -190,8 +193,9 @@ class ScoredGroup:
 
     Attributes:
         group: The prompt and its G completions.
-        rewards: ``float32 [G]``, the weighted total; NaN if no function applies.
-        components: The scores of each function by name, ``float32 [G]``, NaN where it does not apply.
+        rewards: ``float32 [G]``, the weighted total; NaN if no function applies, or if the sample failed.
+        components: The scores of each function by name, ``float32 [G]``, NaN where it does not apply. A sample that
+            failed has NaN in all of them.
         statuses: The statuses of each rule, ``uint8 [G]``, indices of ``rewards.STATUSES``.
         outcomes: The outcomes of each other function, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
         seconds: The time of each function. That of a batch is divided evenly by its completions, so that the groups can

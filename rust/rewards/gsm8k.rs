@@ -1,6 +1,6 @@
 //! GSM8K: 1 if the final number of the completion equals the gold, compared as exact rationals.
 
-use super::answer::{after_thinking, boxed, hashed, said, tagged};
+use super::answer::{after_thinking, boxed_with_signs, hashed, said, tagged};
 use super::number::{self, Number};
 use super::work::looked_at;
 use super::{RewardRule, Status, Verdict};
@@ -69,10 +69,10 @@ pub fn stated_number(completion: &str) -> Result<Number, Status> {
     };
     if let Some(span) = hashed(text).find(has_digit) {
         // A box on the line takes precedence.
-        return boxed(span).map_or_else(|| number::first(span), number::read);
+        return boxed_with_signs(span).map_or_else(|| number::first(span), |inside| number::read(&inside));
     }
-    if let Some(span) = boxed(text) {
-        return number::read(span);
+    if let Some(span) = boxed_with_signs(text) {
+        return number::read(&span);
     }
     if let Some(span) = tagged(text, "answer") {
         return number::read(span).or_else(|status| single(span).unwrap_or(Err(status)));
@@ -203,7 +203,14 @@ mod tests {
         for text in ["#### 50%", "#### 50", "#### 0.5", "#### 1/2", "\\boxed{50\\%}", "50 percent"] {
             assert_eq!(score("50%", text).score, 1.0, "{text:?}");
         }
-        assert_eq!(score("50", "#### 50%").score, 0.0);
+        for text in
+            ["\\boxed{50}\\%", "\\boxed{50} percent", "#### **50**%", "#### $50$ %", "#### 50 per cent", "#### 50％"]
+        {
+            assert_eq!(score("0.5", text).score, 1.0, "{text:?}");
+        }
+        for text in ["#### 50%%", "#### 50‰", "#### 50%", "#### 5000"] {
+            assert_eq!(score("50", text).score, 0.0, "{text:?}");
+        }
         assert_eq!(Gsm8kAnswer::new(&["50"], true).unwrap().score(0, "#### 50%").score, 1.0);
     }
 

@@ -1,11 +1,17 @@
 """The command line on a real, tiny model: train, stop, go on, evaluate, report."""
 
 import json
+import logging
+import re
+import shutil
+import sys
 
 import pytest
 
 import worded
+from rlox_grpo import GRPO
 from rlox_grpo.cli import main
+from rlox_grpo.rewards import TagCount
 
 
 @pytest.fixture
@@ -69,3 +75,126 @@ def test_mistakes_are_told_before_any_work(run_file, change, message, capsys, tm
     assert main(["train", str(run_file), *change]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}: {% endif %}"
+
+SETTINGS = (
+    'system_prompt = "3 4 5"\ntemperature = 0.6\ntop_k = 5\nstop = [")"]\nseed = 3\nmax_new_tokens = 6\n'
+    "reward_weights = [1.0, 0.5]\neval_samples = 3\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A chat model, rows, a module with a reward, and a run file with settings of its own and without output_dir."""
+    worded.save(tmp_path / "model", TEMPLATE)
+    rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "short_of_a_test.py").write_text(
+        "def short(completions):\n    return [float(len(c[0]['content']) < 12) for c in completions]\n"
+    )
+    (tmp_path / "own" / "first.toml").write_text(
+        'model = "model"\ntrain_data = "rows.jsonl"\neval_data = "rows.jsonl"\ngroup_size = 4\n'
+        f'prompts_per_step = 4\nmax_steps = 2\nlog_to = []\nzero_variance = "keep"\n{SETTINGS}'
+        '[[rewards]]\nname = "short_of_a_test:short"\n[[rewards]]\nname = "tag_count"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("short_of_a_test", None)
+
+
+def read_evaluation(shown):
+    """The metrics that `rlox-grpo eval` printed."""
+    return {name: float(value) for name, value in re.findall(r"^(\S+) +(-?[0-9.]+|nan)$", shown, re.MULTILINE)}
+
+
+def test_eval_is_the_runs_own_evaluation_of_the_checkpoint(folder, capsys, monkeypatch):
+    assert main(["train", "own/first.toml"]) == 0
+    *_, last = map(json.loads, (folder / "runs/first/evaluations.jsonl").read_text().splitlines())
+    assert last.pop("step") == 2
+    assert 0 < last["accuracy"] < 1
+    capsys.readouterr()
+    sys.modules.pop("short_of_a_test")
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    shutil.copytree(folder / "runs/first/checkpoints/step_000002", "copied")  # without the run folder
+    assert main(["eval", "copied"]) == 0
+    shown = capsys.readouterr().out
+    assert read_evaluation(shown) == {name: pytest.approx(value, abs=5e-5) for name, value in last.items()}
+    for line in ("system_prompt = '3 4 5'", "temperature = 0.6", "stop = [')']", "eval_samples = 3", "top_k = 5"):
+        assert f"\n  {line}\n" in shown
+    assert "in the run" not in shown.replace("as in its run", "")
+
+
+def test_eval_says_what_replaces_the_runs_settings(folder, capsys):
+    assert main(["train", "own/first.toml"]) == 0
+    capsys.readouterr()
+    checkpoint = "runs/first/checkpoints/step_000002"
+    assert main(["eval", checkpoint, "--temperature", "0.9", "--reward", "tag_count", "--samples", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  temperature = 0.9    (here; in the run 0.6)\n" in shown
+    assert "\n  eval_samples = 2    (here; in the run 3)\n" in shown
+    assert "\n  rewards = [{'name': 'tag_count'}]    (here; in the run [{'name': 'short_of_a_test:short'}" in shown
+    assert "\n  system_prompt = '3 4 5'\n" in shown
+    (folder / "rows.jsonl").unlink()
+    assert main(["eval", checkpoint]) == 2
+    assert "evaluation data" in (said := capsys.readouterr().err)
+    assert "is not there: pass --data" in said
+
+
+def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, caplog):
+    def halves(completions):
+        return [0.5 for _ in completions]
+
+    def make(model, reward, **options):
+        sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+        return GRPO(model, reward, **{**sizes, "zero_variance": "keep", **options})
+
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    make("model", halves, output_dir="a", temperature=0.5).train(rows)
+    checkpoint = "a/checkpoints/step_000001"
+    assert main(["eval", checkpoint, "--data", "rows.jsonl"]) == 2
+    assert "--reward is needed: the run was started from Python, and its rewards (halves)" in capsys.readouterr().err
+    assert main(["eval", checkpoint, "--reward", "tag_count"]) == 2
+    assert "eval needs --data: the run had no file of evaluation data" in capsys.readouterr().err
+    assert main(["eval", checkpoint, "--reward", "tag_count", "--data", "rows.jsonl"]) == 0
+    assert "\n  temperature = 0.5\n" in capsys.readouterr().out
+    # The same of Python: a checkpoint is a model like any other, and the difference is named.
+    with caplog.at_level(logging.WARNING):
+        make(checkpoint, halves).evaluate(rows)
+    assert "which had temperature=0.5, and here it is temperature=1.0" in caplog.text
+    caplog.clear()
+    make(checkpoint, halves, temperature=0.5).evaluate(rows)
+    assert "as in the run" not in caplog.text
+    make("model", TagCount(weight=0.5), output_dir="b").train(rows, eval_prompts="rows.jsonl")  # all of it has a name
+    *_, last = map(json.loads, (folder / "b/evaluations.jsonl").read_text().splitlines())
+    capsys.readouterr()
+    assert main(["eval", "b/checkpoints/step_000001"]) == 0
+    assert read_evaluation(capsys.readouterr().out)["mean_reward"] == pytest.approx(last["mean_reward"], abs=5e-5)
+
+
+def test_a_run_without_output_dir_is_kept_under_the_name_of_its_file(folder, capsys):
+    assert main(["train", "own/first.toml", "--max_steps", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("run folder: runs/first\n")
+    assert "\nsaved: runs/first/checkpoints/step_000001\n" in shown
+    assert main(["train", "own/first.toml"]) == 0  # the same command again continues it
+    assert "resumed_from_step 1  steps_trained 1" in capsys.readouterr().out
+    before = {
+        path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.name != ".lock" and path.is_file()
+    }
+    (folder / "first.toml").write_text(
+        (folder / "own/first.toml").read_text().replace('"rows.jsonl"', '"more.jsonl"', 1)
+    )
+    shutil.copy("rows.jsonl", "more.jsonl")
+    for command in (["first.toml"], ["own/first.toml", "--learning_rate", "1e-3"], ["own/first.toml", "--model", "m"]):
+        assert main(["train", *command]) == 2
+        assert "runs/first holds a run with another " in (said := capsys.readouterr().err)
+        assert "--output_dir FOLDER" in said
+    after = {path: path.read_bytes() for path in before}
+    assert after == before
+    assert main(["train", "first.toml", "--output_dir", "mine", "--max_steps", "1"]) == 0
+    assert (folder / "mine/checkpoints/step_000001").is_dir()

@@ -1,11 +1,13 @@
 """Runs of episodes: killed in the middle of one, with answers in any order, on several ranks."""
 
+import asyncio
+
 import pytest
 import torch
 
 import played
 from played import SAME_WEIGHTS, difference, episodes, launch, weights
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, EpisodeError
 from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.history import checkpoints
 
@@ -167,3 +169,46 @@ def list_versions(folder):
     """The versions of each episode's turns, step by step."""
     files = sorted((folder / "completions").glob("step_*.jsonl"))
     return [[row["turn_versions"] for row in read_jsonl(file)] for file in files]
+
+
+def test_a_run_with_other_prompts_of_its_episodes_is_not_resumed(tmp_path):
+    async def episode(row, chat):
+        reply = await chat.turn(row["prompt"])
+        return float(len(reply.token_ids))
+
+    def train(prompts, steps):
+        trainer = played.make(tmp_path, environment=episode, max_steps=steps)
+        return trainer.train([{"prompt": prompt} for prompt in prompts])["resumed_from_step"]
+
+    train(["go 1", "go 2", "go 3"], 1)
+    assert train(["go 1", "go 2", "go 3"], 2) == 1
+    for others in (["go 1", "go 2", "go 4"], [[{"role": "user", "content": "go 1"}], "go 2", "go 3"]):
+        with pytest.raises(CheckpointError, match="prompts of episodes: not those of the run"):
+            train(others, 3)
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit])
+def test_an_exit_in_an_environment_is_an_error_of_its_episode(kind, tmp_path):
+    async def episode(row, chat):
+        await chat.turn(f"go {row['secret']}")
+        if row["secret"] == 1:
+            raise kind
+        return 0.5
+
+    def play(row, chat):
+        chat.turn(f"go {row['secret']}")
+        if row["secret"] == 1:
+            raise kind
+        return 0.5
+
+    for environment in (episode, play):
+        with pytest.raises(EpisodeError, match=rf"failed at prompts\[1\].*: {kind.__name__}"):
+            played.train(tmp_path / environment.__name__, environment=environment, max_steps=2)
+        metrics = played.make(
+            tmp_path / f"{environment.__name__}_ends",
+            environment=environment,
+            max_steps=2,
+            on_environment_error="end",
+            zero_variance="keep",
+        ).train(played.ROWS)
+        assert metrics["steps_trained"] == 2

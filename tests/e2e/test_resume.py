@@ -506,3 +506,11 @@ def test_ranks_end_with_their_killed_launcher_and_the_next_start_continues(tmp_p
     newest = int(checkpoints(tmp_path / "checkpoints")[-1].name[-6:])
     ranked.train(tmp_path, max_steps=newest + 1)
     assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["step"] == newest + 1
+
+
+def test_another_model_is_named_where_its_prompts_differ(tmp_path):
+    run(tmp_path, max_steps=2)
+    trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=2, max_steps=4))
+    trainer.model.name_or_path = "another/model"
+    with pytest.raises(CheckpointError, match="prompts: .*; the model is another one as well: ToyLM there, another"):
+        trainer.train(PROMPTS.flip(1))

@@ -1,6 +1,6 @@
 """The host memory of a start in shards: what a rank holds, and never the whole model."""
 
-import sys
+import platform
 
 import pytest
 
@@ -8,7 +8,7 @@ from starts import measure_start, write_model
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads what glibc counts"),
 ]
 
 
@@ -30,5 +30,6 @@ def test_the_reference_is_in_shards_of_bfloat16(small):
 
 
 def test_a_model_that_is_given_whole_takes_more(small):
-    """What the limit would let through if it were too wide."""
-    assert all(rank["peak"] > 1.5 * rank["limit"] for rank in measure_start(small, "--whole"))
+    """What the limit would let through if it were too wide, and that what is allocated is counted."""
+    for rank in measure_start(small, "--whole"):
+        assert 4 * rank["parameters"] < rank["peak"] < 1.1 * 4 * rank["parameters"]

@@ -27,7 +27,7 @@ def test_each_role_has_an_average_of_the_rewards_before():
         baselines.advantages(np.array([1.0, 0.0]), prompts("white", "black")), [0.819, 0.1], rtol=1e-6
     )
     # white 0.9 * 0.181 + 0.1 = 0.2629, black -0.09
-    assert baselines.metrics()["reward/moving_baseline"] == pytest.approx((0.2629 - 0.09) / 2)
+    assert baselines.finish()["reward/moving_baseline"] == pytest.approx((0.2629 - 0.09) / 2)
 
 
 def test_one_average_without_a_key():
@@ -45,11 +45,12 @@ def test_a_reward_that_is_nan_is_left_out():
 def test_the_state_goes_round_through_a_checkpoint():
     first, second = MovingBaselines(0.9, "role"), MovingBaselines(0.9, "role")
     first.advantages(np.array([1.0, 0.5]), prompts("white", 3))
+    first.finish()
     second.load_state(first.state())
     given = np.array([0.0, 0.0]), prompts("white", 3)
     np.testing.assert_array_equal(first.advantages(*given), second.advantages(*given))
     second.load_state(None)
-    assert second.metrics() == {}
+    assert second.finish() == {}
     with pytest.raises(ValueError, match="moving baseline of 'white' is nan"):
         second.load_state({"keys": ["white"], "averages": [float("nan")]})
 

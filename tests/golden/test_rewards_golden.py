@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,14 @@ from rlox_grpo.rewards import (
     Countdown,
     ExactAnswer,
     GSM8KAnswer,
+    MathAnswer,
     MultipleChoice,
     Overlong,
     ReasoningLength,
     Repetition,
     WrittenArithmetic,
     extract_answer,
+    math_equal,
 )
 from rlox_grpo.rewards.arithmetic import judge_equations
 
@@ -117,6 +120,12 @@ GSM8K = [
     ("#### - 5", "-5", True),
     ("#### 0.5", "50%", True),
     ("#### 50", "50%", True),
+    ("#### 50%", "50", True),
+    ("#### 50%", "0.5", True),
+    ("#### 5000%", "50", True),
+    ("#### 5000%", "0.5", False),
+    ("#### 0.5", "50", False),
+    ("#### 50", "0.5", False),
     ("so in total 3 + 4 = 7", "7", True),
     ("#### 18.5", "18", False),
     ("#### 12,34", "1234", False),
@@ -132,6 +141,40 @@ GSM8K = [
 @pytest.mark.parametrize(("text", "gold", "right"), GSM8K)
 def test_gsm8k(text: str, gold: str, right: bool) -> None:
     assert GSM8KAnswer()(completions=[text], answer=[f"3 + 4 = 7, so\n#### {gold}"]) == [float(right)]
+
+
+PERCENT = [
+    # Gold, answer; right by default, for the strict MathAnswer, for the strict GSM8KAnswer. 25% is the number 25/100.
+    ("25", "25%", True, False, False),
+    ("25%", "25%", True, True, True),
+    ("0.25", "25%", True, True, True),
+    ("25%", "25", True, False, True),
+    ("25%", "0.25", True, True, True),
+    ("25", "2500%", True, True, True),  # 2500/100 is 25
+    ("2500", "2500%", True, False, False),
+    ("0.25", "2500%", False, False, False),
+    ("25", "0.25", False, False, False),
+    ("0.25", "25", False, False, False),
+    ("25%", "0.25%", False, False, False),
+    ("25%", "2500", False, False, False),
+    ("-25", "-25%", True, False, False),
+    ("25", "-25%", False, False, False),
+    ("12.5", "12.5%", True, False, False),
+    ("25", "25 percent", True, False, False),
+    ("0.25", "25 per cent", True, True, True),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "right", "strict_math", "strict_gsm8k"), PERCENT)
+def test_percent(gold: str, answer: str, right: bool, strict_math: bool, strict_gsm8k: bool) -> None:
+    assert math_equal(gold, answer) is right
+    assert math_equal(gold, answer, percent="exact") is strict_math
+    texts = [f"\\boxed{{{answer}}}", f"#### {answer}", f"The answer is {answer}.", f"<answer>{answer}</answer>"]
+    for text in texts:
+        rows: dict[str, Any] = {"completions": [text], "answer": [gold]}
+        assert MathAnswer()(**rows) == GSM8KAnswer()(**rows) == [float(right)], text
+        assert MathAnswer(percent="exact")(**rows) == [float(strict_math)], text
+        assert GSM8KAnswer(percent="exact")(**rows) == [float(strict_gsm8k)], text
 
 
 def test_the_soft_overlong_punishment_of_dapo() -> None:
@@ -195,12 +238,12 @@ def test_text_answers() -> None:
 )
 def test_hostile_megabytes_take_linear_time(piece: str) -> None:
     text = piece * (2**20 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     Countdown()(completions=[text], nums=[[1]], target=[1])
     GSM8KAnswer()(completions=[text], answer=["1"])
     extract_answer(text)
-    # Milliseconds each where the scan is linear; a quadratic one would take minutes at 1 MiB.
-    assert time.perf_counter() - start < 2.0
+    # Milliseconds of a processor where the scan is linear; a quadratic one would take minutes at 1 MiB.
+    assert time.process_time() - start < 20.0
 
 
 # --- sums in the text ---

@@ -51,12 +51,6 @@ KNOWN = {
         lambda gold, answer: "." in answer,
         "theirs compares round(x, 6) where one side is a decimal; a decimal is exact by the house rules",
     ),
-    "percent of either kind": Known(
-        ("percents",),
-        True,
-        lambda gold, answer: "%" in gold,
-        "theirs takes 50% for 0.5 and for 50; the second is an option of ours that is off",
-    ),
     "sets are tuples": Known(
         ("sets_against_tuples",),
         True,

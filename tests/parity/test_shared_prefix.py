@@ -363,3 +363,15 @@ def test_completions_of_one_token_are_forwarded_packed(make_tiny_model: Any, arc
         found.append((log_probs.detach(), model.get_input_embeddings().weight.grad))
     for packed, plain in zip(*found, strict=True):
         torch.testing.assert_close(packed, plain, rtol=2e-4, atol=2e-4)  # float32 sums in another order
+
+
+def test_completions_without_a_token_are_forwarded_packed(make_tiny_model: Any) -> None:
+    """Episodes that failed before their first turn; the table of completion tokens has no column."""
+    rng = np.random.default_rng(0)
+    empty = Completion(np.empty(0, np.int64), np.empty(0, np.float32), "stop")
+    group = ScoredGroup(RolloutGroup(Prompt(rng.integers(3, 97, 9), 0), (empty,) * 3), np.zeros(3, np.float32), {})
+    [batch] = microbatches([group], np.zeros(3), token_budget=64, share_prompts=True)
+    for share_prompts in (True, False):
+        log_probs, _ = make_forward(make_tiny_model("qwen2"), share_prompts=share_prompts)(batch)
+        assert log_probs.shape == (3, 0)
+        assert log_probs.requires_grad

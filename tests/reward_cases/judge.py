@@ -23,7 +23,18 @@ def judge(gold: str, answer: str, category: str = "") -> bool:
     if category in ("text", "option"):
         return plain(gold) == plain(answer)
     left, right = read(gold), read(answer)
-    return same(left, right)
+    return same(left, right) or same_face(gold, answer)
+
+
+PERCENT = re.compile(r"(?:\\,|\s)*(?:\\?%|\\text\{ ?percent\}|percent)$")
+
+
+def same_face(gold: str, answer: str) -> bool:
+    """Whether one says percent, the other is a bare number, and they are equal without the percent sign."""
+    if bool(PERCENT.search(gold)) == bool(PERCENT.search(answer)):
+        return False
+    left, right = (read(PERCENT.sub("", text)) for text in (gold, answer))
+    return len(left) == len(right) == 2 and left[0] == right[0] == "scalar" and equal(left[1], right[1])
 
 
 def plain(text: str) -> str:

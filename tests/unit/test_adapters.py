@@ -17,6 +17,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from rlox_grpo.adapters import open_instruct, openrlhf, verl
 from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
+from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.rewards.workers import InWorkers, closing_workers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
 RIGHT, WRONG = "<think>a</think><answer>(7 - 3) * 4</answer>", "<think>a</think><answer>7</answer>"
@@ -270,6 +273,20 @@ def test_verl_loss_refuses() -> None:
         verl.compute_policy_loss(*tensors, loss_agg_mode="seq-mean-token-sum", config=config)
 
 
+# --- every adapter ---
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_a_percent_sign_may_be_added_unless_the_table_says_exact(name: str) -> None:
+    strict = {"name": name, "percent": "exact"}
+    for rule, score in ((name, 1.0), (strict, 0.0)):
+        assert verl.compute_score("x", "#### 25%", "25", rule=rule)["score"] == score
+        table = [{"name": rule}] if isinstance(rule, str) else [rule]
+        rules = make_rewards(table)  # as a run file and the command line make them
+        assert openrlhf.reward_function(rules)(["p#### 25%"], ["p"], ["25"])["rewards"].tolist() == [score]
+        assert rules[0](prompts=["p"], completions=["#### 25%"], answer=["25"], trainer_state=None) == [score]  # TRL
+
+
 # --- OpenRLHF ---
 
 
@@ -477,3 +494,19 @@ def test_open_instruct_by_shape() -> None:
     assert ours([1], "4", "4") == open_instruct.VerificationResult(1.0)
     assert rewarded({"gsm8k": ours}, [([1], "4", "4", "gsm8k")]) == [0.5]
     assert pickle.loads(pickle.dumps(ours)) == ours  # noqa: S301  our own
+
+
+def test_a_sample_that_failed_has_no_score_from_the_other_rules() -> None:
+    """The adapters give it ``not_applicable``, as other trainers have no missing reward."""
+
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        if completions[0] == WRONG:
+            time.sleep(60)
+        return [5.0]
+
+    function = InWorkers(slow, timeout=0.5, workers=1)
+    with closing_workers([function]):
+        scores = score_samples((function, TagFormat()), [RIGHT, WRONG], [{}, {}])
+    np.testing.assert_array_equal(scores.total, [6.0, np.nan])
+    assert np.isnan(scores.components["tag_format"][1])
+    assert fill_missing(scores.total, 0.0) == [6.0, 0.0]

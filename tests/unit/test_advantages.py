@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo import _native
-from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages
+from rlox_grpo import GRPOConfig, _native
+from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages, make_advantages
 from versions import NAMES_ARGUMENTS
 
 REWARDS = [1.0, 0.0, 0.5, 0.25]
@@ -218,3 +218,13 @@ def test_it_is_trls_normalize_then_sum():
 def test_component_advantages_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"components has shape \(2, 4\), expected \[3, N\]"):
         component_advantages(np.zeros((2, 4)), [1.0] * 3, 2)
+
+
+@pytest.mark.parametrize("options", [{"reward_scaling": "whiten"}, {"reward_aggregation": "normalize_then_sum"}])
+def test_no_more_rewards_than_ddof_have_no_scale(options: dict[str, Any]):
+    """Divided by epsilon alone they would be thousands: 0.05 / 1e-6 = 50,000."""
+    config = GRPOConfig.create(ddof=2, std_epsilon=1e-6, **options).advantages
+    rewards = np.array([0.1, 0.2, np.nan], np.float32)
+    found = make_advantages(config, [1.0])(rewards, np.array([0, 3]), {"a": rewards})
+    assert found.tolist() == [0, 0, 0]
+    assert component_advantages([[0.1, 0.2]], [1.0], 2, ddof=2, std_epsilon=1e-6).tolist() == [0, 0]

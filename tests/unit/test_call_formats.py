@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import logging
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.messages import make_reply_message
 from rlox_grpo.rollout.episodes.parsing import MARKS, MAX_CALLS, CallFormat, parse_reply
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.episodes.template import Template, find_call_format
+from rlox_grpo.rollout.episodes.run_templates import find_rewrite
+from rlox_grpo.rollout.episodes.template import Template, TemplateError, find_call_format
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 
 FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
@@ -243,12 +248,87 @@ TRL_FORMS = {
 
 @pytest.mark.parametrize(("name", "form"), TRL_FORMS.items())
 def test_the_form_of_published_templates(name: str, form: str | None, byte_tokenizer: Any) -> None:
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     tokenizer = copy.deepcopy(byte_tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|eot_id|>"]})
     path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
     tokenizer.chat_template = path.read_text(encoding="utf-8")
     assert find_call_format(Template(tokenizer, make_schemas([look_up]))) == form
+
+
+def write_turns(end_of_call: str, end: str, before_result: str) -> str:
+    """A template whose turns end by ``end``, and by ``end_of_call`` if they call a tool."""
+    call = "<tool_call>{{ call.function.name }}\n{{ call.function.arguments | tojson }}\n</tool_call>"
+    return (
+        f"{{% for m in messages %}}{{% if m.role == 'tool' %}}{{{{ {before_result!r} + m.content }}}}{{% else %}}"
+        f"<|{{{{ m.role }}}}|>{{{{ m.content }}}}{{% for call in m.tool_calls or [] %}}{call}{{% endfor %}}"
+        f"{{% if m.tool_calls %}}{{{{ {end_of_call!r} }}}}{{% elif m.role == 'assistant' %}}{{{{ {end!r} }}}}"
+        "{% endif %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "increment"),
+    [
+        (write_turns("", "", "<|observation|>"), "<|observation|>R<|assistant|>"),
+        (write_turns("\n", "\n", "<|observation|>"), "\n<|observation|>R<|assistant|>"),
+        (write_turns("<|call|>", "<|end|>", "\n"), "<|call|>\nR<|assistant|>"),
+        (write_turns("<|end|>", "<|end|>\n", "\n"), "<|end|>\nR<|assistant|>"),
+        (write_turns("</s><|end|>", "</s><|end|>", ""), "</s><|end|>R<|assistant|>"),
+    ],
+)
+def test_a_result_follows_the_whole_call(template: str, increment: str, byte_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|call|>", "<|observation|>"]})
+    tokenizer.chat_template = template
+    result = {"role": "tool", "name": "look_up", "tool_call_id": "call00000", "content": "R"}
+    assert Template(tokenizer, make_schemas([look_up])).render_increment([result]) == increment
+
+
+SPECIAL = re.compile(r"<\|[^|<>]*\|>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|<｜[^｜]*｜>|<s>|</s>")
+
+
+def test_increments_of_published_templates_are_the_whole_rendering(byte_tokenizer: Any) -> None:
+    """An increment after calls is the whole rendering from the end of their turn on, or a rewrite is found."""
+    trl = pytest.importorskip("trl")
+    question, go_on = {"role": "user", "content": "q"}, {"role": "user", "content": "go on"}
+    checked = set()
+    for path in sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja")):
+        tokenizer, text = copy.deepcopy(byte_tokenizer), path.read_text(encoding="utf-8")
+        special = sorted({"<s>", *SPECIAL.findall(text)})
+        tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": special})
+        tokenizer.chat_template = text
+        template = Template(tokenizer, make_schemas([look_up]))
+        try:
+            rewrite = find_rewrite(template)
+        except TemplateError:
+            continue  # it has no tools
+        ends = [token for token in special if "tool_call" not in token]
+        for arguments, content, count in itertools.product(({"word": "a"}, {"x": [1]}, {}), ("", "so"), (1, 2)):
+            calls = [ToolCall("look_up", arguments, f"call{place:05}") for place in range(count)]
+            history = [question, make_reply_message(content, calls=calls)]
+            results = [{"role": "tool", "name": c.name, "tool_call_id": c.id, "content": f"R{c.id}"} for c in calls]
+            for new in (results, [*results, go_on]):
+                try:
+                    whole, final = template.render([*history, *new]), template.render(history, generation_prompt=False)
+                except TemplateError:
+                    continue  # such as Llama 3.1's, which has one call in a message
+                said = cut_ends(final, ends)
+                if not whole.startswith(said):
+                    assert rewrite is not None, path.stem
+                    continue
+                increment = template.render_increment(new)
+                assert whole.endswith(increment), path.stem
+                assert cut_ends(whole.removesuffix(increment), ends) == said, (path.stem, increment)
+                checked.add(path.stem)
+    assert len(checked) > 40
+
+
+def cut_ends(text: str, ends: list[str]) -> str:
+    """Cut special tokens and blanks off the end."""
+    while (cut := next((text.removesuffix(end) for end in ends if text.endswith(end)), text).rstrip()) != text:
+        text = cut
+    return text
 
 
 def test_marks_that_are_special_tokens_are_read_and_not_shown(byte_tokenizer: Any) -> None:
@@ -301,7 +381,7 @@ def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytes
 @pytest.mark.parametrize("name", ["qwen3_6", "glm4moe"])
 def test_calls_in_tags_reach_the_tool_with_their_types(name: str, byte_tokenizer: Any) -> None:
     """By a published template: the call's number is a number, and a wrong one is told to the policy."""
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
 
     def add(number: int, text: str) -> str:
         """Add.
@@ -359,3 +439,24 @@ def test_slow_calls_of_a_turn_run_together_and_answer_in_order() -> None:
     messages = asyncio.run(Tools([wait]).answer(reply))
     assert [message["content"] for message in messages] == [str(place) for place in range(10)]
     assert order == sorted(order, reverse=True)
+
+
+def test_a_tool_gets_its_own_arguments() -> None:
+    """What it does to them changes neither the conversation nor the reply."""
+
+    def sort(words: list[str], options: dict[str, list[int]]) -> str:
+        words.sort()
+        options["by"].clear()
+        return " ".join(words)
+
+    call = ToolCall("sort", {"words": ["b", "a"], "options": {"by": [1]}}, "call00000")
+    message = make_reply_message("", calls=[call])
+    ids = np.zeros(1, dtype=np.int64)
+    reply = Reply("", "", None, (call,), "stop", ids, ids.astype(np.float32), message)
+    said = copy.deepcopy(message)
+    (answer,) = asyncio.run(Tools([sort]).answer(reply))
+    assert answer["content"] == "a b"
+    assert message == said
+    assert call.arguments == {"words": ["b", "a"], "options": {"by": [1]}}
+    call.arguments["words"].clear()  # type: ignore[index]
+    assert message == said

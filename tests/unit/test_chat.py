@@ -18,12 +18,13 @@ from rlox_grpo.environments.outcome import Outcome, read_outcome
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.messages import list_messages
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.run_templates import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
-trl = pytest.importorskip("trl")
+trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|end|>",
@@ -411,3 +412,27 @@ def test_outcomes_are_read(returned: Any, reward: float | None) -> None:
 def test_other_outcomes_are_refused(returned: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="expected a"):
         read_outcome(returned)
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "a part of the type 'image_url'"),
+        ({"content": [{"type": "text", "text": "x"}, {"type": "video"}]}, "a part of the type 'video'"),
+        ({"content": [{"image": "x"}]}, "a part with the key 'image'"),
+        ({"content": "x", "images": ["x"]}, "the key 'images'"),
+    ],
+)
+def test_messages_with_pictures_are_errors(message: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=rf"messages\[1\] has {what}: pictures, video and audio are not supported yet"):
+        list_messages([{"role": "user", "content": "x"}, {"role": "user", **message}])
+    list_messages([{"role": "user", "content": [{"type": "text", "text": "an image"}]}])
+
+
+@pytest.mark.parametrize("word", ["two\nlines", "bell\a", "x" * 81])
+def test_words_that_cannot_be_a_part_of_a_metrics_name(word):
+    for outcome in (Outcome(1.0, stop_reason=word), Outcome(1.0, metrics={word: 1.0})):
+        with pytest.raises(ValueError, match="expected at most 80 characters, without line ends"):
+            read_outcome(outcome)
+    with pytest.raises(ValueError, match="the reason of EpisodeEnded is"):
+        EpisodeEnded(word)

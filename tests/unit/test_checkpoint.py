@@ -352,6 +352,14 @@ def test_keep_counts_by_time_of_writing(tmp_path):
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000003", "step_000006"]
 
 
+def test_keep_counts_in_the_order_of_writing_when_the_clock_is_set_back(tmp_path, monkeypatch):
+    three(tmp_path)
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    for step in (8, 10):
+        save_checkpoint(tmp_path, step, tied_model(), {}, STATE, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000008", "step_000010"]
+
+
 def test_a_step_written_again_does_not_keep_the_old_files(tmp_path):
     three(tmp_path)
     cut(tmp_path / "step_000006" / "model.safetensors")

@@ -1,5 +1,6 @@
 """The command line: parsing, overrides, errors on one line."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from word_problems import generate_problems
 
 from rlox_grpo import rewards
-from rlox_grpo.cli import main, parse_overrides, parse_reward
+from rlox_grpo.cli import _make_parser, main, parse_overrides, parse_reward
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.tiers import COMMON, START
@@ -47,7 +48,14 @@ def test_overrides_are_toml_or_text():
     }
 
 
-@pytest.mark.parametrize(("words", "message"), [(["lr"], "expected --key value"), (["--lr"], "--lr has no value")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lr"], "expected --key value"),
+        (["--lr"], "--lr has no value"),
+        (["--top-k", "1", "--top_k=2"], "--top_k is given twice, as 1 and 2: it takes one value"),
+    ],
+)
 def test_broken_overrides(words, message):
     with pytest.raises(ConfigError, match=message):
         parse_overrides(words)
@@ -189,6 +197,24 @@ def own_module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("../my_rw:r", None, "'../my_rw' is no name of a module: write it without a path and without .py"),
+        ("my_rw.py:r", None, "No module named 'my_rw'"),
+        ("..:r", None, "'..' is no name of a module"),
+        ("broken_of_a_test:r", "def r(:\n", "failed with SyntaxError: invalid syntax (broken_of_a_test.py, line 1)"),
+        ("broken_of_a_test:r", "x = 1\ny = {}['z']\n", "failed with KeyError: 'z' (broken_of_a_test.py, line 2)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(name, source, message, tmp_path):
+    if source is not None:
+        (tmp_path / "broken_of_a_test.py").write_text(source)
+    with pytest.raises(ConfigError, match=r"^rewards\[0\] \(") as caught:
+        make_rewards([{"name": name}], [tmp_path])
+    assert message in str(caught.value)
+
+
 def test_a_module_beside_the_run_file_is_found_and_the_import_path_is_put_back(own_module):
     before = list(sys.path)
     table = {"name": "own_rewards_of_a_test:half"}
@@ -207,6 +233,37 @@ def test_rewards_of_the_command_line():
     assert parse_reward(" {name = 'exact', tag = 'answer'}") == {"name": "exact", "tag": "answer"}
     with pytest.raises(ConfigError, match=r"--reward '\{name' is not a TOML table"):
         parse_reward("{name")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            '[[rewards]]\nname = "math"\nmodel = "m"\ntrain_data = "r"\n',
+            "model stands below [[rewards]], train_data stands",
+        ),
+        ('model = "m"\n[[rewards]]\nname = "math"\ntrain_data = "r"\n', "train_data stands below [[rewards]]"),
+        ('model = "m"\ntrain_data = "r"\n[layout]\ntrainers = 2\ngroup_size = 4\n', "group_size stands below [layout]"),
+    ],
+)
+def test_keys_that_toml_reads_into_a_table(document, message, run_file):
+    run_file.write_text(document)
+    with pytest.raises(ConfigError) as caught:
+        read_run_file(run_file, {})
+    assert message in str(caught.value)
+    assert "write the keys of the run above the first table" in str(caught.value)
+
+
+def test_a_run_file_with_a_byte_order_mark(run_file):
+    before = read_run_file(run_file, {})
+    run_file.write_bytes(b"\xef\xbb\xbf" + run_file.read_bytes())
+    assert read_run_file(run_file, {}) == before
+
+
+def test_a_run_file_without_output_dir_gets_a_folder_by_its_name(run_file):
+    assert read_run_file(run_file, {})[1].output_dir == "runs/run"
+    assert read_run_file(run_file, {"output_dir": "mine"})[1].output_dir == "mine"
+    assert GRPOConfig().output_dir is None
 
 
 def test_a_run_file_without_rewards(run_file):
@@ -346,6 +403,30 @@ def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
     assert "Traceback" not in error
 
 
+def list_one_value_arguments():
+    """Every argument of every command that takes one value, as argparse's own table has it."""
+    (commands,) = (
+        action for action in _make_parser()._actions if hasattr(action, "choices") and action.dest == "command"
+    )
+    for command, parser in commands.choices.items():
+        for action in parser._actions:
+            if action.option_strings and action.nargs is None and not isinstance(action, argparse._AppendAction):
+                yield command, action.option_strings[-1], next(iter(action.choices or ("1",)))
+
+
+@pytest.mark.parametrize(("command", "flag", "value"), list(list_one_value_arguments()))
+def test_an_argument_with_one_value_is_refused_when_it_is_given_twice(command, flag, value, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, flag, value, flag, value, "x", "y"])
+    assert f"argument {flag}: given twice" in capsys.readouterr().err
+
+
+def test_eval_names_data_that_is_given_twice(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "model", "--data", "none.jsonl", "--data", "rows.jsonl", "--reward", "math", "--reward", "gsm8k"])
+    assert "argument --data: given twice, as 'none.jsonl' and 'rows.jsonl'" in capsys.readouterr().err
+
+
 def test_unknown_words_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["presets", "--verbos"])
@@ -406,6 +487,20 @@ def test_check_names_every_row_whose_gold_cannot_be_read(tmp_path, capsys):
     assert "answer[1] is" in error
     assert "answer[3] is" in error
     assert "2 of 4 golds cannot be read" in error
+
+
+def test_check_reads_rows_as_training_does(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "2 + 2?", "answer": "4", "image": "a.png"}\n')
+    arguments = ["check", str(file), "--reward", "math"]
+    assert main(arguments) == 2
+    assert "prompts[0], column 'image' holds the path 'a.png'" in capsys.readouterr().err
+    renamed = [*arguments, "--columns", "{drawn='image'}"]
+    assert main([*renamed, "--prompt_column", "problem"]) == 2
+    assert "prompt_column='problem': prompts[0] has no 'problem' column" in capsys.readouterr().err
+    assert main([*renamed, "--prompt_template", "countdown_think"]) == 2
+    assert "prompt_template 'countdown_think' reads nums" in capsys.readouterr().err
+    assert main([*renamed, "--prompt_template", "boxed"]) == 0
 
 
 def test_check_names_a_missing_column(tmp_path, capsys):

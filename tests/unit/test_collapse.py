@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.run import folder as folder_module
 from rlox_grpo.run.history import checkpoints
 from toy import PROMPTS, VOCABULARY, ToyLM, options, share_of_target
 
@@ -105,6 +106,58 @@ def test_a_run_that_collapses_every_time_goes_on_at_last(tmp_path, caplog):
     _, metrics = train(tmp_path, broken=100, on_collapse="restore")
     assert metrics["update/learning_rate"] == RATE / 32
     assert "collapsed again, at 0.03125 of the learning rate" in caplog.text
+
+
+class Kill:
+    """A callback that ends the run as a kill does, once the learning rate is halved: nothing is saved."""
+
+    def __init__(self):
+        self.is_done = False
+
+    def on_step(self, step, metrics):
+        if metrics["update/learning_rate"] < RATE and not self.is_done:
+            self.is_done = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["before the next checkpoint", "before later checkpoints are renamed"])
+def test_a_run_killed_after_the_restore_keeps_the_smaller_learning_rate(tmp_path, where, monkeypatch):
+    whole, _ = train(tmp_path / "whole", broken=1, on_collapse="restore")
+    breaks, kill = Break(1), Kill()
+
+    def start():
+        settings = options(
+            max_steps=STEPS, learning_rate=RATE, checkpoint_steps=10, on_collapse="restore", output_dir=tmp_path / "run"
+        )
+        trainer = GRPO(ToyLM(), share_of_target, callbacks=[breaks, kill], **settings)
+        breaks.model = trainer.model
+        trainer.train(PROMPTS)
+        return trainer
+
+    if where == "before later checkpoints are renamed":
+        rename, kill.is_done, calls = folder_module.set_later_aside, True, []
+
+        def kill_once(root, step):
+            calls.append(step)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return rename(root, step)
+
+        monkeypatch.setattr(folder_module, "set_later_aside", kill_once)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    killed = start()
+    rates = [row["update/learning_rate"] for row in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert rates == [RATE] * 20 + [RATE / 2] * 20
+    assert torch.equal(weights(whole), weights(killed))
+
+
+def test_a_damaged_note_of_the_learning_rate_is_named(tmp_path):
+    train(tmp_path, max_steps=10)
+    note = tmp_path / "checkpoints" / "step_000010" / "restored.json"
+    note.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"restored\.json is damaged: it holds the factor of the learning rate"):
+        train(tmp_path, max_steps=12)
 
 
 def test_without_a_checkpoint_before_the_collapse_it_warns(tmp_path, caplog):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rlox_grpo.config.schema import (
     find_changed_options,
     is_resumable,
     list_unknown_options,
+    parse_toml,
     read_toml,
 )
 from rlox_grpo.errors import ConfigError
@@ -43,8 +45,11 @@ def test_defaults_are_those_of_the_default_preset():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown option 'group_sze': did you mean 'group_size'"):
         GRPOConfig.create(group_sze=4)
-    with pytest.raises(ValidationError, match="did you mean 'group_size'"):
-        GRPOConfig(group_sze=4)
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig(num_generations=4)
+    assert str(caught.value) == "unknown option 'num_generations': did you mean 'group_size'? (TRL's num_generations)"
+    with pytest.raises(ConfigError, match=r"^group_size: .* valid integer.*, got 'many'$"):
+        GRPOConfig(group_size="many")
 
 
 def test_every_bad_value_is_named():
@@ -123,6 +128,16 @@ def test_every_bad_value_is_named():
         ({"server_timeout": 5}, "server_timeout=5.0 is read only with engine='vllm_server'; here engine='hf'"),
         ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
         ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
+        (
+            {"bypass_old_log_probs": True, "policy_loss": "kl_cov"},
+            "policy_loss='kl_cov' with bypass_old_log_probs=True",
+        ),
+        ({"group_size": 2, "ddof": 2}, "ddof=2 is no less than group_size=2"),
+        ({"group_size": 4, "ddof": 5, "reward_scaling": "whiten"}, "ddof=5 is no less than group_size=4"),
+        (
+            {"group_size": 1, "prompts_per_step": 2, "ddof": 2, "baseline": "batch", "reward_scaling": "batch"},
+            "ddof=2 is no less than prompts_per_step · group_size=2",
+        ),
     ],
 )
 def test_values_that_cannot_be_meant(options, message):
@@ -136,6 +151,23 @@ def test_presets_set_their_fields_and_can_be_overridden(name):
     for field, value in PRESETS[name].values.items():
         assert getattr(config, field) == value
     assert GRPOConfig.create(preset=name, adam_beta1=0.05).adam_beta1 == 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("delta", 1e308, "3.40282e+38"),
+        ("kl_coef", 10**400, "9.22337e+18"),
+        ("micro_batch_tokens", 2**63, "9.22337e+18"),
+        ("reward_timeout", 1e10, "1e+09"),
+        ("rank_timeout", 10**10, "1e+09"),
+    ],
+)
+def test_a_number_that_torch_or_the_clock_cannot_hold(name, value, most):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(**{name: value})
+    assert str(caught.value) == f"{name}: expected at most {most}, got {value!r}"
+    assert GRPOConfig.create(seed=2**63 - 1).seed == 2**63 - 1
 
 
 def test_a_configuration_is_frozen():
@@ -264,6 +296,70 @@ def test_values_that_are_converted(options, value):
         ("save_steps", ": did you mean 'checkpoint_steps'? (TRL's save_steps)"),
         ("logging_steps", " (TRL's): there is none: metrics are logged every step"),
         ("deepspeed", " (TRL's): set updater='deepspeed' and zero_stage"),
+        # Names with another unit or meaning: the unit or the formula, and never the option alone.
+        (
+            "data.train_batch_size",
+            ": did you mean 'prompts_per_step'? (verl's train_batch_size)",
+        ),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            " (verl's): it is a number of prompts, and mini_batches a number of parts: mini_batches = "
+            "train_batch_size / ppo_mini_batch_size",
+        ),
+        (
+            "ppo_micro_batch_size_per_gpu",
+            " (verl's): it is a number of sequences, and micro_batch_tokens of tokens: micro_batch_tokens = "
+            "sequences · (longest prompt + max_new_tokens)",
+        ),
+        (
+            "generation_batch_size",
+            " (TRL's): it counts completions, and prompts_per_step prompts: prompts_per_step = generation_batch_size / "
+            "num_generations",
+        ),
+        (
+            "steps_per_generation",
+            " (TRL's): it counts micro-batches, and mini_batches optimizer steps: mini_batches = steps_per_generation "
+            "/ gradient_accumulation_steps",
+        ),
+        (
+            "warmup_ratio",
+            " (TRL's): it is a share, and warmup_steps a number of steps: warmup_steps = share · the steps of the run",
+        ),
+        (
+            "max_tool_calling_iterations",
+            " (TRL's): it counts rounds of calls, and max_turns replies: max_turns = max_tool_calling_iterations + 1",
+        ),
+        (
+            "max_num_gen_batches",
+            " (verl's): it counts the first batch too: max_refills = max_num_gen_batches - 1",
+        ),
+        (
+            "trainer.project_name",
+            " (verl's): there is none: trackers name a run by its output_dir, and WANDB_PROJECT in the environment is "
+            "the project",
+        ),
+        (
+            "actor_rollout_ref.ref.fsdp_config.param_offload",
+            " (verl's): there is none: a frozen reference computes with the policy's options; reference chooses it, "
+            "and reference='server' keeps it elsewhere",
+        ),
+        (
+            "actor_rollout_ref.actor.fsdp_config.param_offload",
+            " (verl's): set updater='deepspeed', zero_stage=3 and offload_params=true",
+        ),
+        ("data.shuffle", " (verl's): there is none: prompts are always shuffled, by seed"),
+        (
+            "actor_rollout_ref.rollout.load_format",
+            " (verl's): there is none: engines get the trainer's weights before the first completion",
+        ),
+        (
+            "actor_rollout_ref.rollout.multi_turn.enable",
+            " (verl's): there is none: environment or tools make a run of several turns",
+        ),
+        ("algorithm.kl_ctrl.kl_coef", " (verl's): set kl_in='reward' and kl_coef"),
+        ("GRPOTrainer", ": it is rlox_grpo.GRPO, and its train() gets the prompts"),
+        ("save_model", ": call trainer.save(path)"),
+        ("resume_from_checkpoint", ": did you mean 'resume'? (TRL's resume_from_checkpoint)"),
         ("actor_rollout_ref.actor.ppo_epochs", ": did you mean 'updates_per_batch'? (verl's ppo_epochs)"),
         ("actor_rollout_ref.rollout.name", ": did you mean 'engine'? (verl's rollout.name)"),
         ("actor_rollout_ref.rollout.temperature", ": did you mean 'temperature'? (verl's temperature)"),
@@ -293,9 +389,41 @@ def test_advice_names_options_that_exist():
         assert name not in known, name
 
 
+def test_a_suggested_option_has_the_type_of_trls():
+    """A bool is not a number, and a share is not a count: TRL's own types say so."""
+    trl = pytest.importorskip("trl")
+    kinds = {"bool", "int", "float", "str"}
+    for field in dataclasses.fields(trl.GRPOConfig):
+        option = TRL.get(field.name)
+        theirs = kinds & set(re.findall(r"\w+", str(field.type)))
+        # A float of save_steps below 1 is a share of the run; the strict integer here refuses it.
+        if option not in GRPOConfig.model_fields or len(theirs) != 1 or field.name == "save_steps":
+            continue
+        ours = set(re.findall(r"\w+", str(GRPOConfig.model_fields[option].annotation)))
+        if theirs <= {"bool", "float"}:
+            assert theirs & ours, (field.name, option)
+
+
+def test_keywords_and_methods_of_trl_that_the_trainer_does_not_have():
+    with pytest.raises(
+        TypeError, match=r"^evaluate\(\) takes prompts, samples, greedy, and no 'temperature': it is an "
+    ):
+        GRPO.evaluate(None, [], temperature=0.5)
+    with pytest.raises(
+        TypeError, match=r"^train\(\) takes prompts, n_epochs, eval_prompts, and no .*did you mean 'resume'"
+    ):
+        GRPO.train(None, [], resume_from_checkpoint=True)
+    with pytest.raises(TypeError, match=r"^save\(\) takes path, merged, and no 'folder'"):
+        GRPO.save(None, folder="out")
+    with pytest.raises(AttributeError, match=r"no attribute 'save_model' \(TRL's\): call trainer.save\(path\)$"):
+        _ = GRPO.__new__(GRPO).save_model
+    with pytest.raises(ImportError, match=r"no GRPOTrainer \(TRL's\): the trainer is rlox_grpo.GRPO"):
+        from rlox_grpo import GRPOTrainer  # noqa: F401
+
+
 def test_every_option_of_trl_has_advice():
     """TRL's own options and those of transformers: none is guessed by its spelling, and none is left without a word."""
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     names = {field.name for field in dataclasses.fields(trl.GRPOConfig)} - GRPOConfig.model_fields.keys()
     assert len(names) > 150
     assert not names - TRL.keys()
@@ -338,6 +466,35 @@ def test_a_configuration_that_is_a_dict():
         ConfigError, match=r"config is dict: expected a rlox_grpo.GRPOConfig; give the options as keywords"
     ):
         GRPO("model", len, config={"group_size": 4})
+
+
+NUMBERS = [
+    (name, field.default if field.default is not None else 0)
+    for name, field in Options.model_fields.items()
+    if {"int", "float"} & set(re.findall(r"\w+", str(field.annotation))) and "dict" not in str(field.annotation)
+]
+
+
+@pytest.mark.parametrize(("name", "default"), NUMBERS)
+def test_every_number_has_limits_that_torch_and_the_system_can_use(name, default):
+    """delta=1e308 and micro_batch_tokens=2**63 were errors of torch, reward_timeout=1e10 one of the reward."""
+    for value in (1e308, -1e308, 1e39, 2**63, 10**70, -(10**70), 1e-300):
+        own = (value,) * len(default) if isinstance(default, tuple) else (value,) if "tuple" in str(
+            Options.model_fields[name].annotation
+        ) else value  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            GRPOConfig.create(**{name: own})
+
+
+@pytest.mark.parametrize("name", [name for name, _ in NUMBERS if name.endswith("_timeout")])
+def test_no_timeout_is_longer_than_the_system_can_wait(name):
+    with pytest.raises(ConfigError, match=rf"{name}: input should be less than or equal to 1000000"):
+        GRPOConfig.create(**{name: 1e7})
+
+
+@pytest.mark.parametrize("ahead", [{"async_steps": 1}, {"partial_rollout_turns": 2}])
+def test_the_cap_of_the_correction_is_read_where_completions_are_stale(ahead):
+    assert GRPOConfig.create(importance_cap=5.0, **ahead).importance_cap == 5.0
 
 
 # --- options that would be ignored ---
@@ -457,3 +614,17 @@ def test_the_default_learning_rate_of_lora_is_ten_times_that_of_all_weights(opti
 
 def test_an_optimizer_of_ones_own_goes_with_the_default_rate_of_lora():
     refuse_unread_options(GRPOConfig.create(lora_rank=8), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+
+def test_none_survives_config_toml():
+    """TOML has no null: wherever None differs from the preset's value and the default, it is written."""
+    for preset, values in PRESETS.items():
+        for name, field in Options.model_fields.items():
+            usual = values.values.get(name, field.default)
+            if usual is None or type(None) not in get_args(field.annotation):
+                continue
+            try:
+                config = GRPOConfig.create(preset=preset, **{name: None})
+            except ConfigError:
+                continue  # another option of the preset needs it
+            assert getattr(GRPOConfig.create(**parse_toml(config.to_toml())), name) is None, (preset, name)

@@ -24,7 +24,9 @@ def measured(*groups):
 def test_a_rate_is_the_share_of_right_completions_and_half_of_it_stays():
     rates = measured(scored(3, [1, 0, 0, 0]), scored(5, [0.9, float("nan"), 1, 1.5]))
     assert rates.rate(3) == 0.25
-    assert rates.rate(5) == 0.5  # 0.9 is not right, None is not, 1.5 is
+    assert rates.rate(5) == pytest.approx(2 / 3)  # 0.9 is not right, 1 and 1.5 are, None is left out
+    rates.measure([scored(3, [float("nan")] * 4), scored(6, [float("nan")] * 2)])  # no completion has a score
+    assert (rates.rate(3), rates.rate(6)) == (0.25, None)
     assert rates.rate(4) is None
     rates.measure([scored(3, [1, 1, 1, 1])])
     assert rates.rate(3) == 0.625  # half of 0.25 and half of 1

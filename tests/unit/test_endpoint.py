@@ -255,7 +255,11 @@ BAD = [
     ({"tools": [{"type": "function"}]}, "tools must be a list"),
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "function", "content": "x"}]}, "role is 'function'"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "type 'text'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "type 'image_url'",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "pictures, video and audio are not supp"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "the policy writes that one"),
     ({"messages": [user("\ud800")]}, "lone surrogate"),
 ]
@@ -440,3 +444,66 @@ def test_an_agent_in_another_process(model: Any, tokenizer: Any, tmp_path: Any) 
     found = play(environment, model, tokenizer, ROWS[:1])
     assert ids(found) == ids(expected)
     assert np.isfinite([completion.episode.reward for completion in found]).all()
+
+
+def nest(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+LONE = "a\ud800"
+HOSTILE = (LONE, "\0", -1, {LONE: LONE}, [LONE], nest(900))
+FIELDS = (
+    "messages", "tools", "stop", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stream", "logprobs",
+    "stream_options", "model", "n", "user", "metadata", "logit_bias", "tool_choice", "response_format", "prompt", LONE,
+)  # fmt: skip
+WITHIN = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+CALL = {"id": "a", "type": "function", "function": {"name": "look_up", "arguments": {"x": 1}}}
+
+
+def list_hostile_requests() -> list[tuple[str, bytes]]:
+    """Bodies with a hostile value in each field of each kind of request."""
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    found: list[tuple[str, Any]] = []
+    for value in HOSTILE:
+        found += [(chat, {"messages": [user("a")], "max_tokens": 1, name: value}) for name in FIELDS]
+        found += [(text, {"prompt": [5], "max_tokens": 1, name: value}) for name in FIELDS]
+        for role in ("user", "assistant"):
+            message = {"role": role, "content": "b", "tool_call_id": "a", "tool_calls": [CALL]}
+            found += [(chat, {"messages": [user("a"), {**message, name: value}, user("c")]}) for name in WITHIN]
+        function = {**CALL["function"], "arguments": value}
+        call = {**CALL, "function": function}
+        found.append((chat, {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, user("c")]}))
+        for name in ("name", "description", "parameters"):
+            tool = {"type": "function", "function": {**TOOL["function"], name: value}}
+            found.append((chat, {"messages": [user("a")], "tools": [tool]}))
+    bodies = [(path, json.dumps(body).encode()) for path, body in found]
+    for number in (b"1" + b"0" * 400, b"1" + b"0" * 5000, b"1e999", b"NaN", b"-Infinity"):
+        for name in (b"temperature", b"max_tokens", b"logprobs", b"n", b"stop", b"messages", b"tools"):
+            rest = b'"messages": [{"role": "user", "content": "a"}]'
+            bodies.append((chat, b"{" + b", ".join([rest, b'"' + name + b'": ' + number]) + b"}"))
+        bodies.append((text, b'{"prompt": [' + number + b"]}"))
+    return [*bodies, (chat, b"[" * 100_000), (chat, b"\xff"), (text, b"")]
+
+
+def test_a_hostile_request_costs_its_client_alone(model: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is answered or refused with 4xx; the episodes beside it play as without it."""
+    bodies = list_hostile_requests()
+    seen: dict[bytes, int] = {}
+
+    def environment(row: Any, chat: Any) -> float:
+        if row["secret"] == 3:
+            for path, body in bodies:
+                seen[body] = post(chat, path, body)[0]
+        return chatml.pay(chat.turn(f"{row['secret']} one").text)
+
+    expected = play(
+        lambda row, chat: chatml.pay(chat.turn(f"{row['secret']} one").text), model, tokenizer, completions=1
+    )
+    played = play(environment, model, tokenizer, completions=1, max_turns=5000)
+    assert {status for status in seen.values() if status != 200} == {400}
+    assert seen[json.dumps({"messages": [user("a")], "max_tokens": 1, "stop": LONE}).encode()] == 400
+    assert ids(played[1:]) == ids(expected[1:])
+    assert not [record.getMessage() for record in caplog.records if "endpoint failed" in record.getMessage()]

@@ -131,7 +131,7 @@ def test_what_an_environment_does_ends_its_episode_alone(
     assert error in (one.episode.error or "")
     assert len(one.episode.error or "") <= 2000
     assert (good.completions[0].episode.stop_reason, good.completions[0].episode.reward) == ("completed", 1.0)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 55  # turn_timeout is 60 s
     if what != "leaves a process":
         assert len(list_children() - before) <= 2
 
@@ -141,7 +141,7 @@ def test_long_observations_are_cut_and_counted(play: Any) -> None:
         rows = [{"what": "long observation"}]
         (group,) = play(misbehaving_turns.misbehaves, rows, 1, max_observation_chars=50, **options)
         episode = group.completions[0].episode
-        assert episode.messages[2]["content"] == "x" * 50 + "\n[… cut: the result had 20000 characters]"
+        assert episode.messages[2]["content"] == "x" * 25 + "\n[… 19950 characters cut …]\n" + "x" * 25
         assert episode.observations_cut == 1
 
 
@@ -226,7 +226,7 @@ def call_tools(play: Any, *whats: str, timeout: float = 2.0, **options: Any) -> 
         ("exit", "error: its worker process exited with code 3", 1),
         ("sys.exit", "error: SystemExit: 1", 1),
         ("raise", "error: KeyError: 'gone'", 1),
-        ("long", "x" * 8192 + "\n[… cut: the result had 10000000 characters]", 0),
+        ("long", "x" * 4096 + "\n[… 9991808 characters cut …]\n" + "x" * 4096, 0),
     ],
 )
 def test_sync_tools_run_in_workers(what: str, told: str, errors: int, play: Any) -> None:

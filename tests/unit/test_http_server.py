@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -27,6 +28,29 @@ def test_connections_that_come_at_once_are_all_answered() -> None:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         stack.callback(server.shutdown)
         assert {client.recv(12) for client in clients} == {b"HTTP/1.1 200"}
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"POST / HTTP/1.1\r\nX: ", b"POST / HTTP/1.1\r\nAuthorization: yes\r\nContent-Length: 9\r\n\r\n{"],
+)
+def test_a_request_that_never_ends_gives_way(begun: bytes) -> None:
+    service = Service(lambda _: True, lambda *_: Answer(200, b"{}"), lambda *_: Answer(200, b"{}"), frozenset({"/"}))
+    bounds = Bounds(connections=3, give_way_seconds=0.2, header_seconds=600.0, body_seconds=600.0)
+    with make_bounded_server(service, bounds=bounds) as server, ExitStack() as stack:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        stack.callback(server.shutdown)
+
+        def connect(request: bytes) -> socket.socket:
+            client = stack.enter_context(socket.create_connection(server.server_address[:2], timeout=60))
+            client.sendall(request)
+            return client
+
+        for _ in range(3):
+            connect(begun)
+        time.sleep(0.5)
+        for _ in range(3):  # the first ones give way; these are complete and are answered
+            assert connect(b"GET / HTTP/1.1\r\nAuthorization: yes\r\n\r\n").recv(12) == b"HTTP/1.1 200"
 
 
 @pytest.fixture

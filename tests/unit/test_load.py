@@ -2,6 +2,7 @@
 
 import json
 import logging
+import warnings
 
 import peft
 import pytest
@@ -37,9 +38,9 @@ SIZES = {
 }
 
 
-def model_of(vocabulary=None, kind=(Qwen2ForCausalLM, Qwen2Config)):
+def model_of(vocabulary=None, kind=(Qwen2ForCausalLM, Qwen2Config), **settings):
     torch.manual_seed(0)
-    return kind[0](kind[1](vocab_size=vocabulary or len(TOKENIZER), **SIZES))
+    return kind[0](kind[1](vocab_size=vocabulary or len(TOKENIZER), **SIZES, **settings))
 
 
 def count_words(completions, **columns):
@@ -181,6 +182,36 @@ def test_a_lora_checkpoint_is_an_adapter_that_is_evaluated_continued_and_merged(
     with torch.no_grad():
         by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(checkpoint)
         torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("target", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head", "embed_tokens"]])
+def test_an_adapter_on_a_tied_layer_is_sampled_saved_and_merged_as_it_was_trained(tmp_path, target):
+    rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 4
+    options = {"group_size": 4, "max_new_tokens": 8, "learning_rate": 0.05, "log_to": (), "prompts_per_step": 4}
+    base = str(save(tmp_path / "base", model_of(tie_word_embeddings=True)))
+    adapter = {"lora_rank": 2, "lora_target_modules": target, "async_steps": 1}
+    trainer = GRPO(base, count_words, max_steps=3, output_dir=tmp_path / "run", **adapter, **options)
+    trainer.train(rows)
+    trainer.save(tmp_path / "adapter")
+    trainer.save(tmp_path / "merged", merged=True)
+    for source in (tmp_path / "run/checkpoints/step_000003", tmp_path / "adapter"):
+        assert main(["merge", str(source), str(tmp_path / f"{source.name}_by_command")]) == 0
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"] is False
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        wanted = trainer.model(ids).logits
+        assert (wanted - model_of(tie_word_embeddings=True)(ids).logits).abs().max() > 0.02
+        for folder in ("merged", "step_000003_by_command", "adapter_by_command"):
+            merged = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+            torch.testing.assert_close(merged(ids).logits, wanted, atol=1e-5, rtol=0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+            by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+        torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-5, rtol=0)
+        trainer._step_taker.sync_engine(again=True)
+        sampled = trainer.engine._engine._model(ids).logits
+        torch.testing.assert_close(sampled, wanted, atol=1e-5, rtol=0)
 
 
 def test_what_does_not_fit_an_adapter_is_named(tmp_path):

@@ -365,8 +365,6 @@ DIFFERENT = [
     ("x>2", "y>2"),
     (r"5\text{ cm}", r"5\text{ m}"),
     (r"100\text{ cm}", "1 m"),
-    ("50", r"50\%"),
-    (r"50\%", "50"),
     ("52_8", "52_7"),
     ("52_8", "52"),
     ("(1,2)", r"\{1,2\}"),
@@ -542,8 +540,6 @@ def test_different(gold: str, answer: str) -> None:
 @pytest.mark.parametrize(
     ("gold", "answer", "option"),
     [
-        ("50", r"50\%", {"percent": "optional"}),
-        (r"50\%", "50", {"percent": "optional"}),
         ("1/3", "0.33", {"tolerance": 0.02}),
         (r"\pi", "3.14", {"tolerance": 1e-3}),
         (r"\sqrt2, 3", "3, 1.414", {"tolerance": 1e-3}),
@@ -573,6 +569,9 @@ def test_an_option_relaxes_what_is_strict_by_default(gold: str, answer: str, opt
     [
         ("1/3", "0.33", {"tolerance": 0.001}),
         ("50", r"5\%", {"percent": "optional"}),
+        ("50", r"50\%", {"percent": "exact"}),
+        (r"50\%", "50", {"percent": "exact"}),
+        (r"-50\%", "-50", {"percent": "exact"}),
         (r"1\text{ m}", r"100\text{ kg}", {"units": "convert"}),
         (r"1\text{ m}", r"10\text{ cm}", {"units": "convert"}),
         ("52_8", "53", {"base": "optional"}),
@@ -726,9 +725,9 @@ def test_verdicts_do_not_depend_on_threads() -> None:
 def test_reading_is_linear_in_the_completion() -> None:
     def seconds(size: int) -> float:
         text = "Some reasoning with 12 numbers and $x^2$ formulas. " * (size // 50) + r"\boxed{42}"
-        start = time.perf_counter()
+        start = time.process_time()
         assert MathAnswer()(completions=[text], answer=["42"]) == [1.0]
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(1 << 16)
     small, large = (min(seconds(size) for _ in range(5)) for size in (1 << 18, 1 << 21))

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -72,6 +73,19 @@ def test_prompts_are_written_as_rows(prompts, rows, started, tmp_path):
     make(tmp_path).train(prompts)
     written = (tmp_path / "run" / "launch" / "train.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in written] == rows
+
+
+def test_data_sets_are_written_as_their_rows_were(started, tmp_path):
+    """Without the nulls that Arrow adds, which the file could not tell from those of the user."""
+    rows = [{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": [{"role": "user", "content": "b", "name": "x"}]}]
+    make(tmp_path).train(datasets.Dataset.from_list(rows))
+    written = (tmp_path / "run" / "launch" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == rows
+
+
+def test_nan_is_not_written(started, tmp_path):
+    with pytest.raises(ConfigError, match=r"prompts\[0\] cannot be written as JSON: Out of range"):
+        make(tmp_path).train([{"prompt": "a", "score": float("nan")}])
 
 
 def test_a_file_of_prompts_is_named_by_its_whole_path(started, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
-from rlox_grpo.errors import ConfigError, SampleError
+from rlox_grpo.errors import CheckpointError, ConfigError, SampleError
 from rlox_grpo.loss import LossInputs, PolicyTerm
 from rlox_grpo.loss.inputs import make_loss_inputs, number_turns
 from rlox_grpo.loss.policies import POLICY_LOSSES, find_policy_loss
@@ -406,3 +406,40 @@ def test_options_of_a_loss_are_read_with_an_own_loss() -> None:
     assert (config.loss.clip_low, config.loss.dro_beta) == (0.1, 0.3)
     with pytest.raises(ConfigError, match="dro_beta=0.3 is read only with policy_loss='dro'; here policy_loss='clip'"):
         GRPOConfig.create(dro_beta=0.3)
+
+
+# --- resume ---
+
+
+def _edited(inputs: LossInputs) -> torch.Tensor:
+    return 2 * own_clip(inputs)
+
+
+def _edited_advantages(groups: Any) -> list[np.ndarray]:
+    return [group.rewards - 0.5 for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "other"),
+    [("policy_loss", own_clip, _edited), ("advantage_fn", own_advantages, _edited_advantages)],
+)
+def test_a_resumed_run_compares_the_source(name: str, function: Any, other: Any, tmp_path: Any) -> None:
+    def continue_run(own: Any, steps: int, **changes: Any) -> torch.Tensor:
+        return run(max_steps=steps, output_dir=str(tmp_path), checkpoint_steps=2, **{name: own}, **changes)[0]
+
+    continue_run(function, 2)
+    other.__qualname__ = function.__qualname__  # the file was edited
+    with pytest.raises(CheckpointError, match=rf"{name} was edited.*add resume_changes=\['{name}'\]"):
+        continue_run(other, 4)
+    continue_run(other, 3, resume_changes=(name,))
+    # Its checkpoint is of the edited function now, and goes on as it would have.
+    with pytest.raises(CheckpointError, match=f"{name} was edited"):
+        continue_run(function, 4)
+
+
+def test_a_run_with_own_parts_resumes_exactly(tmp_path: Any) -> None:
+    own = {"policy_loss": own_clip, "advantage_fn": of_tokens, "updates_per_batch": 2}
+    whole, _ = run(by_thirds, max_steps=6, **own)
+    stopped = {"output_dir": str(tmp_path), "checkpoint_steps": 3, **own}
+    run(by_thirds, max_steps=3, **stopped)
+    assert torch.equal(run(by_thirds, max_steps=6, **stopped)[0], whole)

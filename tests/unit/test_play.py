@@ -255,6 +255,18 @@ def test_a_played_chat_cuts_long_observations_as_a_sampled_one_does():
     said = play_turns(("a" * 12, {}), ("a" * 12, {}), (parts, {}), max_observation_chars=8)
     shown = [line for line in said if line.startswith("user: ")]
     assert shown[0] == "user: " + "a" * 12
-    assert shown[1] == "user: " + "a" * 8 + "\n[… cut: the result had 12 characters]"
-    assert "b" * 8 in shown[2]
-    assert "b" * 9 not in shown[2]
+    assert shown[1] == "user: aaaa\n[… 4 characters cut …]\naaaa"
+    assert repr("bbbb\n[… 4 characters cut …]\nbbbb") in shown[2]
+    assert "b" * 5 not in shown[2]
+
+
+def test_play_leaves_the_row_as_it_was() -> None:
+    async def edits(row, chat):
+        row["nums"].pop()
+        await chat.turn(row["prompt"])
+        chat.messages[0]["content"] = "edited"
+        return 1.0 if chat.messages[0]["content"] == "a" else 0.0
+
+    row = {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}
+    assert play_episode(edits, row, lambda: "reply", print).reward == 1.0
+    assert row == {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}

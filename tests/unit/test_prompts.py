@@ -5,13 +5,22 @@ from itertools import islice
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from rlox_grpo.prompts import load
-from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts, read_rows, refuse_too_long, shuffle_prompts
+from rlox_grpo.prompts.load import (
+    fingerprint_prompts,
+    load_prompts,
+    load_rows,
+    read_rows,
+    refuse_too_long,
+    shuffle_prompts,
+)
+from rlox_grpo.prompts.stream import read_rows_of
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +38,82 @@ def tokenizer():
 
 def ids(prompts):
     return [prompt.token_ids.tolist() for prompt in prompts]
+
+
+def make_call(name, arguments):
+    """Messages with a tool call, of other keys for other calls."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "user", "content": [{"type": "text", "text": "a"}] if name == "g" else "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": name, "content": "R"},
+    ]
+
+
+def make_tool(name, properties):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+CALLS = [
+    {"prompt": make_call("f", {"city": "Rome"}), "tools": [make_tool("f", {"city": {"type": "string"}})]},
+    {"prompt": make_call("h", {"year": 3}), "tools": [make_tool("h", {"year": {"type": "integer", "minimum": 1}})]},
+]
+
+
+def make_tables(rows, folder):
+    """The same rows in each form that Arrow pads."""
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(folder / "rows.parquet")
+    return {
+        "Dataset": dataset,
+        "parquet": folder / "rows.parquet",
+        "frame": pandas.read_parquet(folder / "rows.parquet"),
+        "stream": list(islice(read_rows_of(dataset.to_iterable_dataset()), len(rows))),
+        "streamed parquet": list(
+            islice(
+                read_rows_of(
+                    datasets.load_dataset(
+                        "parquet", data_files=str(folder / "rows.parquet"), split="train", streaming=True
+                    )
+                ),
+                len(rows),
+            )
+        ),
+    }
+
+
+def test_arrow_adds_no_keys_to_messages_and_tools(tokenizer, tmp_path):
+    """Arrow stores dicts with the union of their keys, and null for the keys that one lacks."""
+    telling = copy.deepcopy(tokenizer)
+    telling.chat_template = "{% for m in messages %}{{ m | tojson }} {% endfor %}"
+    expected = load_prompts(CALLS, telling)
+    assert "year" not in expected[0].text
+    for kind, table in make_tables(CALLS, tmp_path).items():
+        loaded = load_prompts(table, telling)
+        assert [prompt.source for prompt in loaded] == [prompt.source for prompt in expected], kind
+        assert [prompt.columns for prompt in loaded] == [prompt.columns for prompt in expected], kind
+        assert [prompt.columns for prompt in load_rows(table)] == [prompt.columns for prompt in expected], kind
+
+
+def test_nulls_that_the_user_wrote_stay_where_arrow_adds_none(tokenizer):
+    """In lists, and in columns of the type Json, in which datasets reads .jsonl files."""
+    rows = [{"prompt": make_call("f", {"unit": None})}, {"prompt": make_call("h", {"year": 3})}]
+    assert load_prompts(rows, tokenizer)[0].source == rows[0]["prompt"]
+    if not hasattr(datasets, "Json"):
+        pytest.skip("this version of datasets has no Json")
+    dataset = datasets.Dataset.from_list(rows, features=datasets.Features(prompt=datasets.List(datasets.Json())))
+    assert load_prompts(dataset, tokenizer)[0].source == rows[0]["prompt"]
+
+
+def test_nested_columns_of_rewards_keep_the_nulls_of_the_table_with_a_warning(tokenizer, caplog):
+    """Whether the row had the key cannot be read from the table, and a reward may read it."""
+    rows = [{"prompt": "a", "facts": {"x": 1}}, {"prompt": "b", "facts": {"x": 2, "y": 3}}]
+    loaded = load_prompts(datasets.Dataset.from_list(rows), tokenizer)
+    assert loaded[0].columns == {"facts": {"x": 1, "y": None}}
+    assert "facts['y'] is null in row 0 and not in others: Arrow stores a null for each key that" in caplog.text
+    caplog.clear()
+    assert load_prompts(rows, tokenizer)[0].columns == {"facts": {"x": 1}}
+    assert not caplog.text
 
 
 def test_a_token_tensor():
@@ -141,6 +226,30 @@ def test_broken_rows_are_named(tmp_path):
         read_rows(tmp_path / "rows.xlsx")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a", "score": NaN}', "line 1: NaN is not JSON: write null, or leave the key out"),
+        ('{"prompt": "a", "score": -Infinity}', "line 1: -Infinity is not JSON"),
+        ('{"prompt": "a", "answer": 1, "answer": 2}', "line 1: the key 'answer' occurs twice in an object"),
+        ('{"prompt": "a"},', "line 1: not JSON .*; the line ends in a comma: write one object a line, without commas"),
+        ('[\n{"prompt": "a"}\n]', r"line 1: .* the value goes on in the next line: .* pass json.load\(open\(path\)\)"),
+        ('[{"prompt": "a"}]', r"line 1: expected an object, got list; .*one JSON array, pass json.load"),
+    ],
+)
+def test_what_is_wrong_with_a_line_of_json_is_named(text, message, tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(text + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_rows(path)
+
+
+def test_a_byte_order_mark_is_not_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\ufeff{"prompt": "a"}\n', encoding="utf-8")
+    assert read_rows(path) == [{"prompt": "a"}]
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
 def test_a_file_in_another_encoding_is_named(name, tmp_path):
     path = tmp_path / name
@@ -161,6 +270,10 @@ def test_csv_values_are_text(tmp_path):
         ("prompt,answer\na,1\nb,2,3\n", r"rows\.csv, line 3: the header has 2 columns"),
         ("prompt,answer\na\n", r"rows\.csv, line 2: the header has 2 columns"),
         ('prompt\n"a\n', r"rows\.csv, line 2: not CSV"),
+        ("prompt,answer,answer\na,1,2\n", r"rows\.csv, line 1: the header has two columns 'answer'"),
+        ("prompt, answer\na,1\n", r"rows\.csv, line 1: the column ' answer' of the header has blanks around its name"),
+        ("prompt,answer\na,1,\n", r"rows\.csv, line 2: .* another number; this row ends in a comma"),
+        ("prompt,answer,\na,1\n", r"rows\.csv, line 2: .* another number; the header ends in a comma"),
     ],
 )
 def test_a_broken_csv_names_its_line(text, message, tmp_path):
@@ -177,6 +290,16 @@ def test_columns_are_renamed_before_anything_reads_them(tokenizer):
     assert prompt.columns == {"answer": "4"}
     (asked,) = load_prompts(rows, tokenizer, "boxed", columns={"question": "problem"})
     assert asked.columns["question"] == "a"
+
+
+def test_a_column_that_is_replaced_is_named_once(tokenizer, caplog):
+    rows = [{"prompt": "a", "truth": "4"}, {"prompt": "b", "truth": "5", "gold": "6"}]
+    for _ in range(2):
+        load_prompts(rows, tokenizer, columns={"gold": "truth"})
+    assert caplog.text.count("columns={'gold': 'truth'} replaces the column 'gold' that prompts[1] has") == 1
+    caplog.clear()
+    load_prompts([{"prompt": "a", "x": 1, "y": 2}], tokenizer, columns={"x": "y", "y": "x"})
+    assert not caplog.text
 
 
 def test_a_renamed_column_that_is_missing_is_named(tokenizer):
@@ -237,3 +360,8 @@ def test_a_resumed_order_is_the_rest_of_the_whole(start):
 def test_fingerprints_tell_prompts_apart():
     assert fingerprint_prompts(load_prompts([[1, 2], [3]])) != fingerprint_prompts(load_prompts([[1], [2, 3]]))
     assert fingerprint_prompts(load_prompts([[1, 2]])) == fingerprint_prompts(load_prompts(torch.tensor([[1, 2]])))
+
+
+def test_a_null_content_is_named(tokenizer):
+    with pytest.raises(ValueError, match=r"prompts\[0\], message 0 has no 'content': it is null; give a text"):
+        load_prompts([[{"role": "user", "content": None}]], tokenizer)

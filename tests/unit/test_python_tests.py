@@ -7,6 +7,7 @@ import os
 import pickle
 import runpy
 import signal
+import textwrap
 import threading
 import time
 import warnings
@@ -97,8 +98,16 @@ HONEST = [
      ["assert f() == (b'a', {1: (2, {3})}, None, True, 'é\\ud800', frozenset({1}))", "assert f()[3] is True"]),
     ("import math\ndef f(x): return math.sqrt(x)", ["assert math.isclose(f(2), 1.41421356, rel_tol=1e-6)", "assert abs(f(4) - 2) < 1e-9"]),
     ("def f(x): raise ValueError('bad')", ["try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'bad'"]),
-    ("class Stack:\n  def __init__(self): self.v = []\n  def push(self, x): self.v.append(x)\n  def __len__(self): return len(self.v)",
-     ["s = Stack()\ns.push(1)\nassert len(s) == 1 and s.v == [1]", "assert len(s) == 1"]),
+    ("def f(d): return d.keys(), d.values(), d.items(), iter(d)",
+     ["k, v, i, n = f({1: 2})\nassert k == {1} and list(v) == [2] and i == {(1, 2)} and next(n) == 1 and next(n, 3) == 3"]),
+    ("def f(a): return sum(a)", ["assert f(iter([1, 2])) == 3", "assert f(x for x in (1, 2)) == 3"]),
+    ("def f(n): return lambda x: x + n", ["assert f(2)(3) == 5", "assert list(map(f(1), [1, 2])) == [2, 3]"]),
+    ("def f(a, b): b.append(a.pop())\ndef g(a): a[0].append(1)", ["a, b = [1], []\nf(a, b)\nassert (a, b) == ([], [1])", "a = [[]]\ng(a)\nassert a == [[1]]"]),
+    ("class S: pass\ns = S()\ndef f(x): return x", ["s = 'a'\nassert f(s) == 'a'"]),
+    ("def factorial(n): return n * factorial(n - 1) if n else 1", ["assert factorial(5) == 120"]),
+    ("from math import factorial", ["assert factorial(5) == 120"]),
+    ("def f(x): return x / 3", ["assert isclose(f(2), 2 / 3) and math.isclose(f(1), 1 / 3)"]),
+    ("def f(x): return float('nan')", ["assert f(1) != f(1)"]),
     ("def f(g, x): return g(g(x))", ["assert f(lambda x: 3 * x, 2) == 18"]),
     ("LIMIT = 7", ["assert LIMIT == 7"]),
     ("def f(x): return x", ["def check(candidate):\n    assert candidate([1]) == [1]\ncheck(f)"]),
@@ -169,6 +178,117 @@ def test_a_program_that_the_system_kills_has_no_score(
     assert "the system killed the programs of 1 completions" in caplog.text
 
 
+FORMS = {
+    "HumanEval": (
+        "def f(numbers, threshold): return any(abs(a - b) < threshold for i, a in enumerate(numbers) for b in numbers[:i])",
+        ["METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1.0, 2.0, 3.9], 0.3) == False\n"
+         "    assert candidate([1.0, 2.8, 3.0], 0.3) is True\n    assert abs(candidate([], 1.0) - 0) < 1e-6\n\n\ncheck(f)"],
+        "refuse",
+    ),
+    "MBPP": (
+        "def f(a, b): return tuple(set(a) & set(b))",
+        ["assert set(f((3, 4, 5), (5, 4))) == set((4, 5))", "assert set(f((1, 2), (3,))) == set()"],
+        "refuse",
+    ),
+    "MBPP with a class": (
+        "class Pair:\n  def __init__(self, a, b): self.a, self.b = a, b\ndef f(pairs, n): return sum(p.b - p.a for p in pairs[:n])",
+        ["assert f([Pair(5, 24), Pair(15, 25)], 2) == 29"],
+        "allow",
+    ),
+    "LiveCodeBench": ("print(sum(map(int, input().split())))", [{"input": "1 2\n", "output": "3\n"}], "refuse"),
+    "LeetCode": (
+        "class Solution:\n  def twoSum(self, nums, target):\n    seen = {}\n    for i, x in enumerate(nums):\n"
+        "      if target - x in seen: return [seen[target - x], i]\n      seen[x] = i",
+        ["s = Solution()\nassert s.twoSum([2, 7, 11], 9) == [0, 1]", "assert Solution().twoSum([3, 3], 6) == [0, 1]"],
+        "allow",
+    ),
+    "a list of nodes": (
+        "class ListNode:\n  def __init__(self, val=0, next=None): self.val, self.next = val, next\nclass Solution:\n"
+        "  def reverse(self, head):\n    last = None\n    while head: head.next, last, head = last, head, head.next\n    return last",
+        ["a = ListNode(1, ListNode(2))\nh = Solution().reverse(a)\nassert h.val == 2 and h.next is a and a.next is None"],
+        "allow",
+    ),
+    "a class to design": (
+        "class Stack:\n  def __init__(self): self.v = []\n  def push(self, x): self.v.append(x)\n  def __len__(self): return len(self.v)\n"
+        "  def __getitem__(self, i): return self.v[i]\n  def __iter__(self): return iter(self.v)",
+        ["s = Stack()\ns.push(1)\nassert len(s) == 1 and s.v == [1]", "assert len(s) == 1 and s[0] == 1 and list(s) == [1] and 1 in s and 2 not in s"],
+        "allow",
+    ),
+    "an endless generator": ("def f():\n  n = 0\n  while True: yield n; n += 1", ["g = f()\nassert [next(g), next(g)] == [0, 1]"], "allow"),
+}  # fmt: skip
+"""Programs and tests in the forms of data sets, and the option ``objects`` that they need."""
+
+
+@needs_sandbox
+@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_of_data_sets(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    code, tests, objects = FORMS[form]
+    assert judge(code, tests, objects="allow") == (1.0, "ok")
+    assert caplog.text == ""
+    assert judge(code, tests) == (float(objects == "refuse"), "ok")
+    told = "tests of 1 completions failed because the program gave them an object" in caplog.text
+    assert told == ('set objects="allow"' in caplog.text) == (objects == "allow")
+
+
+_METHODS = """
+    sub rsub add radd mul rmul truediv rtruediv floordiv mod divmod pow and or xor lshift rshift matmul isub iadd
+    eq ne lt le gt ge contains format instancecheck subclasscheck getattr missing index bool len hash int float complex
+    round abs neg reversed fspath enter exit iter next
+"""
+_ANSWERS = {"index": 1, "len": 1, "hash": 1, "int": 1, "float": 1.0, "complex": 1j, "round": 1}
+OBJECT = "seen = []\nclass Z:\n" + "".join(
+    f"  def __{name}__(self, *a): seen.extend(map(repr, a)); return {_ANSWERS.get(name, True)!r}\n"
+    for name in _METHODS.split()
+)
+"""A class whose methods record their operands and answer whatever passes."""
+
+OPERATIONS = (
+    """
+    abs(f(1) - 735134417) < 1e-6; not (735134417 - f(1)); f(1) / 735134417 == 1; 735134417 in f(1); f(1) == 735134417
+    735134417 == f(1); not f(1) != 735134417; f(1) >= 735134417; 735134417 <= f(1); f(1) + 735134417; f(1) * 735134417
+    f(1) // 735134417 == 1; f(1) % 735134417 == 0; divmod(f(1), 735134417); f(1) ** 735134417; f(1) & 735134417
+    f(1) | 735134417; f(1) ^ 735134417; f(1) << 735134417; f(1) @ 735134417; f'{f(1):735134417}'
+    isinstance(735134417, f(1)); issubclass(int, f(1)); {735134417: 1}[f(1)]; f(1) in {735134417}; f(1) in [735134417]
+    [735134417].index(f(1)) == 0; [735134417].count(f(1)) == 1; round(f(1), 735134417); math.isclose(f(1), 735134417)
+    isclose(f(1), 735134417); max(f(1), 735134417); sorted([f(1), 735134417]); operator.contains(f(1), 735134417)
+    __import__('unittest').TestCase().assertAlmostEqual(f(1), 735134417) is None; sum([f(1), -735134417]) == 0
+""".strip()
+    .replace("\n", ";")
+    .split(";")
+)
+"""Expressions that are true of an honest result, or show it the expected value."""
+
+
+@needs_sandbox
+@pytest.mark.parametrize("objects", ["refuse", "allow"])
+@pytest.mark.parametrize(
+    "returned",
+    ["Z()", "make(int)(7)", "make(list)([7])", "make(float)(7)", "make(str)('7')", "iter(Z())", "Z", "[Z()]"],
+)
+def test_no_operator_runs_in_the_program(objects: str, returned: str) -> None:
+    """Neither does one pass, nor does the program see the value beside it."""
+    code = f"{OBJECT}make = lambda kind: type('Y', (kind,), dict(vars(Z)))\ndef f(x): return {returned}\ndef isclose(*a, **k): seen.extend(map(repr, a)); return True\n"
+    code += "class math: isclose = isclose\nclass operator: contains = isclose\ndef show(): return ' '.join(seen)"
+    tests = [f"assert {operation.strip()}" for operation in OPERATIONS]
+    tests += [
+        f"try: {operation.strip()}\nexcept Exception: pass\nassert '735134417' in show()" for operation in OPERATIONS
+    ]
+    # A list of 735134417 items is out of memory.
+    assert judge(code, tests, score="fraction", objects=objects) in ((0.0, "ok"), (0.0, "out_of_memory"))
+
+
+@needs_sandbox
+def test_an_object_that_is_allowed_sees_the_arguments_of_methods_and_keys_alone() -> None:
+    code = f"{OBJECT}  def starts(self, x): return True\n  def __getitem__(self, x): return x\ndef f(x): return Z()"
+    tests = [
+        "assert f(1).starts('a')",
+        "assert f(1)[4] == 4",
+        "assert abs(f(1)) == 1 and -f(1) == 1 and len(f(1)) == 1",
+    ]
+    assert judge(code, tests, objects="allow") == (1.0, "ok")
+    assert judge(code, tests, score="fraction") == (0.0, "ok")
+
+
 CHEATS = {
     "exit": "import os\nos._exit(0)",
     "exit in a function": "import os\ndef f(x): os._exit(0)",
@@ -222,17 +342,39 @@ CHEATS = {
     "raises what it likes": "class Pass(BaseException): pass\ndef f(x): raise Pass",
     "raises an exception class that passes": "def f(x): raise GeneratorExit",
     "stops an iteration": "def f(x): raise StopIteration",
+    "ends a test's iteration": "def f(x): raise StopIteration",
+    "lies about its values": (
+        "import gc\nfor o in gc.get_objects():\n  if type(o).__name__ == 'Peer': peer = o\nanswers = []\n"
+        "def lie(value): answers.append(value); return LIES[len(answers) % len(LIES)]\n"
+        "LIES = [['function', 0], ['object', 0], ['iterator', 0], ['handle', 0], ['yours', -1], ['list', [['object', 0]]], {'a': 1}, ['range', [0, 1e9]]]\n"
+        "class Z:\n  def __sub__(self, other): return 0\n  def __eq__(self, other): return True\n"
+        "def f(x, g=None):\n  peer._held[:] = [Z()] * 9; peer.encode = lie; return 0"
+    ),
+    "an iterator that has no end": "import itertools\ndef f(x): return itertools.count()",
+    "a list that holds itself": "def f(x):\n  a = []\n  a.append(a)\n  return a",
+    "a hostile class of results": "import enum\nclass E(enum.IntEnum):\n  A = 1\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\ndef f(x): return E.A",
+    "a named tuple equal to everything": (
+        "import collections\nclass T(collections.namedtuple('T', 'a')):\n  def __eq__(self, other): return True\ndef f(x): return T(1)"
+    ),
+    "a generator of itself": "def f(x):\n  def g(): yield g()\n  return g()",
+    "closes its channel": "import os\ndef f(x): os.closerange(3, 32)",
     "nothing": "pass",
     "a syntax error": "def f(x) return 1",
     "an endless loop": "while True: pass",
 }  # fmt: skip
-TESTS = ["assert f(1) == 735134417", "assert [f(x) for x in (1, 2)] == [735134417] * 2"]
+TESTS = [
+    "assert f(1) == 735134417",
+    "assert [f(x) for x in (1, 2)] == [735134417] * 2",
+    "assert all(map(lambda x: f(x) == 735134417, (1, 2)))",
+    "assert abs(f(1) - 735134417) < 1e-6",
+]
 
 
 @needs_sandbox
 @pytest.mark.parametrize("score", ["all", "fraction"])
-def test_no_cheat_earns_anything(score: str) -> None:
-    rule = PythonTests(**QUICK, score=score)
+@pytest.mark.parametrize("objects", ["refuse", "allow"])
+def test_no_cheat_earns_anything(score: str, objects: str) -> None:
+    rule = PythonTests(**QUICK, score=score, objects=objects)
     tests = [*TESTS, "assert f(1, lambda x: 735134417) == 735134417"] if score == "all" else TESTS
     texts = [fenced(code) for code in CHEATS.values()]
     scores = rule(completions=texts, tests=[tests] * len(texts))
@@ -248,7 +390,59 @@ def test_no_cheat_fakes_an_output(code: str) -> None:
 
 
 @needs_sandbox
+def test_a_program_does_not_learn_at_which_item_a_test_stops() -> None:
+    code = "at = 0\ndef g():\n  global at\n  for at in range(1, 10): yield at\ndef f(x): return at or g()"
+    assert judge(code, ["assert 3 in f(2)", "assert f(2) == 3"], score="fraction") == (0.5, "ok")
+
+
+@needs_sandbox
+def test_a_range_of_all_numbers_does_not_contain_what_a_test_looks_for() -> None:
+    assert judge("def f(x): return range(-(10**12), 10**12)", ["assert 3 in f(2)"]) == (0.0, "ok")
+    assert judge("def f(a): return range(len(a))", ["assert f(range(10**12))[3] == 3", "assert 3 in f([0] * 4)"]) == (
+        0.0,
+        "ok",
+    )
+    assert judge("def f(a): return range(len(a) % 10)", ["assert list(f(range(10**12 + 2))) == [0, 1]"]) == (1.0, "ok")
+
+
+WAYS_TO_END = [
+    "signal.signal(signal.SIGXCPU, lambda *_: signal.signal(signal.SIGXCPU, signal.SIG_DFL))",
+    "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))",
+    "signal.signal(signal.SIGXCPU, lambda *_: os._exit(137))",
+    "signal.raise_signal(signal.SIGXCPU)",
+    "signal.setitimer(signal.ITIMER_REAL, 0.01)",
+    "os.kill(os.getpid(), signal.SIGTERM)",
+    "os._exit(137)",
+    "os._exit(-9)",
+    "sys.exit(137)",
+    "os.close(3); os.close(4)",
+    "sys.setrecursionlimit(10**9); exec('def r(): return r()\\nr()')",
+    "import ctypes; ctypes.string_at(0)",
+    "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+    "a = bytearray(10**10)",
+]
+
+
+@needs_sandbox
+def test_however_a_program_ends_itself_it_scores_0() -> None:
+    """None is for a program that the system killed, which its group must not be compared with."""
+    scripts = [f"import os, resource, signal, sys\n{way}\nwhile True: pass" for way in WAYS_TO_END]
+    codes = ["def f(x):\n" + textwrap.indent(code, "  ") for code in scripts] + scripts[:1]
+    tests = [["assert f(2) == 4"]] * len(scripts) + [[("", "4\n")]]
+    rule = PythonTests(cpu_seconds=1, wall_seconds=300.0)  # none ends by the clock
+    verdicts = rule.verdicts([fenced(code) for code in codes], {"tests": tests})
+    assert dict(zip(codes, verdicts.scores.tolist(), strict=True)) == dict.fromkeys(codes, 0.0)
+    assert "killed" not in {STATUSES[status] for status in verdicts.statuses}
+
+
+@needs_sandbox
 def test_standard_names_of_a_test_are_the_real_ones() -> None:
+    fakes = "isclose = lambda *a, **k: True\ndef f(x): return 0\ndef check(*a): pass"
+    assert judge(fakes, ["assert isclose(f(2), 4)"])[0] == 0.0
+    assert judge(fakes, ["def check(candidate):\n    assert isclose(candidate(2), 4)\ncheck(f)"])[0] == 0.0
+    assert judge(fakes, ["def check(candidate):\n    assert isclose(candidate(2), 4)", "check(f)"])[0] == 0.0
+    passes = "def check(*a): pass\ndef gcd(a, b): return 0"
+    assert judge(passes, ["def check(c):\n    assert c(4, 6) == 2\ncheck(gcd)"])[0] == 0.0
     assert (
         judge(
             "class math: isclose = lambda *a, **k: True\ndef f(x): return 0",

@@ -281,13 +281,13 @@ def scripted():
         server.server_close()
 
 
-@pytest.mark.parametrize("statuses", [[503], [502, 504], [408], [429], [500, 500]])
+@pytest.mark.parametrize("statuses", [[503], [502, 504], [408], [429], [500, 500], [520], [507, 501]])
 def test_what_may_pass_is_tried_again(scripted, statuses, monkeypatch):
     monkeypatch.setattr("rlox_grpo.reference.client._PAUSE_S", 0.01)
     assert client(scripted(statuses)).health()["vocabulary"] == 3
 
 
-@pytest.mark.parametrize(("statuses", "tries"), [([400], 1), ([401], 1), ([413], 1), ([500] * 9, 3)])
+@pytest.mark.parametrize(("statuses", "tries"), [([400], 1), ([401], 1), ([413], 1), ([500] * 9, 3), ([520] * 9, 3)])
 def test_what_is_the_clients_own_error_is_not(scripted, statuses, tries, monkeypatch):
     monkeypatch.setattr("rlox_grpo.reference.client._PAUSE_S", 0.01)
     with pytest.raises(ReferenceServerError, match=f"HTTP {statuses[0]}: because"):

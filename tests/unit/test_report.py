@@ -186,6 +186,13 @@ def test_any_one_part_is_enough(tmp_path, whole_run, left):
     assert f"{left}: " not in text
 
 
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match="no file of a run in this folder"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_a_single_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0, "time/update_s": 0.0}\n')
     assert "Reward" in "".join(page_of(tmp_path).text)
@@ -242,10 +249,10 @@ def test_a_long_run_stays_a_small_page(tmp_path):
         for k in range(20_000)
     )
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    start = time.perf_counter()
+    start = time.process_time()
     size = write_report(tmp_path).stat().st_size
     assert size < 200_000
-    assert time.perf_counter() - start < 10  # 0.5 s when it was written; this guards against quadratic work
+    assert time.process_time() - start < 20  # 0.5 s when it was written; this guards against quadratic work
 
 
 def test_thinning_keeps_spikes_and_gaps():

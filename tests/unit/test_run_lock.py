@@ -1,7 +1,9 @@
 """One run at a time in a folder, by a lock that ends with its process."""
 
 import errno
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,16 @@ from rlox_grpo.run.folder import hold_folder
 with hold_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
+"""
+
+
+POSIX_HOLDER = """
+import fcntl, sys, time
+
+with open(sys.argv[1] + "/.lock", "w") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 
@@ -106,6 +118,41 @@ def test_a_forked_child_does_not_keep_the_folder_of_a_killed_run(tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
+
+
+def test_a_copy_of_the_folder_does_not_give_up_the_lock(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with hold_folder(folder):
+        shutil.copytree(folder, tmp_path / "copy")
+        (folder / ".lock").read_bytes()
+        second = subprocess.run([sys.executable, "-c", HOLDER, str(folder), "0"], capture_output=True, text=True)
+        assert second.returncode == 1
+        assert f"in use by another run (process {os.getpid()} on host" in second.stderr
+    with hold_folder(folder):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="flock does not see POSIX locks")
+def test_a_run_of_an_earlier_version_keeps_its_lock(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", POSIX_HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    try:
+        with pytest.raises(CheckpointError, match="in use by another run"), hold_folder(tmp_path):
+            pass
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="needs locks of open files")
+def test_a_system_without_locks_of_open_files_uses_flock(tmp_path, monkeypatch):
+    def refuse(*given):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with hold_folder(tmp_path), open(tmp_path / ".lock") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

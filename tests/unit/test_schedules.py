@@ -79,6 +79,9 @@ def test_adaptive_kl_coef():
     fast = LossConfig.create(kl_schedule="adaptive", kl_target=0.1, kl_horizon=1000)
     assert adapted_kl_coef(0.2, 9.0, fast, 100) == pytest.approx(0.2 * 1.02)
     assert adapted_kl_coef(0.2, 0.0, fast, 100) == pytest.approx(0.2 * 0.98)
+    # 1 − 0.2 · 10 and 1 − 0.2 · 5 would reward the policy for leaving the reference, or end the penalty for good
+    for completions in (10_000, 5_000):
+        assert adapted_kl_coef(0.2, 0.0, fast, completions) == pytest.approx(0.2 / 5)
 
 
 def test_unknown_kl_schedule():

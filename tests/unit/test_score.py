@@ -7,14 +7,22 @@ import functools
 import math
 import re
 import time
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from rlox_grpo import GRPOConfig
+from rlox_grpo.advantages import make_advantages, make_turn_advantages
+from rlox_grpo.groups import compute_group_offsets
+from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rewards import (
+    OUTCOMES,
+    STATUSES,
+    Composite,
     Countdown,
     GSM8KAnswer,
     MultipleChoice,
@@ -25,10 +33,13 @@ from rlox_grpo.rewards import (
     score,
     status_counts,
 )
+from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule
 from rlox_grpo.rewards.workers import InWorkers, closing_workers
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
+from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.metrics import step_metrics
-from rlox_grpo.types import Completion, Prompt, RolloutGroup
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, Sampling
 
 GOOD = "<think>a</think><answer>1+2</answer>"
 
@@ -266,7 +277,10 @@ def test_bad_arguments(groups: Any, functions: Any, weights: Any, message: str) 
 
 def test_a_failure_can_leave_its_samples_without_a_score(caplog: pytest.LogCaptureFixture) -> None:
     scored = score(GROUPS, [Countdown(), raises, raises_later, lambda completions: [1.0]], on_error="none")
-    assert scored[0].rewards.tolist() == [1.0, 0.0]  # Countdown's alone
+    assert all(np.isnan(one.rewards).all() and np.isnan(one.components["countdown"]).all() for one in scored)
+    assert (
+        "all of 4 samples failed, and none has a score (4 in raises, 4 in raises_later, 4 in <lambda>)" in caplog.text
+    )
     assert status_counts(scored)["raises"] == {"ok": 0, "timeout": 0, "error": 4}
     assert scored[1].outcomes["raises_later"].tolist() == [2, 2]
     assert re.search(r"function raises raised KeyError: 'gone' \(.*\); none of its 4 samples has a score", caplog.text)
@@ -275,6 +289,166 @@ def test_a_failure_can_leave_its_samples_without_a_score(caplog: pytest.LogCaptu
     for function in (GSM8KAnswer(), lambda completions, rubric: []):
         with pytest.raises(RewardError):
             score(GROUPS, function, on_error="none")
+
+
+def judge(completions: list[str], **_: Any) -> list[float | None]:
+    """5 or 7; does not apply to one sample, fails on another and takes too long for a third."""
+    (text,) = completions
+    if text == "late":
+        time.sleep(60)
+    if text == "fails":
+        raise ArithmeticError("the judge is away")
+    return [{"good": 7.0, "bad": 5.0}.get(text)]
+
+
+def brief(completions: list[str], **_: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+@pytest.fixture
+def in_a_worker() -> Iterator[InWorkers]:
+    function = InWorkers(judge, timeout=0.5, workers=1, on_error="none")
+    with closing_workers([function]):
+        yield function
+
+
+def episodes(*ends: tuple[str, float | None]) -> RolloutGroup:
+    whole = group(["a"] * len(ends))
+    completions = [
+        replace(completion, episode=Episode(reason, reward), text=None)
+        for completion, (reason, reward) in zip(whole.completions, ends, strict=True)
+    ]
+    return replace(whole, completions=tuple(completions))
+
+
+def test_a_sample_that_failed_has_no_score_from_any_function(in_a_worker: InWorkers) -> None:
+    """A function that does not apply leaves out its component alone."""
+    (scored,) = score([group(["good", "late", "bad", "fails", "none"])], [in_a_worker, brief])
+    nan = math.nan
+    np.testing.assert_array_equal(scored.rewards, [7.5, nan, 5.5, nan, 0.5])
+    np.testing.assert_array_equal(scored.components["judge"], [7.0, nan, 5.0, nan, nan])
+    np.testing.assert_array_equal(scored.components["brief"], [0.5, nan, 0.5, nan, 0.5])
+    assert [OUTCOMES[code] for code in scored.outcomes["judge"]] == ["ok", "timeout", "ok", "error", "ok"]
+    paid = replace(in_a_worker, timeout_score=-1.0)
+    with closing_workers([paid]):
+        (scored,) = score([group(["good", "late"])], [paid, brief])
+    assert scored.rewards.tolist() == [7.5, -0.5]  # a score of its own is one
+
+
+@pytest.mark.parametrize("reason", ["timeout", "tool_error", "environment_error"])
+def test_an_episode_that_failed_has_no_score_from_any_function(reason: str) -> None:
+    """Unless the environment pays it; one that completed without a reward is scored by the others."""
+    ends = [("completed", 5.0), (reason, None), (reason, -1.0), ("completed", None), ("max_turns", None)]
+    for functions, sums in (([EnvironmentReward("game"), brief], [5.5, -0.5]), ([brief], [0.5, 0.5])):
+        (scored,) = score([episodes(*ends)], functions)
+        np.testing.assert_array_equal(scored.rewards, [sums[0], math.nan, sums[1], 0.5, 0.5])
+        assert np.isnan(scored.components["brief"][1])
+    with pytest.raises(RewardError, match=rf"all episodes failed, and none has a score: 2 episodes; .*by {reason}"):
+        score([episodes((reason, None), (reason, None))], [EnvironmentReward("game"), brief], on_error="none")
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A rule with a given status for each text, without a score where it is no ``ok``."""
+
+    weight: float = 1.0
+    __name__ = "undecided"
+
+    def verdicts(self, completions: Any, columns: Any) -> Verdicts:
+        statuses = np.array([STATUSES.index(text) if text in STATUSES else 0 for text in completions], np.uint8)
+        scores = np.array([2.0 if text == "ok" else math.nan for text in completions])
+        return Verdicts(scores, statuses)
+
+    __call__ = call_rule
+
+
+def test_a_rule_that_could_not_judge_leaves_its_sample_without_a_score() -> None:
+    texts = ["ok", "undecided", "out_of_memory", "killed", "no_answer", "does not apply"]
+    expected = [2.5, math.nan, math.nan, math.nan, 0.5, 0.5]
+    (scored,) = score([group(texts)], [Undecided(), brief])
+    np.testing.assert_array_equal(scored.rewards, expected)
+    whole = Composite((Undecided(), TagFormat(weight=0.5)))
+    assert np.isnan(whole.verdicts(texts, {}).scores).tolist() == [False, True, True, True, False, False]
+    (scored,) = score([group(texts)], [whole, brief])
+    np.testing.assert_array_equal(np.isnan(scored.rewards), np.isnan(expected))
+
+
+def test_a_batch_without_any_score_is_one_error_whatever_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """None for all, too late for all, or a failure in all: ``on_error`` decides in each."""
+    for text, message in (("late", "all of 2 samples failed"), ("none", "returned no score for any of 2 completions")):
+        for on_error in ("stop", "none"):
+            function = InWorkers(judge, timeout=0.3, workers=2, on_error=on_error)
+            caplog.clear()
+            with closing_workers([function]):
+                if on_error == "stop":
+                    with pytest.raises(RewardError, match=message):
+                        score([group([text, text])], [function, brief])
+                else:
+                    score([group([text, text])], [function, brief])
+                    assert message in caplog.text
+
+
+BASELINES = [
+    {},
+    {"baseline": "leave_one_out"},
+    {"baseline": "batch", "reward_scaling": "batch"},
+    {"baseline": "batch", "reward_scaling": "none"},
+    {"baseline": "optimal_token", "reward_scaling": "none"},
+    {"reward_scaling": "batch"},
+    {"reward_scaling": "whiten"},
+    {"reward_scaling": "mean"},
+    {"reward_scaling": "none"},
+    {"reward_aggregation": "normalize_then_sum"},
+    {"turn_credit": "turn"},
+    {"turn_credit": "gae"},
+]
+
+
+@pytest.mark.parametrize("options", BASELINES, ids=str)
+def test_every_advantage_is_that_of_the_group_without_the_samples_that_failed(options: dict[str, Any]) -> None:
+    config = GRPOConfig.create(**options).advantages
+
+    def advantages(*ends: tuple[str, float | None]) -> Any:
+        other = episodes(("completed", 1.0), ("completed", 2.0))
+        scored = score([episodes(*ends), other], [EnvironmentReward("game"), brief], [1.0, 1.0])
+        rewards = np.concatenate([one.rewards for one in scored])
+        if config.turn_credit != "episode":
+            return make_turn_advantages(config)(scored, rewards)[:, 0]
+        components = {name: np.concatenate([one.components[name] for one in scored]) for name in scored[0].components}
+        return make_advantages(config, [1.0, 1.0])(rewards, compute_group_offsets(scored), components)
+
+    left = [("completed", 5.0), ("completed", 7.0), ("completed", 6.5)]
+    found = advantages(left[0], ("environment_error", None), *left[1:], ("timeout", None))
+    assert found[1] == found[4] == 0
+    assert np.abs(found[0]) > 0.1
+    np.testing.assert_array_equal(np.delete(found, [1, 4]), advantages(*left))
+
+
+def test_an_evaluation_leaves_out_the_samples_that_failed() -> None:
+    """Of 2 and 3 scored samples 1 and 2 are right; pass@2 is 1 − C(n − c, 2) / C(n, 2) = 1 for both."""
+    ends = [
+        [("completed", 1.0), ("timeout", None), ("completed", 0.0), ("environment_error", None)],
+        [("completed", 1.0), ("completed", 1.0), ("completed", 0.0), ("environment_error", None)],
+    ]
+    groups = [episodes(*own) for own in ends]
+    metrics, _ = evaluate(
+        cast("Any", None),
+        [one.prompt for one in groups],
+        [EnvironmentReward("game"), brief],
+        Sampling(4),
+        samples=4,
+        seed=0,
+        generate=lambda *_: groups,
+    )
+    assert metrics["accuracy"] == 3 / 5
+    assert metrics["frac_unscored"] == 3 / 8
+    assert metrics["pass@1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert metrics["pass@2"] == 1.0
+    assert math.isnan(metrics["pass@4"])  # no prompt has four
+    assert metrics["rewards/brief"] == 0.5
+    rates = PassRates()
+    rates.measure(score(groups, [EnvironmentReward("game"), brief]))
+    assert rates.rate(0) == pytest.approx(0.5 * 1 / 2 + 0.5 * 2 / 3)  # both groups are of prompt 0
 
 
 def test_each_functions_time_adds_up_over_groups() -> None:
@@ -393,3 +567,17 @@ def test_a_function_in_workers_returns_scores_alone() -> None:
         pytest.raises(RewardError, match="scores alone"),
     ):
         score(GROUPS, [worker])
+
+
+def takes_a_number(completions: list[str], nums: list[list[int]]) -> list[float]:
+    return [float(left.pop()) for left in nums]
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_completions_share_no_value_of_their_row(in_workers: bool) -> None:
+    rows = [group(["a", "b"], 0, nums=[1, 2, 3]), group(["c", "d"], 1, nums=[4, 5])]
+    function: Any = InWorkers(takes_a_number, per="batch", workers=1) if in_workers else takes_a_number
+    with closing_workers([function]):
+        for _ in range(2):
+            assert [scored.rewards.tolist() for scored in score(rows, function)] == [[3.0, 3.0], [5.0, 5.0]]
+    assert [one.prompt.columns["nums"] for one in rows] == [[1, 2, 3], [4, 5]]

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,31 @@ def test_a_fresh_run_starts_the_file_anew(tmp_path):
     write_steps(path, 5)
     write_steps(path, 2)
     assert steps_in(path) == [1, 2]
+
+
+class Growing(io.RawIOBase):
+    """A file to which a run appends: after the end was read, there is more."""
+
+    def __init__(self, *parts):
+        self.parts = [part for one in parts for part in (one, b"")]
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        part = self.parts.pop(0) if self.parts else b""
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("half", [b'{"st', b'{"step": 2', b'{"step": 2}'])
+def test_a_reader_beside_the_run_does_not_begin_within_a_line(half, monkeypatch):
+    rest = b'{"step": 2}\n'[len(half) :] + b'{"step": 3}\n'
+    monkeypatch.setattr(
+        files, "open_regular", lambda *_, **__: io.BufferedReader(Growing(b'{"step": 1}\n' + half, rest))
+    )
+    rows = read_jsonl(Path("metrics.jsonl"))
+    assert rows == [{"step": 1}] + [{"step": 2}] * (half == b'{"step": 2}')  # this one lacks its newline alone
 
 
 @pytest.mark.parametrize("torn_at", range(1, 32))
@@ -230,12 +256,23 @@ def test_a_sink_that_cannot_start_stops_the_run(tmp_path):
         make_sinks(["tensorbord"], tmp_path)
 
 
-def test_sinks_by_name(tmp_path):
-    sinks = make_sinks(["jsonl", "tensorboard", "console"], tmp_path / "run", total_steps=1)
+@pytest.mark.parametrize(
+    ("names", "files", "printed"),
+    [
+        (["jsonl", "tensorboard", "console"], {"metrics.jsonl", "tensorboard"}, "step 4/7  reward 0.500\n"),
+        (["jsonl"], {"metrics.jsonl"}, ""),
+        (["console"], set(), "step 4/7  reward 0.500\n"),
+        ([], set(), ""),
+    ],
+)
+def test_sinks_by_name(names, files, printed, tmp_path, capsys):
+    """Each is there and no other, and a console knows where a resumed run begins and ends."""
+    sinks = make_sinks(names, tmp_path / "run", total_steps=7, resume_step=3)
     assert isinstance(sinks, MetricSink)
-    sinks.write(1, {"reward/mean": 0.5})
+    sinks.write(4, {"reward/mean": 0.5})
     sinks.close()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"metrics.jsonl", "tensorboard"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files
+    assert capsys.readouterr().out == printed
 
 
 # TensorBoard and trackers
@@ -272,19 +309,25 @@ def test_a_missing_library_names_what_to_install(tmp_path, monkeypatch, library,
 def test_a_tracker_gets_the_run_its_steps_and_its_end(tmp_path, monkeypatch):
     calls = []
 
-    class Recorder:
-        def __getattr__(self, name):
-            return lambda *args, **options: calls.append((name, args, options))
+    class Tracker:  # what the sink uses of trackio and of W&B, which both name it so
+        def init(self, *, project, name, config):
+            calls.append(("init", project, name, config))
 
-    monkeypatch.setitem(sys.modules, "trackio", Recorder())
+        def log(self, metrics, *, step):
+            calls.append(("log", metrics, step))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    monkeypatch.setitem(sys.modules, "trackio", Tracker())
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     sink = TrackingSink("trackio", tmp_path / "first", config={"seed": 0})
     sink.write(4, {"reward/mean": 0.5})
     sink.close()
     assert calls == [
-        ("init", (), {"project": "rlox-grpo", "name": "first", "config": {"seed": 0}}),
-        ("log", ({"reward/mean": 0.5},), {"step": 4}),
-        ("finish", (), {}),
+        ("init", "rlox-grpo", "first", {"seed": 0}),
+        ("log", {"reward/mean": 0.5}, 4),
+        ("finish",),
     ]
 
 

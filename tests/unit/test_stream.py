@@ -145,3 +145,51 @@ def test_another_stream_is_refused_by_its_first_rows(tmp_path):
     trainer_of(Seen(), output_dir=tmp_path, max_steps=1).train(rows())
     with pytest.raises(CheckpointError, match="prompts: not those of the run"):
         trainer_of(Seen(), output_dir=tmp_path, max_steps=2, resume_changes=("max_steps",)).train(rows(start=1))
+
+
+def fail_once(call):
+    """A reward that raises at its call number ``call``."""
+    seen = Seen()
+    seen.calls = 0
+
+    def reward(completions, number):
+        seen.calls += 1
+        if seen.calls == call:
+            raise OSError("judge unreachable")
+        return seen(completions, number)
+
+    return reward, seen
+
+
+@pytest.mark.parametrize("call", [2, 5, 7])
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_a_run_resumes_after_an_error_in_a_step(tmp_path, make, call):
+    whole = trainer_of(Seen(), max_steps=9)
+    whole.train(make())
+    reward, seen = fail_once(call)
+    options = {"output_dir": tmp_path, "max_steps": 9, "checkpoint_steps": 4}
+    with pytest.raises(RuntimeError, match="judge unreachable"):
+        trainer_of(reward, **options).train(make())
+    again = trainer_of(reward, seed=5, **options)
+    assert again.train(make())["resumed_from_step"] == call - 1
+    assert seen.numbers == [number % 30 if make is STREAMS["data set"] else number for number in range(36)]
+    assert torch.equal(weights(whole), weights(again))
+
+
+def test_the_same_call_continues_after_an_error_in_a_step():
+    reward, seen = fail_once(3)
+    trainer, stream = trainer_of(reward), rows()
+    with pytest.raises(RuntimeError, match="judge unreachable"):
+        trainer.train(stream)
+    trainer.train(stream)
+    assert seen.numbers == [*range(20)]
+
+
+def test_rows_that_a_generator_has_passed_are_not_skipped_in_silence():
+    trainer, stream = trainer_of(Seen()), itertools.chain(rows(18), [{"prompt": [1], "numbr": 3}], rows())
+    with pytest.raises(RuntimeError, match="row 18 of the stream"):
+        trainer.train(stream)
+    with pytest.raises(
+        ValueError, match="a chain that has yielded 19 rows, and the run continues at row 16: pass a new"
+    ):
+        trainer.train(stream)

@@ -95,6 +95,23 @@ def test_metrics_by_hand():
     assert stats.metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-5)
 
 
+def test_gradients_of_a_step_that_failed_do_not_add_to_the_next():
+    batches = [next_batch(ROWS, ADVANTAGES, num_loss_tokens=6.0, num_sequences=3.0)] * 2
+    whole, model, calls = Bigram(), Bigram(), []
+
+    def fail_once(log_probs, batch, entropy):
+        calls.append(None)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA out of memory")
+        return grpo_loss(log_probs, batch, loss_aggregation="token_mean")
+
+    updater = TorchUpdater(model, make_forward(model), fail_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        updater.step(batches, 0.01)
+    assert updater.step(batches, 0.01).grad_norm == updater_of(whole).step(batches, 0.01).grad_norm
+    assert updater.weights_are_whole
+
+
 def test_clipping_bounds_the_step_and_reports_the_norm_before_it():
     batch = next_batch(ROWS, [100.0, -100.0, 50.0], num_loss_tokens=6.0, num_sequences=3.0)
     free = updater_of(Bigram(), max_grad_norm=0.0).step([batch], 0.0)

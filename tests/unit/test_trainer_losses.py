@@ -203,3 +203,14 @@ def test_the_sample_size_falls_with_the_updates_of_a_batch(monkeypatch):
     weights, metrics, _ = trained(**several)
     assert (sizes[4], metrics["policy/effective_sample_size"]) == (1.0, 1.0)
     assert moved_apart(weights, trained(learning_rate=0.1, policy_loss="reinforce")[0]) < 1e-6
+
+
+def test_a_step_whose_tokens_are_all_masked_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = GRPO(ToyLM(), share_of_target, **options(mask_truncated=True, max_steps=1))
+    with caplog.at_level("WARNING"):
+        trainer.train(PROMPTS)
+    assert (
+        "step 1 trains nothing: no token of its 32 completions is left in the loss; tokens are left out by "
+        in caplog.text
+    )
+    assert "mask_truncated=True (32 of 32 completions are truncated: raise max_new_tokens=6)" in caplog.text

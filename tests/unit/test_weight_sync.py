@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 
+from rlox_grpo.model.untie import untie_adapted_layers
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightMismatchError,
     build_manifest,
@@ -161,3 +162,54 @@ def test_a_mismatch_names_the_first_few():
     # What ZeRO-3 leaves of a parameter outside of a gather.
     with pytest.raises(WeightMismatchError, match=r"b \(0,\) instead of"):
         check_weights([right[0], ("b", torch.zeros(0)), *right[2:]], expected)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_of_two_tied_layers_is_refused(make_tiny_model, target):
+    """The merged weights of the two differ, and a tied model has room for one of them."""
+    import peft
+
+    adapted = peft.get_peft_model(
+        make_tiny_model("qwen2", tie_word_embeddings=True), peft.LoraConfig(r=2, target_modules=[target])
+    )
+    with pytest.raises(ValueError, match=r"is tied to another layer, and an adapter is on one of them"):
+        list(collect_weights(adapted))
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head", "embed_tokens"]])
+@pytest.mark.parametrize("gathers", [False, True])
+def test_untied_layers_carry_their_own_merged_weights(make_tiny_model, targets, gathers):
+    import peft
+
+    model, ids = make_tiny_model("qwen2", tie_word_embeddings=True), torch.arange(12)[None]
+    settings = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings).eval()
+    with torch.no_grad():
+        wanted = adapted(ids).logits
+        untie_adapted_layers(adapted)
+        assert torch.equal(adapted(ids).logits, wanted)
+        whole = adapted.named_parameters() if gathers else None
+        merged = dict(collect_weights(adapted, whole))
+        assert shapes(merged.items()) == build_manifest(model.config)  # of a model with two matrices
+        loaded = make_tiny_model("qwen2", tie_word_embeddings=False).eval()
+        loaded.load_state_dict(merged)
+        # float32: the merged product has another order of additions; a lost adapter is above 0.1
+        torch.testing.assert_close(loaded(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+        with adapted.disable_adapter():
+            tied = make_tiny_model("qwen2", tie_word_embeddings=True).eval()
+            assert torch.equal(adapted(ids).logits, tied(ids).logits)
+
+
+def test_layers_that_are_trained_whole_are_refused(make_tiny_model):
+    """Their names are peft's, and a checkpoint with them would load a new output layer."""
+    import peft
+
+    model = make_tiny_model("qwen2", tie_word_embeddings=False)
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ValueError, match=r"lm_head is trained whole .*: only plain LoRA adapters"):
+        list(collect_weights(peft.get_peft_model(model, settings)))
+    tokens = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3])
+    with pytest.raises(ValueError, match="only plain LoRA adapters"):
+        list(collect_weights(peft.get_peft_model(make_tiny_model("qwen2", tie_word_embeddings=False), tokens)))

@@ -4,6 +4,7 @@ Models are in test_wrong_models.py, run files and the command line in test_wrong
 test_sinks.py, and what a resumed run may change in test_resume.py.
 """
 
+import ast
 import copy
 import os
 
@@ -11,11 +12,14 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tokenizers import processors
 from transformers import TrainerCallback
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.load import load_prompts
+from rlox_grpo.prompts.stream import PEEKED
 from rlox_grpo.rewards import ExactAnswer, MathAnswer, RewardError
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -164,13 +168,75 @@ PROMPT_ROWS = [
         "an image",
         lambda: chat({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}),
         ValueError,
-        r"prompts\[0\], message 0 has a part of the type 'image': models are text only, leave it out",
+        r"prompts\[0\], message 0 has a part of the type 'image': models are text only, leave it out; pictures, .* yet",
     ),
     (
         "ShareGPT's messages",
         lambda: chat({"from": "human", "value": "x"}),
         ValueError,
-        r"prompts\[0\], message 0 has no 'role'; it has 'from', 'value'",
+        r"prompts\[0\], message 0 has no 'role'; it has 'from', 'value': convert ShareGPT's .*'user' for 'human'",
+    ),
+    *(
+        (
+            f"a part: {next(iter(part.values()))}",
+            lambda part=part: chat({"role": "user", "content": [{"type": "text", "text": "x"}, part]}),
+            ValueError,
+            rf"prompts\[0\], message 0 has a part .*{shown}.*: models are text only",
+        )
+        for part, shown in (
+            ({"type": "image_url", "image_url": {"url": "x"}}, "of the type 'image_url'"),
+            ({"type": "video", "video": "a.mp4"}, "of the type 'video'"),
+            ({"type": "input_audio", "input_audio": {}}, "of the type 'input_audio'"),
+            ({"image": "a.png"}, "with the key 'image'"),
+            ({"type": "document"}, "of the type 'document'"),
+        )
+    ),
+    (
+        "pictures beside the content",
+        lambda: chat({"role": "user", "content": "x", "images": ["a.png"]}),
+        ValueError,
+        r"prompts\[0\], message 0 has the key 'images': models are text only",
+    ),
+    (
+        "messages as JSON text",
+        lambda: [{"prompt": "a"}, {"prompt": '[{"role": "user", "content": "x"}]'}],
+        ValueError,
+        r"prompts\[1\] is the text '\[{\"role.*, chat messages that are not parsed: read the column by json.loads",
+    ),
+    (
+        "messages as text of Python",
+        lambda: ["[{'content': 'x', 'role': 'user'}]"],
+        ValueError,
+        r"prompts\[0\] is the text .*, chat messages that are not parsed",
+    ),
+    (
+        "text and messages",
+        lambda: [{"prompt": "a"}, *chat(USER)],
+        ValueError,
+        r"prompts\[1\] is chat messages and prompts\[0\] text: give all prompts in one form",
+    ),
+    ("text and token ids", lambda: ["a", [5, 6]], ValueError, r"prompts\[1\] is token ids and prompts\[0\] text"),
+    (
+        "reference replies",
+        lambda: [{"prompt": [USER, {"role": "assistant", "content": text}]} for text in ("4", "5")],
+        ValueError,
+        r"prompts\[1\] ends with the assistant's message '5' and prompts\[0\] with '4': .*continue_final_message=True",
+    ),
+    ("a blank prompt", lambda: ["a", " \n"], ValueError, r"prompts\[1\] is blank: a completion needs"),
+    (
+        "a blank message",
+        lambda: chat({"role": "system", "content": "x"}, {"role": "user", "content": ""}),
+        ValueError,
+        r"prompts\[0\] is empty: a completion needs",
+    ),
+    *(
+        (
+            f"a column {name}",
+            lambda name=name: [{"prompt": "a"}, {"prompt": "b", name: [1]}],
+            ValueError,
+            rf"column is named '{name}', which .*: drop it, or rename .* columns={{'reference_{name}': '{name}'}}",
+        )
+        for name in ("completions", "prompts", "completion_ids")
     ),
 ]
 
@@ -181,6 +247,119 @@ PROMPT_ROWS = [
 def test_prompts(train, make, error, message):
     with pytest.raises(error, match=message):
         train(make())
+
+
+PICTURE = Image.new("RGB", (2, 2))
+MEDIA = [
+    # column, value, what it is called
+    ("image", PICTURE, "a PIL Image"),
+    ("images", [PICTURE], "a PIL Image"),
+    ("photo", PICTURE, "a PIL Image"),
+    ("photo", {"bytes": b"x", "path": None}, "a dict of 'bytes', 'path'"),
+    ("sound", {"path": "a.wav", "array": [0.0], "sampling_rate": 16000}, "a dict of 'path', 'array', 'sampling_rate'"),
+    ("photo", b"\x89PNG\r\n", "6 bytes"),
+    ("photo", "data:image/png;base64,iVBO", "the data URL 'data:image/png;base64,iVBO'"),
+    ("image", "plots/a b.PNG", "the path 'plots/a b.PNG'"),
+    ("images", ["https://example.org/x?id=3"], "the path 'https://example.org/x"),
+    ("image", b"x", "1 bytes"),
+    ("image", np.zeros((2, 2, 3), np.uint8), r"an array of shape \(2, 2, 3\)"),
+    ("video", "a.mp4", "the path 'a.mp4'"),
+    ("audio", ["a.wav"], "the path 'a.wav'"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "what"), MEDIA, ids=[f"{row[0]}: {row[2]}" for row in MEDIA])
+def test_a_column_with_pictures(train, column, value, what):
+    rows = [{"prompt": "a", column: None}, {"prompt": "b", column: value}]
+    message = (
+        rf"prompts\[\d\], column '{column}' holds {what}.*: pictures, video and audio are not supported yet, .*Drop "
+        rf"the column; or, if only a reward .*, rename it: columns={{'reference_{column}': '{column}'}}"
+    )
+    for given in (rows, iter(rows)):
+        with pytest.raises(ValueError, match=message):
+            train(given)
+    with pytest.raises(ValueError, match="eval_prompts: " + message):
+        train(["a"], eval_prompts=rows)
+    read = []
+
+    def keeps(completions, **columns):
+        read.append(columns[f"reference_{column}"])
+        return [float(len(completion)) for completion in completions]
+
+    train(rows, keeps, columns={f"reference_{column}": column})
+    assert any(entry is value for entry in read[0])
+
+
+def test_a_data_set_with_pictures(train, tmp_path):
+    dataset = datasets.Dataset.from_list([{"prompt": "a", "image": PICTURE}])
+    encoded = dataset.cast_column("image", datasets.Image(decode=False))
+    encoded.to_parquet(tmp_path / "rows.parquet")
+    for prompts in (dataset, encoded, tmp_path / "rows.parquet", dataset.to_iterable_dataset()):
+        with pytest.raises(ValueError, match=r"prompts\[0\], column 'image' holds a"):
+            train(prompts)
+    train(dataset.remove_columns("image"))
+
+
+def test_a_column_called_image_that_holds_no_picture(train):
+    train([{"prompt": "a", "image": "a red circle"}, {"prompt": "b", "image": None}, {"prompt": "c", "image": []}])
+
+
+def test_begun_replies_are_continued(train):
+    begun = [[USER, {"role": "assistant", "content": text}] for text in ("4", "5")]
+    train([begun[0], begun[0]])  # a prefill
+    train(begun, continue_final_message=True)
+    with pytest.raises(ValueError, match=r"eval_prompts: prompts\[1\] ends with the assistant's message '5'"):
+        train([begun[0]], eval_prompts=begun)
+
+
+def test_rows_of_a_stream_are_compared_with_the_first(train):
+    begun = [{"prompt": [USER, {"role": "assistant", "content": text}]} for text in ("4", "5")]
+    late = [*["a"] * PEEKED, *chat(USER)]
+    for rows, message in (
+        (late, rf"row {PEEKED} of the stream: prompts\[{PEEKED}\] is chat messages and prompts\[0\] text"),
+        (begun, r"row 1 of the stream: prompts\[1\] ends with the assistant's message '5' and prompts\[0\] with '4'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(iter(rows), max_steps=9)
+
+
+def test_a_template_that_no_row_needs(train):
+    question = {"question": "2+2?"}
+    train([question], prompt_template="lm_book")
+    for rows in (["a"], [[1, 2]], [{"prompt": "a", **question}], iter([{"prompt": "a"}])):
+        with pytest.raises(ValueError, match=r"prompts\[0\] has a prompt, and prompt_template='lm_book' is ignored"):
+            train(rows, prompt_template="lm_book")
+    with pytest.raises(ValueError, match=r"eval_prompts: prompts\[0\] has a prompt, and prompt_template='lm_book'"):
+        train([question], prompt_template="lm_book", eval_prompts=["a"])
+    train(["a"], preset="lm_book")  # the preset's template
+
+
+@pytest.mark.parametrize("question", ["None", "' '"])
+def test_a_template_without_a_question(train, question):
+    with pytest.raises(ValueError, match=rf"prompts\[0\]: prompt_template 'lm_book' reads question: it is {question}"):
+        train([{"question": ast.literal_eval(question)}], prompt_template="lm_book")
+
+
+def test_equal_prompts_warn(train, caplog):
+    train(["a"] * 50)
+    assert "all 50 prompts are equal" in caplog.text
+    caplog.clear()
+    train(["a", "b"])
+    assert "equal" not in caplog.text
+
+
+def test_a_second_bos_warns(byte_tokenizer, model, caplog):
+    bos = copy.deepcopy(byte_tokenizer)
+    bos.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", bos.bos_token_id)]
+    )
+    for rows in (["a", "<bos>b"], iter(["a", "<bos>b"])):
+        caplog.clear()
+        GRPO(copy.deepcopy(model), score_length, tokenizer=bos, **SETTINGS).train(rows)
+        assert "prompts[1] begins with two BOS tokens, the text's and the tokenizer's (1 of 2 prompts)" in caplog.text
+    caplog.clear()
+    GRPO(copy.deepcopy(model), score_length, tokenizer=bos, **SETTINGS).train(["a", "b"])
+    assert "BOS" not in caplog.text
 
 
 def test_a_broken_json_line(train, tmp_path):
@@ -211,7 +390,7 @@ def test_columns_that_rows_lack(train, given, message):
 
 
 def test_chat_without_a_template_and_text_without_a_tokenizer(byte_tokenizer):
-    with pytest.raises(ValueError, match=r"prompts\[0\] is chat messages and the tokenizer has no chat_template"):
+    with pytest.raises(ValueError, match="is chat messages and the tokenizer has no chat_template: set tok"):
         load_prompts(chat(USER), byte_tokenizer)
     with pytest.raises(ValueError, match=r"prompts\[0\] is text and there is no tokenizer: pass tokenizer="):
         load_prompts(["a"])
@@ -577,3 +756,45 @@ def test_a_resumed_run_with_other_options_data_or_rewards_names_each(tmp_path):
     share_of_target_edited.__name__ = share_of_target.__name__
     with pytest.raises(CheckpointError, match=r"share_of_target was edited.*resume_changes=\['rewards'\]"):
         GRPO(ToyLM(), share_of_target_edited, **resumed).train(PROMPTS)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 1.5, True, float("nan"), "2", None])
+def test_epochs_are_an_integer(epochs):
+    with pytest.raises(ValueError, match=r"n_epochs is .*: expected an integer of at least 1"):
+        GRPO(ToyLM(), share_of_target, **options(max_steps=None)).train(PROMPTS, epochs)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, True, "2"])
+def test_samples_of_an_evaluation_are_an_integer(samples):
+    with pytest.raises(ValueError, match=r"samples is .*: expected an integer of at least 1"):
+        GRPO(ToyLM(), share_of_target, **options()).evaluate(PROMPTS, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [(99, "token id 99 at position 1, and the model has the ids 0 to 11"), (-5, "token id -5 at position 1")],
+)
+@pytest.mark.parametrize(
+    "form", [list, torch.tensor, lambda rows: [{"prompt": row} for row in rows]], ids=["lists", "tensor", "rows"]
+)
+def test_token_ids_outside_the_vocabulary_are_named(token, message, form):
+    trainer = GRPO(ToyLM(), share_of_target, **options())
+    for use in (trainer.train, trainer.evaluate):
+        with pytest.raises(ValueError, match=rf"prompts\[1\] has the {message}"):
+            use(form([[1, 2], [3, token]]))
+    assert trainer.step == 0
+
+
+def test_lora_on_a_plain_module_is_refused():
+    with pytest.raises(ConfigError, match="lora_rank=4 needs a transformers model, got a ToyLM"):
+        GRPO(ToyLM(), share_of_target, **options(lora_rank=4))
+
+
+def test_a_learning_rate_and_prompts_that_cannot_be_meant_are_warned_of(caplog):
+    trainer = GRPO(ToyLM(), share_of_target, **options(learning_rate=1.0, max_steps=1))
+    assert "learning_rate=1: AdamW moves every weight by about as much in each step" in caplog.text
+    trainer.train([[1, 2, 3]] * 50)
+    assert "all 50 prompts are the same row" in caplog.text
+    caplog.clear()
+    GRPO(ToyLM(), share_of_target, **options(max_steps=1)).train(PROMPTS)
+    assert not caplog.records

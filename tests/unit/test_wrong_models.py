@@ -13,6 +13,7 @@ from transformers import (
     BertModel,
     Qwen2Config,
     Qwen2Model,
+    Qwen2VLConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -237,3 +238,22 @@ def test_a_learning_rate_that_overflows_names_the_sample(model, tokenizer):
             tokenizer=tokenizer,
             **{**SETTINGS, "max_steps": 3, "learning_rate": 1e30},
         ).train(["a", "b"])
+
+
+def test_a_processor_is_no_tokenizer():
+    class Processor:
+        image_processor = object()
+
+    with pytest.raises(TypeError, match=r"tokenizer is a Processor, a processor: pass its .tokenizer; pictures"):
+        GRPO(ToyLM(), share_of_target, tokenizer=Processor())
+
+
+def test_a_vision_language_model_is_refused_or_trained_on_text_with_a_warning(tmp_path, make_tiny_model, caplog):
+    Qwen2VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="it is no causal language model, and pictures, .* not supported") as caught:
+        GRPO(tmp_path, share_of_target)
+    assert len(str(caught.value)) < 600  # without the list of all causal models
+    model = make_tiny_model("qwen2")
+    model.config.vision_config = {}
+    GRPO(model, share_of_target, log_to=())
+    assert "reads pictures or audio: it is trained on text alone" in caplog.text

@@ -82,7 +82,7 @@ def verifier(
         name: the name in the ``dataset`` column of rows, compared in lower case.
         weight: factor by which open-instruct multiplies the score.
         columns: column that a rule reads → its name in the label.
-        not_applicable: the score if no rule applies.
+        not_applicable: the score if no rule applies or the sample failed.
 
     Raises:
         ValueError: there is no rule.

@@ -84,7 +84,7 @@ def reward_function(
         rules: rules, or reward functions of TRL. Groups are filtered by the first one.
         end_tokens: removed from the end of responses.
         columns: column that a rule reads → its name in the label.
-        not_applicable: the reward if no rule applies.
+        not_applicable: the reward if no rule applies or the sample failed.
 
     Raises:
         ValueError: there is no rule.

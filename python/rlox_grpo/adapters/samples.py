@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
 from rlox_grpo.rewards.calls import call, gather, read_scores
 from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
-from rlox_grpo.rewards.verdicts import Float64Array, sum_weighted
+from rlox_grpo.rewards.verdicts import Float64Array, leave_out_failed, sum_weighted
+from rlox_grpo.rewards.workers import InWorkers
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +25,9 @@ class Scores:
     """Scores and statuses of N samples.
 
     Attributes:
-        total: ``float64 [N]``, the weighted sum of the rules that apply; NaN if none applies.
-        components: the scores of each rule in order, ``float64 [N]``, NaN where it does not apply.
+        total: ``float64 [N]``, the weighted sum of the rules that apply; NaN if none applies, or if the sample failed:
+            a rule could not judge it, or a function in workers failed or ran out of time.
+        components: the scores of each rule in order, ``float64 [N]``, NaN where it does not apply or the sample failed.
         statuses: the worst status of each sample among the rules; "ok" for functions that are not rules.
     """
 
@@ -90,14 +93,21 @@ def score_samples(
             raise ValueError(f"columns[{name!r}] is {theirs!r}, and a row has no such column; it has {given}")
         columns[name] = columns[theirs]
     components: dict[str, Float64Array] = {}
+    failed = [np.zeros(len(completions), np.bool_)]
     worst = np.zeros(len(completions), dtype=np.uint8)
     weights = reward_weights(rules, None)
     for name, rule in zip(make_unique_names(rules), rules, strict=True):
         if hasattr(rule, "verdicts"):  # A Rule; isinstance of a protocol takes longer than a rule does.
             verdicts = rule.verdicts(completions, columns)
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
+            failed.append(verdicts.failed)
+        elif isinstance(rule, InWorkers):
+            found = rule.outcomes({**columns, "completions": completions, **({"prompts": prompts} if prompts else {})})
+            components[name] = found.scores
+            failed.append(found.failed)
         else:
             components[name] = _call_function(rule, name, completions, columns, prompts)
+    components = dict(zip(components, leave_out_failed(list(components.values()), failed), strict=True))
     total = sum_weighted(list(components.values()), weights)
     return Scores(total, components, [STATUSES[status] for status in worst])
 
@@ -106,7 +116,7 @@ def _call_function(
     function: RewardFn, name: str, completions: Sequence[Any], columns: Mapping[str, Any], prompts: Sequence[Any] | None
 ) -> Float64Array:
     prompts = [None] * len(completions) if prompts is None else prompts
-    result = call(function, {**columns, "completions": completions, "prompts": prompts})
+    result = call(function, copy_arguments({**columns, "completions": completions, "prompts": prompts}))
     if inspect.isawaitable(result):
         result, _ = gather({name: result})[name]
         if isinstance(result, RewardError):

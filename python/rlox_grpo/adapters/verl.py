@@ -78,7 +78,7 @@ def compute_scores(
             :data:`RULES_BY_SOURCE`.
         rules: ``data_source`` → rule.
         columns: column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
-        not_applicable: the score if no rule applies.
+        not_applicable: the score if no rule applies or the sample failed.
         kwargs: other arguments of verl; ignored.
     """
     extras = [None] * len(data_sources) if extra_infos is None else extra_infos

@@ -47,7 +47,8 @@ def group_advantages(
     ``A_i = (r_i - mean_g) / (sd + std_epsilon)``, GRPO (arXiv:2402.03300, section 4.1.2); statistics take two passes
     in float64. A NaN reward (a rule that did not apply; None in a list) is left out of every statistic and its
     advantage is 0. The advantage is exactly 0 in a group whose valid rewards are all equal, so also in a group of
-    one, and 0 where no more than ``ddof`` rewards are valid for a standard deviation.
+    one, and 0 where no more than ``ddof`` rewards are valid for a standard deviation: in a ragged group of at most
+    ``ddof`` completions, so with ``ddof=2`` in every group of two.
 
     Args:
         rewards: ``[N]``, prompt-major. float32 and float64 arrays or CPU tensors keep their type; lists and integers
@@ -99,7 +100,8 @@ def component_advantages(
 
     Args:
         components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing. A row with
-            no component has advantage 0 and is left out of the batch's deviation.
+            no component has advantage 0 and is left out of the batch's deviation. With no more than ``ddof`` rows in
+            that deviation, every advantage is 0.
         weights: ``F``.
         group_size, group_offsets, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
 
@@ -115,7 +117,9 @@ def component_advantages(
     summed = np.tensordot(np.asarray(weights, dtype=np.float64), np.stack(normalised), axes=1)
     # Rows to which no component applies have no part in the deviation of the batch.
     applies = ~np.isnan(values).all(axis=0)
-    spread = float(summed[applies].std(ddof=ddof)) if applies.sum() > ddof else 0.0
+    if applies.sum() <= ddof:  # no standard deviation; epsilon alone would be no scale
+        return np.zeros(len(summed), np.float32)
+    spread = float(summed[applies].std(ddof=ddof))
     return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
 
 
@@ -294,7 +298,9 @@ def make_advantages(
         if config.reward_scaling == "whiten":
             centred = group_advantages(rewards, group_offsets=offsets, scaling="none", baseline=baseline)
             valid = centred[~np.isnan(rewards)].astype(np.float64)
-            spread = float(valid.std(ddof=config.ddof)) if len(valid) > config.ddof else 0.0
+            if len(valid) <= config.ddof:  # no standard deviation; epsilon alone would be no scale
+                return np.zeros(len(centred), np.float32)
+            spread = float(valid.std(ddof=config.ddof))
             scaled: NDArray[np.float32] = (centred / max(spread + config.std_epsilon, 1e-30)).astype(np.float32)
             return scaled
         return group_advantages(

@@ -29,14 +29,22 @@ class MovingBaselines:
         b after      0.1   0.09   0.181
 
     Every rank sees the rewards of all ranks in the same order, so their averages are the same.
+
+    The averages count a step once, also if it fails and is repeated: :meth:`begin` drops what a failed step has added,
+    and :meth:`finish` keeps what a complete one has added.
     """
 
     def __init__(self, decay: float, key: str | None) -> None:
         self._decay, self._key = decay, key
         self._averages: dict[Key, float] = {}
+        self._in_step: dict[Key, float] = {}  # with the rewards of the step under way
+
+    def begin(self) -> None:
+        """Begin a step at the averages after the last complete one."""
+        self._in_step = dict(self._averages)
 
     def advantages(self, rewards: NDArray[Any], prompts: Sequence[Prompt]) -> Float32Array:
-        """Return the rewards minus the averages, and update the averages.
+        """Return the rewards minus the averages, and update the averages of the step under way.
 
         Args:
             rewards: ``[N]``; a NaN reward has the advantage 0 and is left out of the averages.
@@ -50,19 +58,20 @@ class MovingBaselines:
             if math.isnan(reward):
                 continue
             key: Key = "" if self._key is None else read_key(prompt, self._key)
-            average = self._averages.get(key, 0.0)
+            average = self._in_step.get(key, 0.0)
             advantages[row] = reward - average
-            self._averages[key] = self._decay * average + (1 - self._decay) * reward
+            self._in_step[key] = self._decay * average + (1 - self._decay) * reward
         return advantages.astype(np.float32)
 
-    def metrics(self) -> dict[str, float]:
-        """``reward/moving_baseline``, the mean of the averages; nothing before the first step."""
+    def finish(self) -> dict[str, float]:
+        """End a step after its update. Return ``reward/moving_baseline``, their mean, if there are averages."""
+        self._averages = dict(self._in_step)
         if not self._averages:
             return {}
         return {"reward/moving_baseline": sum(self._averages.values()) / len(self._averages)}
 
     def state(self) -> dict[str, Any]:
-        """The averages as JSON values for a checkpoint."""
+        """The averages after the last complete step, as JSON values for a checkpoint."""
         return {"keys": list(self._averages), "averages": list(self._averages.values())}
 
     def load_state(self, state: Mapping[str, Sequence[Any]] | None) -> None:
@@ -76,6 +85,7 @@ class MovingBaselines:
             if not math.isfinite(average):
                 raise ValueError(f"the moving baseline of {key!r} is {average}: expected a finite number")
         self._averages = averages
+        self.begin()
 
 
 def read_key(prompt: Prompt, column: str) -> Key:

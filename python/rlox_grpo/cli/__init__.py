@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rlox_grpo._native import __version__
 from rlox_grpo.cli import evaluate, models, pages, train
-from rlox_grpo.cli.values import parse_overrides, parse_reward
+from rlox_grpo.cli.values import Parser, parse_overrides, parse_reward
 
 __all__ = ["main", "parse_overrides", "parse_reward"]
 
@@ -55,7 +55,7 @@ def _is_output_closed() -> bool:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rlox-grpo", description="GRPO training of language models.")
+    parser = Parser(prog="rlox-grpo", description="GRPO training of language models.")
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", required=True)

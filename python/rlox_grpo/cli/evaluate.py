@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.cli.values import (
     Commands,
@@ -17,17 +17,24 @@ from rlox_grpo.cli.values import (
     parse_table,
 )
 
+if TYPE_CHECKING:
+    from rlox_grpo.run.recorded import RecordedRun
+
 
 def add_commands(commands: Commands) -> None:
     """Add ``eval``, ``check`` and ``play``."""
     evaluate = commands.add_parser(
         "eval",
         help="evaluate a checkpoint: accuracy and pass@k",
-        description="Sample completions and score them. The options of prompts, sampling, engine and episodes can be "
-        "added: --prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
+        description="Sample completions and score them. A checkpoint of a run is evaluated as the run did: with its "
+        "prompts, sampling, rewards, environment and evaluation data; what is given here replaces them. The options of "
+        "prompts, sampling, engine, episodes and rewards can be added: --temperature 0.6, --max_new_tokens 512, "
+        "--system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
     )
-    evaluate.add_argument("checkpoint")
-    evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl, .parquet or .csv")
+    evaluate.add_argument("checkpoint", help="a checkpoint of a run (RUN/checkpoints/step_N), or any path or hub id")
+    evaluate.add_argument(
+        "--data", help="rows with a prompt column, .jsonl, .parquet or .csv (default: the run's eval_data)"
+    )
     evaluate.add_argument(
         "--reward",
         action="append",
@@ -41,11 +48,11 @@ def add_commands(commands: Commands) -> None:
         help="environment of several turns: module:callable, gymnasium:ID, or 'command: python my_agent.py'",
     )
     add_episode_arguments(evaluate)
-    evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
-    evaluate.add_argument("--temperature", type=float, default=1.0)
-    evaluate.add_argument("--max-new-tokens", type=int, default=512)
+    evaluate.add_argument(
+        "--task", choices=("countdown", "gsm8k", "none"), help="as in a run file; none: the rows have their prompts"
+    )
+    evaluate.add_argument("--samples", type=int, help="completions for each prompt (default: the run's, else 4)")
     evaluate.add_argument("--greedy", action="store_true", help="one completion each, the likeliest tokens")
-    evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(run=_evaluate)
 
     check = commands.add_parser(
@@ -76,55 +83,101 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PresetConfig, PromptConfig, SamplingConfig
+    from rlox_grpo.config.run_file import load_task
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
     from rlox_grpo.trainer import GRPO
 
-    records = (PresetConfig, PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig)
-    options = {
-        "temperature": arguments.temperature,
-        "max_new_tokens": arguments.max_new_tokens,
-        "seed": arguments.seed,
-        **parse_options(rest, "eval", records),
+    named = {
+        "eval_data": arguments.data,
+        "rewards": [parse_reward(text) for text in arguments.reward],
+        "environment": arguments.environment,
+        "environment_args": parse_table("--environment-args", arguments.environment_args),
+        "tools": arguments.tools,
+        "task": arguments.task,
     }
-    if not arguments.reward and arguments.environment is None:
+    options = parse_options(rest, "eval", ("preset", "published", *EVALUATED))
+    if arguments.samples is not None:
+        options["eval_samples"] = arguments.samples
+    given = RecordedRun(options, {key: value for key, value in named.items() if value})
+    recorded = read_recorded_run(arguments.checkpoint)
+    run = given if recorded is None else recorded.replace_by(given)
+    _show_settings(arguments.checkpoint, recorded, run)
+    sources = run.sources
+    for argument, names in sources.get("unrecorded", {}).items():
+        flag = {"rewards": "--reward"}.get(argument, f"--{argument}")
+        raise ConfigError(
+            f"{flag} is needed: the run was started from Python, and its {argument} ({', '.join(names)}) are objects "
+            f"of that program; put them into a file, and pass {flag} module:name"
+        )
+    if "eval_data" not in sources:
+        what = "" if recorded is None else ": the run had no file of evaluation data"
+        raise ConfigError(f"eval needs --data{what}")
+    if arguments.data is None and not Path(sources["eval_data"]).exists():
+        raise ConfigError(f"the run's evaluation data {sources['eval_data']} is not there: pass --data")
+    if not sources.get("rewards") and "environment" not in sources:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
-    folders = [Path.cwd()]
-    table = parse_table("--environment-args", arguments.environment_args)
-    environment, tools = import_environment(arguments.environment, arguments.tools, folders, table)
-    rewards = make_rewards([parse_reward(text) for text in arguments.reward], folders)
-    trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **options)
-    metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
+    folders = [Path.cwd(), *sources.get("folders", ())]
+    environment, tools = import_environment(
+        sources.get("environment"), sources.get("tools", ()), folders, sources.get("environment_args")
+    )
+    rewards = make_rewards(sources.get("rewards", ()), folders)
+    trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **run.options)
+    trainer.compared_with = None  # the differences are shown above
+    rows = load_task(
+        None if sources.get("task") == "none" else sources.get("task"), sources["eval_data"], trainer.config
+    )
+    metrics = trainer.evaluate(rows, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")
+
+
+def _show_settings(checkpoint: str, recorded: RecordedRun | None, run: RecordedRun) -> None:
+    """Print the settings of an evaluation, and those that are not the run's."""
+    if recorded is None:
+        print(f"{checkpoint} has no record of a run: what is not given here is the default")
+        return
+    print(f"{checkpoint}: evaluated as in its run, by")
+    then, now = recorded.list_settings(run.options), run.list_settings(recorded.options)
+    for name in {**now, **then}:
+        change = "" if then.get(name) == now.get(name) else f"    (here; in the run {then.get(name)})"
+        print(f"  {name} = {now.get(name)}{change}")
 
 
 def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     import numpy as np
 
     from rlox_grpo.config.records import PromptConfig
-    from rlox_grpo.prompts.load import read_rows
-    from rlox_grpo.prompts.rows import rename_columns
+    from rlox_grpo.prompts.load import list_rows
     from rlox_grpo.rewards import check_rewards
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.types import Prompt
 
-    columns = PromptConfig.create(**parse_overrides(rest)).columns
-    rows = [rename_columns(row, columns, index) for index, row in enumerate(read_rows(arguments.data))]
+    options = PromptConfig.create(**parse_overrides(rest))
+    template = options.prompt_template
+    rows = list_rows(
+        arguments.data,
+        template,
+        options.prompt_column,
+        options.columns,
+        needs_prompt=False,
+        needs_template=template is not None,
+    )
     token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
-    prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
+    prompts = [Prompt(token, index, None, source, row) for index, (source, row) in enumerate(rows)]
     check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
     print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
 
 
 def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.records import EpisodeConfig
+    from rlox_grpo.config.records.option import list_evaluated
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.prompts.load import read_rows
     from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
-    config = EpisodeConfig.create(**parse_options(rest, "play", (EpisodeConfig,)))
+    config = EpisodeConfig.create(**parse_options(rest, "play", list_evaluated(EpisodeConfig)))
     table = parse_table("--environment-args", arguments.environment_args)
     environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
     row: Mapping[str, Any] = {}

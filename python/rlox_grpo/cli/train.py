@@ -88,22 +88,44 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.run_file import load_data, read_run_file
+    from rlox_grpo.config.run_file import load_data, read_run_file, refuse_run_of_others
+    from rlox_grpo.config.schema import read_toml
 
-    origin, config = read_run_file(arguments.file, parse_overrides(rest))
+    overrides = parse_overrides(rest)
+    origin, config = read_run_file(arguments.file, overrides)
+    if "output_dir" not in {**read_toml(arguments.file), **overrides}:
+        from rlox_grpo.model.precision import resolve_dtype
+
+        refuse_run_of_others(origin, resolve_dtype(config))
     if _is_launched_by_ray(arguments, origin):
         if arguments.dry_run:
             _import_functions(origin, config, arguments.file)
         _train_on_ray(arguments, rest, origin, config)
         return
+    from rlox_grpo.run.folder import name_newest
     from rlox_grpo.trainer import GRPO
 
     rewards, environment, tools = _import_functions(origin, config, arguments.file)
     trainer = GRPO(origin.model, rewards, environment=environment, tools=tools, config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
+    trainer.sources = _record_sources(origin, arguments.file)
     train_data, eval_data = load_data(origin, config)
+    if trainer.ranks.is_first:
+        print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
+    if trainer.ranks.is_first and config.output_dir is not None:
+        print(f"saved: {name_newest(Path(config.output_dir))}")
+
+
+def _record_sources(origin: Origin, run_file: str) -> dict[str, Any]:
+    """Return what a checkpoint records of the run file; see :mod:`rlox_grpo.run.recorded`."""
+    from rlox_grpo.trainer.sources import resolve_path
+
+    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data"}
+    named = origin.model_dump(include=keys, exclude_defaults=True)
+    folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
+    return {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()} | folders
 
 
 def _import_functions(

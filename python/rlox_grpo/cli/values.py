@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from rlox_grpo.config.records import Record
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses an argument with one value that is given twice; argparse drops the first value."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.register("action", None, _StoreOnce)  # the action of an argument that names none
+        self.register("action", "store", _StoreOnce)
+
+
+class _StoreOnce(argparse.Action):
+    _value: Any = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value. A second one is an error of usage."""
+        if self._value is not None and option_string is not None:
+            raise argparse.ArgumentError(self, f"given twice, as {self._value!r} and {values!r}: it takes one value")
+        self._value = values
+        setattr(namespace, self.dest, values)
 
 
 def add_episode_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +114,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return ``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping. Values are TOML, or else text.
 
     Raises:
-        ConfigError: a word is not ``--key``, or a key has no value.
+        ConfigError: a word is not ``--key``, or a key has no value or two.
     """
     from rlox_grpo.config.schema import parse_toml
     from rlox_grpo.errors import ConfigError
@@ -111,23 +134,23 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             value = parse_toml(f"value = {text}")["value"]
         except ValueError:
             value = {"True": True, "False": False}.get(text, text)
-        overrides[key.replace("-", "_")] = value
+        name = key.replace("-", "_")
+        if name in overrides:
+            raise ConfigError(f"--{key} is given twice, as {overrides[name]!r} and {value!r}: it takes one value")
+        overrides[name] = value
     return overrides
 
 
-def parse_options(words: Sequence[str], command: str, records: Sequence[type[Record]]) -> dict[str, Any]:
-    """As :func:`parse_overrides`, for a ``command`` that reads only the options of ``records``.
+def parse_options(words: Sequence[str], command: str, read: Collection[str]) -> dict[str, Any]:
+    """As :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
 
     Raises:
         ConfigError: ``command`` does not read an option.
     """
     from rlox_grpo.config.records import Options
-    from rlox_grpo.config.records.option import read_metadata
     from rlox_grpo.errors import ConfigError
 
     options = parse_overrides(words)
-    fields = {name: field for record in records for name, field in record.model_fields.items()}
-    read = {name for name, field in fields.items() if not read_metadata(field)["only_training"]}
     if ignored := [name for name in options if name in Options.model_fields and name not in read]:
         raise ConfigError(f"--{ignored[0]} is an option of training: {command} does not read it")
     return options

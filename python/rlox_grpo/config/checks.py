@@ -99,6 +99,14 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
 
 def _check_advantages(options: Options) -> Iterator[str]:
     baseline, credit = options.baseline, options.turn_credit
+    group_size = options.max_group_size or options.group_size
+    of_batch = baseline == "batch"
+    rewards = group_size * options.prompts_per_step if of_batch else group_size
+    if options.reward_scaling in ("group", "batch", "whiten") and rewards > 1 and options.ddof >= rewards:
+        yield (
+            f"ddof={options.ddof} is no less than {'prompts_per_step · ' if of_batch else ''}group_size={rewards}: so "
+            "many rewards have no standard deviation, and nothing would be trained; set ddof to 0 or 1"
+        )
     if options.reward_scaling == "mean" and baseline == "leave_one_out":
         yield "reward_scaling='mean' divides by the mean that it subtracts: set baseline='mean'"
     if options.group_size == 1 and baseline in ("leave_one_out", "optimal_token"):
@@ -136,6 +144,12 @@ def _check_loss(options: Options) -> Iterator[str]:
     kind, clip_high, delta = options.policy_loss, options.clip_high, options.delta
     if kind in ("clip", "gspo", "gspo_token", "gspo_turn") and delta is not None and delta <= 1 + clip_high:
         yield f"delta={delta:g} is no more than 1 + clip_high={1 + clip_high:g}: it would undo the clip"
+    if kind == "kl_cov" and options.bypass_old_log_probs:
+        yield (
+            "policy_loss='kl_cov' with bypass_old_log_probs=True: its penalty is the distance from the old policy's "
+            "log-probs, and the sampler's differ from the trainer's by rounding, so that its gradient would have "
+            "random signs; set bypass_old_log_probs=False"
+        )
     if kind == "cispo_cap" and clip_high < 1:
         yield f"policy_loss='cispo_cap' takes clip_high as the cap itself, about 5, got {clip_high:g}"
     if options.covariance_bounds[0] >= options.covariance_bounds[1]:

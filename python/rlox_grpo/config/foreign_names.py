@@ -34,6 +34,8 @@ OTHER_PARTS: Mapping[str, str] = {
     "reward_model": "give a reward model by its path: reward_fn='path', or a [[rewards]] table with name = "
     "'reward_model'",
     "sandbox_fusion": "use the reward rlox_grpo.rewards.PythonTests, which has its own sandbox",
+    "ref": "there is none: a frozen reference computes with the policy's options; reference chooses it, and "
+    "reference='server' keeps it elsewhere",
     "val_kwargs": "set eval_samples and eval_greedy; evaluations sample as training does",
     "reward_manager": _RULE,
     "custom_reward_function": _RULE,
@@ -48,46 +50,55 @@ _BOTH: Mapping[str, tuple[str, str]] = {
         "ddp_backend local_rank",
         "data_parallel_size n_gpus_per_node nnodes world_size",
     ),
-    "gradient_checkpointing": ("gradient_checkpointing_kwargs", "enable_gradient_checkpointing"),
+    "gradient_checkpointing": ("", "enable_gradient_checkpointing"),
     "there is none: log-probs are computed without all the logits at once": (
         "use_liger_kernel liger_kernel_config",
         "entropy_checkpointing entropy_from_logits_with_chunking use_fused_kernels use_liger",
     ),
     "there is none: models are text only": ("log_multimodal", "image_key"),
-    "max_turns": ("max_tool_calling_iterations", "max_assistant_turns max_user_turns"),
+    "max_turns": ("", "max_assistant_turns"),
     "group_size": ("num_generations", "n_resp_per_prompt rollout_n n"),
-    "rank_timeout": ("ddp_timeout", "nccl_timeout"),
+    "there is none: a rank that shows life is waited for; rank_timeout is the time without a sign of life": (
+        "ddp_timeout",
+        "nccl_timeout",
+    ),
     "load the model yourself and pass it as model": ("model_init_kwargs trust_remote_code", "override_config"),
     "max_new_tokens": ("max_completion_length", "response_length max_response_length"),
-    "log_completions": ("num_completions_to_print", "rollout_data_dir"),
-    "set importance_mode='mask' with importance_cap and importance_floor": (
-        "off_policy_mask_threshold",
-        "rollout_rs rollout_rs_threshold",
+    "set importance_mode='mask' with importance_cap and importance_floor": ("", "rollout_rs rollout_rs_threshold"),
+    "set both in sapo_temperatures = [positive, negative]": (
+        "sapo_temperature_neg sapo_temperature_pos",
+        "tau_neg tau_pos",
     ),
-    "sapo_temperatures": ("sapo_temperature_neg sapo_temperature_pos", "tau_neg tau_pos"),
-    "torch_compile": ("torch_compile_backend torch_compile_mode", "use_torch_compile"),
+    "torch_compile": ("", "use_torch_compile"),
     "clip_high": ("epsilon_high", "clip_ratio_high"),
     "clip_low": ("epsilon", "clip_ratio_low"),
-    "output_dir": ("logging_dir run_name project", "default_local_dir experiment_name project_name"),
+    "output_dir": ("", "default_local_dir"),
+    "there is none: trackers name a run by its output_dir, and WANDB_PROJECT in the environment is the project": (
+        "run_name project",
+        "experiment_name project_name",
+    ),
     "engine_sleep": ("vllm_enable_sleep_mode", "free_cache_engine"),
-    "shard_parameters": ("fsdp fsdp_config", "fsdp_size"),
-    "prompts_per_step": ("generation_batch_size", "gen_batch_size train_batch_size"),
+    "set shard_parameters=true, which shards over all ranks": ("fsdp fsdp_config", "fsdp_size"),
+    "prompts_per_step": ("", "train_batch_size"),
     "kl_coef": ("beta", "kl_loss_coef"),
     "log_to": ("report_to", "logger"),
     "lr_schedule": ("lr_scheduler_type", "lr_scheduler warmup_style"),
-    "warmup_steps": ("warmup_ratio", "lr_warmup_steps lr_warmup_steps_ratio"),
+    "warmup_steps": ("", "lr_warmup_steps"),
+    "it is a share, and warmup_steps a number of steps: warmup_steps = share · the steps of the run": (
+        "warmup_ratio",
+        "lr_warmup_steps_ratio",
+    ),
     "keep_checkpoints": ("save_total_limit", "max_actor_ckpt_to_keep"),
     "engine_max_length": ("vllm_max_model_length", "max_model_len"),
-    "reward_scaling": ("scale_rewards", "norm_adv_by_std_in_grpo"),
+    "reward_scaling": ("scale_rewards", ""),
     "updates_per_batch": ("num_iterations", "ppo_epochs"),
-    "mini_batches": ("steps_per_generation", "ppo_mini_batch_size"),
-    "resume": ("overwrite_output_dir resume_from_checkpoint", "resume_from_path resume_mode"),
-    "importance_correction": ("vllm_importance_sampling_correction", "rollout_is"),
+    "resume": ("resume_from_checkpoint", "resume_from_path"),
+    "importance_correction": ("", "rollout_is"),
     "importance_cap": ("vllm_importance_sampling_cap vllm_importance_sampling_clip_max", "rollout_is_threshold"),
     "importance_floor": ("vllm_importance_sampling_clip_min", "rollout_is_threshold_lower"),
-    "checkpoint_steps": ("save_steps save_strategy", "save_freq"),
+    "checkpoint_steps": ("save_steps", "save_freq"),
     "tensor_parallel_size": ("vllm_tensor_parallel_size", "tensor_model_parallel_size"),
-    "eval_steps": ("eval_strategy evaluation_strategy", "test_freq"),
+    "eval_steps": ("", "test_freq"),
     "pass n_epochs to train(), or write it in the run file": ("num_train_epochs", "total_epochs"),
     "there is none: eval_prompts are always evaluated at the start": ("eval_on_start eval_delay", "val_before_train"),
 }
@@ -123,11 +134,26 @@ VERL: Mapping[str, str] = index_by_name(
         "validation_data_dir",
         "pass the adapter's folder to GRPO as model": "lora_adapter_path",
         "set loss_aggregation='fixed_length', which divides by max_new_tokens": "loss_scale_factor",
-        "async_steps": "max_off_policy_threshold",
+        "set async_steps, the number of steps that generation runs ahead": "max_off_policy_threshold",
+        "it counts messages to the policy, and max_turns its replies: max_turns = max_user_turns + 1": "max_user_turns",
+        "there is none: output_dir has the completions, and log_completions is their number": "rollout_data_dir",
+        "it is a number of prompts, and mini_batches a number of parts: mini_batches = train_batch_size / "
+        "ppo_mini_batch_size": "ppo_mini_batch_size",
+        "it is a number of sequences, and micro_batch_tokens of tokens: micro_batch_tokens = sequences · (longest "
+        "prompt + max_new_tokens)": "ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
+        "set prompts_per_step to the prompts that are trained; zero_variance='refill' samples as many more as are "
+        "missing": "gen_batch_size",
+        "set reward_scaling='group' for true, 'none' for false": "norm_adv_by_std_in_grpo",
+        "set resume='auto' for auto, the path of a checkpoint for resume_path, 'never' with a new output_dir for "
+        "disable": "resume_mode",
+        "set kl_in='reward' and kl_coef": "kl_ctrl.kl_coef use_kl_in_reward",
+        "there is none: prompts are always shuffled, by seed": "shuffle",
+        "there is none: engines get the trainer's weights before the first completion": "load_format",
+        "there is none: environment or tools make a run of several turns": "multi_turn.enable",
         "max_observation_chars": "max_tool_response_length",
         "there is none: shard_parameters shards by transformer block": "min_num_params",
         "there is none: weights are float32; dtype is the arithmetic's": "model_dtype",
-        "offload_params": "offload_policy param_offload",
+        "set updater='deepspeed', zero_stage=3 and offload_params=true": "offload_policy param_offload",
         "optim": "optimizer",
         "there is none: tensor_parallel_size splits vLLM's model": "pipeline_model_parallel_size",
         "there is none: reward functions get chat prompts as messages": "return_raw_chat",
@@ -140,34 +166,34 @@ VERL: Mapping[str, str] = index_by_name(
         "there is none: each prompt is always computed once for its group where the model allows "
         "it": "use_prefix_grouper",
         "there is none: rows are packed where the model allows it": "use_remove_padding",
-        "max_rollout_rows": "val_batch_size max_num_seqs",
+        "max_rollout_rows": "max_num_seqs",
+        "there is none: max_rollout_rows bounds what is decoded at once": "val_batch_size",
         "use `rlox-grpo eval`, or trainer.evaluate": "val_only",
         "chat_template_kwargs": "apply_chat_template_kwargs",
         "set baseline and reward_scaling, or a preset": "adv_estimator",
         "set adam_beta1 and adam_beta2": "betas",
-        "covariance_bounds": "clip_cov_lb clip_cov_ub",
+        "set both in covariance_bounds = [clip_cov_lb, clip_cov_ub]": "clip_cov_lb clip_cov_ub",
         "covariance_share": "clip_cov_ratio kl_cov_ratio",
         "set clip_low and clip_high": "clip_ratio",
         "dual_clip": "clip_ratio_c",
         "entropy_coef": "entropy_coeff",
-        "zero_variance": "filter_groups",
+        "set zero_variance='refill' and max_refills": "filter_groups",
         "kl_horizon": "horizon",
         "kl_estimator": "kl_loss_type kl_penalty",
         "loss_aggregation": "loss_agg_mode",
         "policy_loss": "loss_mode",
         "learning_rate": "lr",
-        "max_refills": "max_num_gen_batches",
+        "it counts the first batch too: max_refills = max_num_gen_batches - 1": "max_num_gen_batches",
         "offload_optimizer": "optimizer_offload",
         "add the reward rlox_grpo.rewards.Overlong": "overlong_buffer",
         "covariance_kl_coef": "ppo_kl_coef",
-        "micro_batch_tokens": "ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
+        "micro_batch_tokens": "ppo_max_token_len_per_gpu",
         "prompt_column": "prompt_key",
         "kl_target": "target_kl",
         "lora_target_modules": "target_modules",
         "max_steps": "total_training_steps",
         "train_data": "train_files",
         "there is none: micro_batch_tokens always bounds a forward pass": "use_dynamic_bsz",
-        "set kl_in='reward' and kl_coef": "use_kl_in_reward",
         "set kl_in='loss' and kl_coef": "use_kl_loss",
         "eval_data": "val_files",
     }
@@ -187,10 +213,29 @@ TRL: Mapping[str, str] = index_by_name(
         "there is no such upload: the run's folder has them, under completions/": "log_completions_hub_repo",
         "there is none: log_completions sets how many completions are written": "log_unique_prompts",
         "set loss_aggregation (grpo: 'sequence_mean', dapo and bnpo: 'token_mean', dr_grpo: 'fixed_length'), or "
-        "policy_loss (cispo, sapo, vespo)": "loss_type",
+        "policy_loss (cispo_cap for TRL's cispo, sapo, vespo)": "loss_type",
         "mask_truncated": "mask_truncated_completions",
         "reward_aggregation": "multi_objective_aggregation",
         "eval_samples": "num_generations_eval",
+        "it counts completions, and prompts_per_step prompts: prompts_per_step = generation_batch_size / "
+        "num_generations": "generation_batch_size",
+        "it counts micro-batches, and mini_batches optimizer steps: mini_batches = steps_per_generation / "
+        "gradient_accumulation_steps": "steps_per_generation",
+        "it counts rounds of calls, and max_turns replies: max_turns = max_tool_calling_iterations + "
+        "1": "max_tool_calling_iterations",
+        "set gradient_checkpointing, which has no further arguments": "gradient_checkpointing_kwargs",
+        "set torch_compile=true; backend and mode are torch's defaults": "torch_compile_backend torch_compile_mode",
+        "there is none: completions are written to output_dir, and log_completions is their "
+        "number": "num_completions_to_print",
+        "there is none: no sequence is masked by its divergence and the sign of its "
+        "advantage": "off_policy_mask_threshold",
+        "there is none: the files of tensorboard are in output_dir": "logging_dir",
+        "there is none: choose another output_dir": "overwrite_output_dir",
+        "set importance_correction='token' or 'sequence' for true, 'none' for "
+        "false": "vllm_importance_sampling_correction",
+        "set checkpoint_steps, the number of steps between checkpoints": "save_strategy",
+        "pass eval_prompts to train() and set eval_steps, the number of steps between "
+        "evaluations": "eval_strategy evaluation_strategy",
         "there is none: micro_batch_tokens bounds a forward pass": "pad_to_multiple_of auto_find_batch_size",
         "reference_mix": "ref_model_mixup_alpha",
         "reference_refresh_steps": "ref_model_sync_steps",
@@ -202,15 +247,18 @@ TRL: Mapping[str, str] = index_by_name(
         "there is none: the engine batches by itself": "transformers_continuous_batching_config "
         "use_transformers_continuous_batching use_transformers_paged",
         "kl_bias_correction": "use_bias_correction_kl",
-        "vespo_shape": "vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos",
+        "set all four in vespo_shape = [k_pos, lambda_pos, k_neg, lambda_neg]": "vespo_k_neg vespo_k_pos "
+        "vespo_lambda_neg vespo_lambda_pos",
         "gpu_memory_utilization": "vllm_gpu_memory_utilization",
         "there is none: server_nccl_address is this host's address": "vllm_group_port",
         "set importance_correction ('token' or 'sequence') and importance_mode ('truncate' or "
         "'mask')": "vllm_importance_sampling_mode",
         "set engine='vllm' (colocate) or engine='vllm_server' (server)": "vllm_mode",
         "there is none: vLLM chooses": "vllm_model_impl",
-        "server_urls": "vllm_server_base_url vllm_server_host vllm_server_port",
-        "server_timeout": "vllm_server_timeout",
+        "server_urls": "vllm_server_base_url",
+        "set server_urls=['http://HOST:PORT']": "vllm_server_host vllm_server_port",
+        "there is none: start the servers first; server_timeout is the time of a rollout or a weight "
+        "sync": "vllm_server_timeout",
         "there is none: completions are not constrained": "vllm_structured_outputs_regex",
         "give the options as keywords, or config=GRPOConfig(…)": "args",
         "pass it to train() as eval_prompts": "eval_dataset",
@@ -219,7 +267,7 @@ TRL: Mapping[str, str] = index_by_name(
         "pass it to train() as prompts": "train_dataset",
         "pass it to GRPO as environment": "environment_factory",
         "pass a function of the parameters to GRPO as optimizer": "optimizers",
-        "load_in_4bit": "quantization_config",
+        "set load_in_4bit=true and lora_rank": "quantization_config",
         "there is none: a reward model's tokenizer is the one in its folder": "reward_processing_classes",
         "pass an async function to GRPO as environment": "rollout_func",
         "return (scores, metrics) from the reward function; completions are logged by log_completions": "log_extra",
@@ -239,7 +287,7 @@ TRL: Mapping[str, str] = index_by_name(
         "there is none: keep_checkpoints keeps the newest": "load_best_model_at_end greater_is_better "
         "metric_for_best_model",
         "there is none: metrics are logged every step": "logging_first_step logging_steps logging_strategy",
-        "min_lr_ratio": "lr_scheduler_kwargs",
+        "set min_lr_ratio, the last learning rate as a share of the peak": "lr_scheduler_kwargs",
         "there is none: it would make the sampled distribution differ from the trained one": "neftune_noise_alpha",
         "set adam_beta1, adam_beta2 and adam_epsilon": "optim_args",
         "there is none: max_rollout_rows bounds what is decoded at once": "per_device_eval_batch_size",
@@ -251,7 +299,7 @@ TRL: Mapping[str, str] = index_by_name(
         "there is none: an evaluation samples completions, and scores them": "batch_eval_metrics do_predict "
         "eval_accumulation_steps eval_do_concat_batches eval_use_gather_object include_for_metrics "
         "prediction_loss_only",
-        "dtype": "bf16_full_eval",
+        "there is none: an evaluation computes in dtype, as training does": "bf16_full_eval",
         "there is none: prompts are read at the start, without a data loader": "dataloader_drop_last "
         "dataloader_in_order dataloader_multiprocessing_context dataloader_persistent_workers "
         "dataloader_pin_memory dataloader_prefetch_factor length_column_name",
@@ -282,17 +330,21 @@ TRL: Mapping[str, str] = index_by_name(
 )
 """Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → the option here, or advice."""
 
-_OTHER: Mapping[str, str] = {
+OTHER: Mapping[str, str] = {
     "data": "pass it to train() as prompts; in a run file it is train_data",
     "dataset": "pass it to train() as prompts; in a run file it is train_data",
     "device": "there is none: a model goes to this process's GPU if there is one",
     "eval_data": "pass it to train() as eval_prompts; it is a key of run files",
     "eval_prompts": "pass it to train()",
     "n_epochs": "pass it to train(); it is a key of run files too",
+    "GRPOTrainer": "it is rlox_grpo.GRPO, and its train() gets the prompts",
     "prompts": "pass it to train()",
+    "save_model": "call trainer.save(path)",
+    "add_callback": "pass callbacks to GRPO",
+    "predict": "call trainer.evaluate(prompts)",
     "train_data": "pass it to train() as prompts; it is a key of run files",
 }
-"""Arguments of methods and keys of run files → where to pass them."""
+"""Arguments of methods, keys of run files, and TRL's class and methods → what to use."""
 
 _RUN_FILE_KEYS = ("launcher", "layout")
 """Keys of run files that start processes, which ``GRPO(…)`` in Python cannot do."""
@@ -319,8 +371,8 @@ def advise(name: str, known: Iterable[str]) -> str:
             return (
                 f": did you mean {advice!r}? ({library}'s {name})" if advice in known else f" ({library}'s): {advice}"
             )
-    if name in _OTHER:
-        return f": {_OTHER[name]}"
+    if name in OTHER:
+        return f": {OTHER[name]}"
     if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
         return f": did you mean {close[0]!r}?"
     # A table with few keys, such as [layout], is not on the page of options.

@@ -11,7 +11,16 @@ from pydantic.fields import FieldInfo
 from rlox_grpo.config.foreign_names import TRL, VERL, advise
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import RECORDS, Options
-from rlox_grpo.config.records.option import OWN, Door, Record, describe_conditions, members, read_metadata
+from rlox_grpo.config.records.option import (
+    LARGEST,
+    LARGEST_INTEGER,
+    OWN,
+    Door,
+    Record,
+    describe_conditions,
+    members,
+    read_metadata,
+)
 from rlox_grpo.config.tiers import TIERS, Tier, find_tier
 from rlox_grpo.errors import ConfigError
 
@@ -109,6 +118,7 @@ def _page() -> Iterator[str]:
     yield "`rlox-grpo train run.toml --name value`. `rlox-grpo options NAME` shows one option in full, and"
     yield "`rlox-grpo options WORD` lists the options with this word in their name, meaning, values or stage."
     yield "\n- A preset sets some options; see [presets.md](presets.md). An option that you give overrides the preset."
+    yield f"- Where no upper limit is shown, an integer is at most {LARGEST_INTEGER}, and a number at most {LARGEST:g}."
     yield "- *Read only with* names the options that an option depends on. Setting an option that would be ignored is"
     yield "  an error, unless the value is the default or the preset's."
     yield "- *Resume*: whether a resumed run may change the option. An option that an older checkpoint lacks has its"

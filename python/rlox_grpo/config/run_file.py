@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import model_validator
 
 from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.records.option import SET, Record, find_ignored, option
-from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k
@@ -75,6 +76,9 @@ def place_options(layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]:
     return placed
 
 
+_CHANGEABLE = {"n_epochs", "eval_data", "launcher", "layout"}
+"""Keys of a run file that a resumed run may change."""
+
 _REWARDS_HINT = 'write a table for each reward function, below all other keys: [[rewards]] and then name = "gsm8k"'
 
 _IMPORT_HINT = "write module:callable; the module is searched beside the run file and in the current folder too"
@@ -111,17 +115,56 @@ class Origin(Record, title="Run file"):
     layout: Layout | None = option(None, "Processes on a Ray cluster, as the table [layout].")
 
 
+def name_output_dir(path: str | Path) -> str:
+    """Return the folder of a run whose run file names none: ``runs/`` and the name of the run file.
+
+    >>> name_output_dir("experiments/first.toml")
+    'runs/first'
+    """
+    return (Path("runs") / Path(path).stem).as_posix()
+
+
+def refuse_run_of_others(origin: Origin, config: GRPOConfig) -> None:
+    """Refuse a folder with the run of another run file, for a folder that the user has not named.
+
+    Raises:
+        ConfigError: its ``config.toml`` has another model, other data, or an option that a resumed run cannot change.
+    """
+    file = Path(config.output_dir or "") / "config.toml"
+    if not file.exists():
+        return
+    try:
+        theirs, saved = read_run_file(file, {})
+    except ConfigError:  # of a run that was started from Python
+        differing = ["model"]
+    else:
+        then, now = theirs.model_dump(exclude=_CHANGEABLE), origin.model_dump(exclude=_CHANGEABLE)
+        differing = [name for name in now if then[name] != now[name]]
+        options = find_changed_options(saved.model_dump(mode="json"), config)
+        differing += [name for name in options if not is_resumable(name)]
+    if others := [name for name in differing if name not in config.resume_changes]:
+        raise ConfigError(
+            f"{config.output_dir} holds a run with another {', '.join(others)}, and this run names no output_dir: add "
+            "output_dir to the run file, or --output_dir FOLDER"
+        )
+
+
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
-    """Read a run file. ``overrides`` replace its keys.
+    """Read a run file. ``overrides`` replace its keys. Without ``output_dir`` it gets :func:`name_output_dir`.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown (the message names the nearest known one), a value is out
             of range, or there is neither a reward function nor an environment.
     """
-    document = {**read_toml(path), **overrides}
+    document = {"output_dir": name_output_dir(path), **read_toml(path), **overrides}
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
     if unknown := [name for name in document if name not in known]:
         raise ConfigError("\n".join(_describe_unknown(path, name, document[name], known) for name in unknown))
+    if below := [f"{key} stands below {table}" for table, key in _find_swallowed(document, known)]:
+        raise ConfigError(
+            f"{path}: {', '.join(below)}, and TOML reads it as a key of that table: write the keys of the run above "
+            "the first table"
+        )
     try:
         if isinstance(document.get("layout"), dict):
             document["layout"] = _read_layout(document["layout"])
@@ -134,6 +177,19 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )
+
+
+def _find_swallowed(document: Mapping[str, Any], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield keys of the run that are in a table, because they follow it: (table, key)."""
+    for name, value in document.items():
+        for table in value if isinstance(value, list) else [value]:
+            if isinstance(table, Mapping):
+                keys = known if name == "layout" else [key for key in ("model", "train_data") if key not in document]
+                yield from (
+                    ("[[rewards]]" if name == "rewards" else f"[{name}]", key)
+                    for key in keys
+                    if key in table and key not in Layout.model_fields
+                )
 
 
 def _describe_unknown(path: str | Path, name: str, value: Any, known: Sequence[str]) -> str:
@@ -155,8 +211,16 @@ def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsL
 
     The rows get the prompts of the task, unless ``config`` has a prompt template, which the trainer applies.
     """
-    if origin.task is None:
-        return origin.train_data, origin.eval_data
-    task = {"countdown": countdown, "gsm8k": gsm8k}[origin.task]
-    load: Callable[[str], PromptsLike] = task.load_problems if config.prompt_template is None else task.read_problems
+    load = partial(load_task, origin.task, config=config)
     return load(origin.train_data), None if origin.eval_data is None else load(origin.eval_data)
+
+
+def load_task(task: str | None, data: str, config: GRPOConfig) -> PromptsLike:
+    """Return the path ``data``, or with a ``task`` its checked rows; see :func:`load_data`."""
+    if task is None:
+        return data
+    module = {"countdown": countdown, "gsm8k": gsm8k}[task]
+    load: Callable[[str], PromptsLike] = (
+        module.load_problems if config.prompt_template is None else module.read_problems
+    )
+    return load(data)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tomli_w
 from pydantic import model_validator
 
 from rlox_grpo.config.checks import find_incompatible
+from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import find_ignored, name_object, read_metadata
@@ -25,8 +28,11 @@ else:
     import tomli as tomllib
 
 
-CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
-"""Fields of presets that a run file or the command line can set to None, by the text "none"."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
+"""Options whose default, or value in a preset, a run file or the command line can set to None, by the text "none"."""
 
 OWN_PRESETS = ("grpo", "recommended")
 """Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
@@ -103,10 +109,10 @@ class GRPOConfig(Options):
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
         """Return the keys of ``origin`` and every resolved option as TOML.
 
-        TOML has no null: None is left out, or written as "none" if the preset has another value.
+        TOML has no null: None is left out, or written as "none" if the preset or the default has another value.
         """
-        preset = PRESETS[self.preset].values
-        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
+        values = {**Options().model_dump(include=set(CLEARABLE)), **PRESETS[self.preset].values}
+        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and values[name] is not None}
         return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True), **cleared})
 
 
@@ -132,6 +138,24 @@ def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPO
     if options:
         raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
     return config
+
+
+def explain_keywords(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method of the trainer say what an unknown keyword is, such as an option: ``evaluate(temperature=1.0)``."""
+    takes = [*inspect.signature(method).parameters][1:]  # without self
+
+    @wraps(method)
+    def explained(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in takes:
+                options = GRPOConfig.model_fields
+                what = (
+                    f": it is an option of GRPO(…, {name}=…)" if name in options else advise(name, [*takes, *options])
+                )
+                raise TypeError(f"{method.__name__}() takes {', '.join(takes)}, and no {name!r}{what}")
+        return method(*args, **keywords)
+
+    return explained
 
 
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
@@ -163,7 +187,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file. Raises ConfigError with the name of the file and the line of a syntax error."""
     text = ""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
         return parse_toml(text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.signals import signalled
+from rlox_grpo.errors import describe_error
 
 SIGN_OF_LIFE_S = 0.5
 """Heartbeat interval, in seconds."""
@@ -44,7 +45,8 @@ def is_lost_connection(error: BaseException) -> bool:
     """Whether the error, or its cause, is a lost connection of a collective, which does not name the culprit."""
     if isinstance(error, dist.DistError):
         return True
-    if isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error)):
+    message = describe_error(error)
+    if isinstance(error, RuntimeError) and ("gloo" in message or "Connection closed by peer" in message):
         return True
     return error.__cause__ is not None and is_lost_connection(error.__cause__)
 
@@ -87,7 +89,7 @@ class Heartbeat:
 
     def tell(self, error: BaseException) -> None:
         """Publish the error that ended this rank; ranks report the first published error."""
-        said = {"rank": self._rank, "name": self._name, "error": f"{type(error).__name__}: {error}"}
+        said = {"rank": self._rank, "name": self._name, "error": describe_error(error)}
         self._last_words = json.dumps(said)
         self._something_to_tell.set()
         self._spoken.wait(self._timeout)

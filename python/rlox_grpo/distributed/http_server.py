@@ -34,7 +34,8 @@ class Bounds:
     """Limits of a server.
 
     Attributes:
-        connections: Most open connections; a further one gets status 503, and clients try again.
+        connections: Most open connections. A further one takes the place of one whose request is not complete after
+            ``give_way_seconds``; otherwise it gets status 503, and clients try again.
         header_bytes: Most bytes of the request line and all headers.
         body_bytes: Most bytes of one request's body.
         memory_bytes: Most bytes of the bodies of all requests together; beyond it a request gets status 503.
@@ -45,6 +46,7 @@ class Bounds:
     """
 
     connections: int = 128
+    give_way_seconds: float = 1.0
     header_bytes: int = 2**15
     body_bytes: int = 2**26
     memory_bytes: int = 2**28
@@ -71,6 +73,34 @@ class _Reservations:
     def give_back(self, count: int) -> None:
         with self._lock:
             self._left += count
+
+
+class _Unsent:
+    """The connections whose request is not complete, oldest first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._since[connection] = time.monotonic()
+
+    def remove(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._since.pop(connection, None)
+
+    def end_oldest(self) -> bool:
+        """End the oldest connection; False if there is none, or it is younger than ``seconds``."""
+        with self._lock:
+            oldest, since = next(iter(self._since.items()), (None, 0.0))
+            if oldest is None or time.monotonic() - since < self._seconds:
+                return False
+            del self._since[oldest]
+            with contextlib.suppress(OSError):  # the client has gone
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+            return True
 
 
 class _BoundedReader(io.RawIOBase):
@@ -144,6 +174,7 @@ def make_bounded_server(
     """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it."""
     memory = _Reservations(bounds.memory_bytes)
     open_connections = threading.Semaphore(bounds.connections)
+    unsent = _Unsent(bounds.give_way_seconds)
 
     def refuse(status: int, why: str) -> Answer:
         return Answer(status, service.describe_error(status, why))
@@ -167,6 +198,7 @@ def make_bounded_server(
             return super().handle_expect_100()
 
         def do_GET(self) -> None:
+            unsent.remove(self.connection)
             user = self._find_user()
             self._answer(no_user if user is None else service.get(user, self.path) or self._refuse_path())
 
@@ -204,6 +236,7 @@ def make_bounded_server(
                 return refuse(408, "the request was not sent in time")
             if len(body) < count:
                 return refuse(400, f"the body has {len(body)} of its {count} bytes")
+            unsent.remove(self.connection)
             return service.post(user, self.path, body, self._is_gone)
 
         def _is_gone(self) -> bool:
@@ -250,10 +283,13 @@ def make_bounded_server(
         request_queue_size = bounds.connections  # the system resets what waits beyond it; the default is 5
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if open_connections.acquire(blocking=False):
+            is_taken = open_connections.acquire(blocking=False)
+            if is_taken or (unsent.end_oldest() and open_connections.acquire(timeout=bounds.discard_seconds)):
+                unsent.add(request)
                 try:
                     super().process_request(request, client_address)
                 except BaseException:  # the system refuses a thread
+                    unsent.remove(request)
                     open_connections.release()
                     raise
                 return
@@ -268,6 +304,7 @@ def make_bounded_server(
             try:
                 super().process_request_thread(request, client_address)
             finally:
+                unsent.remove(request)
                 open_connections.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlox_grpo.environments.foreign import read_number
-from rlox_grpo.types import FinishReason, Float32Array, Int64Array
+from rlox_grpo.types import FAILURES, FinishReason, Float32Array, Int64Array
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,6 @@ class Reply:
 LIMITS = ("max_turns", "max_tokens", "context", "parse_error")
 """Stop reasons caused by the policy; the option ``limit_reward`` is their reward."""
 
-FAILURES = ("timeout", "tool_error", "environment_error")
-"""Stop reasons caused by the environment; the option ``failure_reward`` is their reward."""
-
 STOP_REASONS = ("completed", *LIMITS, *FAILURES)
 """Stop reasons of episodes. An environment may use others in :class:`Outcome`."""
 
@@ -91,7 +88,7 @@ class EpisodeEnded(Exception):  # noqa: N818  not an error: the episode has no t
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
-        self.reason = reason
+        self.reason = _read_word(reason, "the reason of EpisodeEnded")
 
 
 def read_outcome(returned: Any) -> Outcome:
@@ -106,10 +103,21 @@ def read_outcome(returned: Any) -> Outcome:
     turn_rewards = returned.turn_rewards
     if turn_rewards is not None:
         turn_rewards = tuple(_read_number(reward, f"turn_rewards[{turn}]") for turn, reward in enumerate(turn_rewards))
-    if not isinstance(returned.stop_reason, str) or not returned.stop_reason:
-        raise TypeError(f"stop_reason is {returned.stop_reason!r}: expected a word")
-    metrics = {str(name): _read_number(value, f"metrics[{name!r}]") for name, value in returned.metrics.items()}
-    return Outcome(_read_reward(returned.reward, "reward"), turn_rewards, returned.stop_reason, metrics)
+    stop_reason = _read_word(returned.stop_reason, "stop_reason")
+    metrics = {
+        _read_word(str(name), "the name of a metric"): _read_number(value, f"metrics[{name!r}]")
+        for name, value in returned.metrics.items()
+    }
+    return Outcome(_read_reward(returned.reward, "reward"), turn_rewards, stop_reason, metrics)
+
+
+def _read_word(value: Any, name: str) -> str:
+    """Check a text that becomes a part of a metric's name."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name} is {value!r}: expected a word")
+    if not value.isprintable() or len(value) > 80:
+        raise ValueError(f"{name} is {value[:80]!r}: expected at most 80 characters, without line ends")
+    return value
 
 
 def _read_reward(value: Any, name: str) -> float | None:

@@ -138,11 +138,12 @@ def adapted_kl_coef(kl_coef: float, kl: float, config: LossConfig, num_sequences
     """Return the next step's weight: larger if ``kl`` is above ``kl_target``, smaller if it is below.
 
     Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and scaled by
-    ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController.
+    ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController. A step keeps at least a fifth of the weight: with
+    more than 5 · ``kl_horizon`` completions the formula gives a negative weight, a reward for leaving the reference.
     """
     assert config.kl_target is not None  # rlox_grpo.config.checks
     error = min(0.2, max(-0.2, kl / config.kl_target - 1.0))
-    return kl_coef * (1.0 + error * num_sequences / config.kl_horizon)
+    return kl_coef * max(0.2, 1.0 + error * num_sequences / config.kl_horizon)
 
 
 class KLWeight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
 from rlox_grpo.model.sharding import shard_policy
+from rlox_grpo.model.untie import untie_adapted_layers
+from rlox_grpo.prompts.media import NOT_SUPPORTED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +88,14 @@ def load_policy(
                 f"lora_rank={config.lora_rank} would put a second adapter over the model's own: leave lora_rank out to "
                 "continue that adapter, or merge it first (`rlox-grpo merge ADAPTER OUT`)"
             )
+        if not isinstance(model, transformers.PreTrainedModel):
+            raise ConfigError(
+                f"lora_rank={config.lora_rank} needs a transformers model, got a {type(model).__name__}: leave "
+                "lora_rank out"
+            )
         model = _add_lora(model, config)
+    if hasattr(model, "peft_config"):
+        untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
     masters: Mapping[str, Tensor] = {}
@@ -206,7 +216,8 @@ def _load_pretrained(
             there = "; it is a file: pass the folder that holds config.json and the weights"
         elif newest := sorted(Path(source).glob("checkpoints/step_*")):
             there = f"; it is the folder of a run: pass {str(newest[-1])!r}"
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
+        reason = reason.rstrip(".") + (f"; it is no causal language model, and {NOT_SUPPORTED}" if cut else "")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:
@@ -262,7 +273,8 @@ def _load_adapter(
         model, own, _ = _load_pretrained(str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True)
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
-    adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
+    with _without_warning_of_ties():
+        adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
     return adapted, own
 
 
@@ -293,7 +305,8 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     )
     torch.manual_seed(config.seed)
     try:
-        adapted: nn.Module = peft.get_peft_model(model, settings)
+        with _without_warning_of_ties():
+            adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
         if "not found in the base model" not in str(error):
             raise
@@ -304,6 +317,14 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
             f"({', '.join(layers)}), 'all-linear', or a regular expression for whole paths"
         ) from error
     return adapted
+
+
+@contextmanager
+def _without_warning_of_ties() -> Iterator[None]:
+    """Ignore peft's warning of adapters on tied layers: :func:`untie_adapted_layers` separates them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
+        yield
 
 
 def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
@@ -333,6 +354,16 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
         return None
     logger.info("ids %d to %d have no text: they are padding of the embedding and are never sampled", known, rows - 1)
     return known
+
+
+def count_vocabulary(model: nn.Module) -> int | None:
+    """Return the number of token ids that the model reads; None if a plain module has not exactly one embedding."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):  # the embedding's shape may be that of a shard
+        size = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+        return size if isinstance(size, int) else None
+    sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def find_max_positions(model: nn.Module) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.media import NOT_SUPPORTED
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 """The file that marks a PEFT adapter folder."""
@@ -24,6 +28,8 @@ def check_types(model: Any, tokenizer: Any) -> None:
         raise TypeError(
             f"tokenizer={str(tokenizer)!r} is a path: pass transformers.AutoTokenizer.from_pretrained(path)"
         )
+    if hasattr(tokenizer, "image_processor") or hasattr(tokenizer, "feature_extractor"):
+        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}, a processor: pass its .tokenizer; {NOT_SUPPORTED}")
 
 
 def refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
@@ -41,6 +47,12 @@ def refuse_other_architectures(model: Any) -> None:
     """Raise ValueError for a transformers model that is not a causal language model."""
     if not isinstance(model, transformers.PreTrainedModel):
         return
+    if any(hasattr(model.config, name) for name in ("vision_config", "audio_config")):
+        logger.warning(
+            "model is a %s, which reads pictures or audio: it is trained on text alone; %s",
+            type(model).__name__,
+            NOT_SUPPORTED,
+        )
     name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):

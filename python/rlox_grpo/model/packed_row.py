@@ -118,8 +118,8 @@ def _forest(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64
     before = np.maximum(step - 1, 0)
     last_of_prompt = middles[tree.group_of_row[row]] - 1
     parents[places[row, step]] = np.where(step == 0, last_of_prompt, places[tree.owner[row, before], before])
-    own = tree.forwarded.any(axis=1)
-    first_owned = places[own, tree.forwarded[own].argmax(axis=1)]
+    first = np.unique(row, return_index=True)[1]  # of each row that owns tokens; there may be no token at all
+    first_owned = places[row[first], step[first]]
     run_starts = np.sort(np.concatenate([starts, first_owned, [tree.num_tokens]])).astype(np.int64)
     return Forest(parents.astype(np.int64), run_starts)
 

@@ -21,7 +21,8 @@ MIXED = 0.9
 class PassRates:
     """The measured share of right completions of each prompt, by its index.
 
-    A completion is right if its first reward is at least 1, as in an evaluation.
+    A completion is right if its first reward is at least 1, as in an evaluation. One without a first reward is left
+    out.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,10 @@ class PassRates:
         """Update the pass rates with the results of ``groups``."""
         for scored in groups:
             first = next(iter(scored.components.values()))
-            found = float(np.mean(first >= RIGHT))  # NaN is not right
+            judged = first[~np.isnan(first)]
+            if not len(judged):
+                continue
+            found = float(np.mean(judged >= RIGHT))
             index = scored.group.prompt.index
             before = self._rates.get(index)
             self._rates[index] = found if before is None else MEMORY * before + (1 - MEMORY) * found

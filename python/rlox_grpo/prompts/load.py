@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns
+from rlox_grpo.copies import copy_row, copy_value
+from rlox_grpo.prompts.files import read_rows as read_rows
+from rlox_grpo.prompts.files import read_table
+from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message, refuse_media
+from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns, warn_of_replaced_columns
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.types import Prompt
 
@@ -38,6 +41,7 @@ def load_prompts(
     columns: Mapping[str, str] = MappingProxyType({}),
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    needs_template: bool = False,
 ) -> list[Prompt]:
     """Tokenise ``prompts``.
 
@@ -54,14 +58,17 @@ def load_prompts(
         columns: new name of a column → its name in the rows.
         system_prompt: system message before each prompt. A prompt that is text becomes a user message.
         chat_template_kwargs: variables for the chat template.
+        needs_template: every prompt must be written by ``template``; one in the rows is an error.
 
     Raises:
-        ValueError: there is no prompt, or one is invalid: empty, a row without a column that is needed, text without a
-            tokenizer, a lone surrogate, a message without role or content or with an unknown role, a second system
-            message, a variable that the chat template does not read. The message names the index.
-        TypeError: a prompt has another type, or ``prompts`` is a mapping such as a ``DatasetDict``.
+        ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
+            column or a message with a picture, text without a tokenizer, chat messages as JSON text, a lone surrogate,
+            a message without role or content or with an unknown role, a second system message, a variable that the
+            chat template does not read. The message names the index.
+        TypeError: a prompt has another type, a column cannot be copied, or ``prompts`` is a mapping such as a
+            ``DatasetDict``.
     """
-    rows = _list_rows(prompts, template, prompt_column, columns)
+    rows = list_rows(prompts, template, prompt_column, columns, needs_template=needs_template)
     if system_prompt is not None:
         rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
     refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
@@ -90,8 +97,10 @@ def load_rows(
         ValueError: there is no row, or a row lacks a column that is renamed.
         TypeError: as :func:`load_prompts`, or a prompt is token ids.
     """
-    rows = _list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
+    rows = list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
     for index, (source, _) in enumerate(rows):
+        if isinstance(source, str):
+            _refuse_written_messages(source, index)
         is_chat = isinstance(source, list) and all(isinstance(message, Mapping) for message in source)
         if not (source is None or isinstance(source, str) or is_chat):
             raise TypeError(
@@ -101,23 +110,18 @@ def load_rows(
     return [Prompt(nothing, index, None, source, row) for index, (source, row) in enumerate(rows)]
 
 
-def _list_rows(
-    prompts: PromptsLike,
-    template: str | None,
-    prompt_column: str,
-    columns: Mapping[str, str],
-    *,
-    needs_prompt: bool = True,
-) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Return the source of each prompt and its other columns, under their new names."""
-    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
+def list_entries(prompts: PromptsLike) -> list[Any]:
+    """Return the rows of a file, a data set, a frame or a list, or the prompts of a tensor or a list.
+
+    Raises:
+        TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or nothing that has rows.
+        ValueError: a tensor has not two dimensions, or a file cannot be read.
+    """
     if isinstance(prompts, (str, Path)):
-        prompts = read_rows(prompts)
+        return list(read_rows(prompts))
     table: Any = prompts
     if not hasattr(table, "__iter__") and not hasattr(table, "__getitem__"):
         raise TypeError(f"prompts is {type(table).__name__}: expected a list of rows, a data set or a file's path")
-    if hasattr(table, "to_dict") and hasattr(table, "iterrows"):  # a pandas frame, which iterates over column names
-        table = table.to_dict("records")
     if isinstance(table, Mapping):
         kind, names = type(table).__name__, ", ".join(map(repr, table))
         if any(hasattr(split, "column_names") for split in table.values()):  # datasets.DatasetDict
@@ -129,31 +133,53 @@ def _list_rows(
     if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
-        table = table.tolist()
-    if renamed:
-        table = list(table)
-        if not any(isinstance(entry, Mapping) for entry in table):
-            raise ValueError(
-                f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts"
-            )
+        return list(table.tolist())
+    return list(read_table(table))
+
+
+def list_rows(
+    prompts: PromptsLike,
+    template: str | None = None,
+    prompt_column: str = "prompt",
+    columns: Mapping[str, str] = MappingProxyType({}),
+    *,
+    needs_prompt: bool = True,
+    needs_template: bool = False,
+) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return the source of each prompt and its other columns, under their new names.
+
+    For the arguments and the errors see :func:`load_prompts`. Without ``needs_prompt``, the source of a row without a
+    prompt is None.
+    """
+    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
+    entries = list_entries(prompts)
+    if renamed and not any(isinstance(entry, Mapping) for entry in entries):
+        raise ValueError(f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts")
+    warn_of_replaced_columns(entries, renamed)
     rows: list[tuple[Any, Mapping[str, Any]]] = []
-    for index, entry in enumerate(table):
-        if not isinstance(entry, Mapping):
-            rows.append((entry, {}))
-            continue
-        entry = rename_columns(entry, renamed, index)
-        if "prompt" in entry:
-            rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
-        elif not needs_prompt:
-            rows.append((None, entry))
+    for index, entry in enumerate(entries):
+        if isinstance(entry, Mapping):
+            row = rename_columns(copy_row(entry, f"prompts[{index}]"), renamed, index)
+        else:
+            row = {"prompt": copy_value(entry)}
+        refuse_media(row, index, columns)
+        if "prompt" in row:
+            if template is not None and needs_template:
+                raise ValueError(
+                    f"prompts[{index}] has a prompt, and prompt_template={template!r} is ignored: it writes the "
+                    "prompts of rows without one. Leave prompt_template out, or drop the column 'prompt'"
+                )
+            rows.append((row["prompt"], {name: value for name, value in row.items() if name != "prompt"}))
         elif template is not None:
             try:
-                rows.append((apply_template(template, entry), entry))
+                rows.append((apply_template(template, row), row))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"prompts[{index}]: {error}") from error
+        elif not needs_prompt:
+            rows.append((None, row))
         else:
             raise ValueError(
-                f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}. Set prompt_template "
+                f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, row))}. Set prompt_template "
                 "to build the prompt from them (such as 'boxed', which reads 'question'), or prompt_column to the "
                 "column that holds it"
             )
@@ -176,11 +202,16 @@ def _render(
     if isinstance(source, str):
         _require_tokenizer(tokenizer, index)
         _refuse_surrogates(source, index)
+        _refuse_blank([source], index)
+        _refuse_written_messages(source, index)
         return _Text(source, special=True)
     if isinstance(source, list) and source and isinstance(source[0], Mapping):
         tokenizer = _require_tokenizer(tokenizer, index)
         if getattr(tokenizer, "chat_template", None) is None:
-            raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
+            raise ValueError(
+                f"prompts[{index}] is chat messages and the tokenizer has no chat_template: set "
+                "tokenizer.chat_template, take model and tokenizer of an instruct version, or write the prompts as text"
+            )
         _check_messages(source, index, str(tokenizer.chat_template))
         prefilled = source[-1]["role"] == "assistant"
         try:
@@ -235,16 +266,48 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
         where = f"prompts[{index}], message {place}"
         if not isinstance(message, Mapping):
             raise ValueError(f"{where} is {type(message).__name__}: expected {{'role': …, 'content': …}}")
+        if message.get("role") is None and "from" in message and "value" in message:  # ShareGPT's form
+            raise ValueError(
+                f"{where} has no 'role'; it has {', '.join(map(repr, message))}: convert ShareGPT's messages to "
+                "{'role': 'user' for 'human' and 'assistant' for 'gpt', 'content': message['value']}"
+            )
         for key in ("role", "content"):
             if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
-                raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
-        parts = message.get("content")
-        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
-        if unread := [kind for kind in kinds if kind != "text"]:
-            raise ValueError(f"{where} has a part of the type {unread[0]!r}: models are text only, leave it out")
+                has = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+                raise ValueError(f"{where} has no {key!r}; {has}")
+        if media := find_media_in_message(message):
+            raise ValueError(f"{where} has {media}: models are text only, leave it out; {NOT_SUPPORTED}")
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") != "text":
+                raise ValueError(
+                    f"{where} has a part of the type {part.get('type')!r}: models are text only, leave it out"
+                )
         role = message["role"]
         if role not in ROLES and str(role) not in template:
             raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
+    _refuse_blank(
+        [message.get("content") for message in messages if message["role"] not in ("system", "assistant")], index
+    )
+
+
+def _refuse_blank(contents: Sequence[Any], index: int) -> None:
+    """Raise ValueError if a prompt is nothing but white space; ``contents`` are those of its messages to the model."""
+    if contents and all(isinstance(text, str) and not text.strip() for text in contents):
+        kind = "blank" if any(contents) else "empty"
+        raise ValueError(f"prompts[{index}] is {kind}: a completion needs at least one token to start from")
+
+
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[?\s*\{\s*["'](role|content|from|value)["']\s*:""")
+
+
+def _refuse_written_messages(text: str, index: int) -> None:
+    """Raise ValueError for text that is a list of chat messages, as JSON or as Python's ``repr``."""
+    if _WRITTEN_MESSAGES.match(text):
+        raise ValueError(
+            f"prompts[{index}] is the text {text[:40]!r}…, chat messages that are not parsed: read the column by "
+            "json.loads and pass lists of messages; if the text itself is the prompt, pass it as one user message"
+        )
 
 
 def _refuse_surrogates(text: str, index: int) -> None:
@@ -266,68 +329,6 @@ def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) ->
     return tokenizer
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
-
-    Raises:
-        ValueError: the file has another suffix or is not UTF-8, a line is not a JSON object, or a line of a ``.csv``
-            file has another number of values than its header. The message names the file and the line.
-        FileNotFoundError: the file does not exist.
-    """
-    path = Path(path)
-    if path.suffix not in (".jsonl", ".json", ".parquet", ".csv"):
-        raise ValueError(
-            f"prompts={str(path)!r}: prompts are read from .jsonl, .parquet and .csv files; pass a list for prompts of "
-            "your own, or datasets.load_dataset(…, split=…) for a data set of the hub"
-        )
-    if not path.exists():
-        raise FileNotFoundError(f"the prompts' file {str(path)!r} does not exist (here is {Path.cwd()})")
-    if path.suffix == ".parquet":
-        import datasets
-
-        return list(datasets.Dataset.from_parquet(str(path)))
-    try:
-        return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
-
-
-def _read_json_lines(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); write one object a line") from None
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"{path}, line {number}: expected an object, got {type(row).__name__}; write one object a line"
-                )
-            rows.append(row)
-    return rows
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    names = reader.fieldnames or []
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: the header has {len(names)} columns and this row another "
-                        "number; put values that hold commas into double quotes"
-                    )
-                rows.append(dict(row))
-        except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.reader.line_num}: not CSV ({error})") from None
-    return rows
-
-
 def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None) -> None:
     """Raise ValueError if the length of a prompt plus ``max_new_tokens`` exceeds ``positions``; names the prompt."""
     if positions is None:
@@ -337,6 +338,20 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
             raise ValueError(
                 f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens: with max_new_tokens={max_new_tokens} "
                 f"it passes the model's {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
+            )
+
+
+def refuse_unknown_ids(prompts: Sequence[Prompt], vocab_size: int | None) -> None:
+    """Raise ValueError for a token id below 0 or from ``vocab_size`` on; names the prompt and the position."""
+    for prompt in prompts:
+        ids = np.asarray(prompt.token_ids)
+        beyond = (ids < 0) | (ids >= vocab_size) if vocab_size is not None else ids < 0
+        if beyond.any():
+            place = int(beyond.argmax())
+            size = "" if vocab_size is None else f", and the model has the ids 0 to {vocab_size - 1}"
+            raise ValueError(
+                f"prompts[{prompt.index}] has the token id {ids[place]} at position {place}"
+                f"{size or ', and ids are not negative'}: tokenize it with the model's own tokenizer"
             )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 RESERVED = ("add_generation_prompt", "continue_final_message", "conversation", "messages", "tokenize")
 """Variables of a chat template that are set for each prompt. The user cannot set them."""
@@ -27,6 +31,22 @@ def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: in
             )
     kept = {name: value for name, value in row.items() if name not in renamed.values()}
     return {**kept, **{new: row[name] for new, name in renamed.items()}}
+
+
+def warn_of_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) -> None:
+    """Warn once for each column that takes the name of another one, which nothing reads then."""
+    for new, name in renamed.items():
+        if new == name or new in renamed.values():
+            continue
+        index = next((index for index, row in enumerate(rows) if isinstance(row, Mapping) and new in row), None)
+        if index is not None:
+            option = f"prompt_column={name!r}" if new == "prompt" else f"columns={{{new!r}: {name!r}}}"
+            _warn_of_replaced_column(option, new, index)
+
+
+@functools.cache  # once for all rows of a stream
+def _warn_of_replaced_column(option: str, name: str, index: int) -> None:
+    logger.warning("%s replaces the column %r that prompts[%d] has: drop one of them", option, name, index)
 
 
 def add_system_message(source: Any, text: str, index: int) -> list[Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from rlox_grpo.prompts.files import read_table
 from rlox_grpo.types import Prompt
 
 PEEKED = 16
@@ -18,6 +19,11 @@ def is_stream(prompts: Any) -> bool:
     if hasattr(prompts, "__len__"):
         return False
     return hasattr(prompts, "__iter__") or callable(prompts)
+
+
+def is_read_once(stream: Any) -> bool:
+    """Whether a stream is an iterator, such as a generator: what it has yielded cannot be read again."""
+    return hasattr(stream, "__iter__") and iter(stream) is stream
 
 
 def read_rows_of(stream: Any) -> Iterator[Any]:
@@ -36,7 +42,7 @@ def read_rows_of(stream: Any) -> Iterator[Any]:
         if not hasattr(rows, "__iter__"):
             raise TypeError(f"prompts is a function that returned {type(rows).__name__}: expected an iterator of rows")
         read = 0
-        for row in rows:
+        for row in read_table(rows):
             read += 1
             yield row
         if not read or (rows is stream and iter(rows) is rows):  # a generator, which can be read only once
@@ -52,28 +58,45 @@ class StreamDraws:
         draws: Number of rows drawn; a resumed run continues there.
     """
 
-    def __init__(self, stream: Any, load: Callable[[Sequence[Any]], Sequence[Prompt]]) -> None:
-        """Read and check the first rows. ``load`` converts a list of rows to prompts and checks them.
+    def __init__(
+        self,
+        stream: Any,
+        load: Callable[[Sequence[Any]], Sequence[Prompt]],
+        compare: Callable[[Sequence[Prompt]], None],
+    ) -> None:
+        """Read and check the first rows.
+
+        ``load`` converts a list of rows to prompts and checks them. ``compare`` checks prompts against each other; each
+        row is compared with the first.
 
         Raises:
             ValueError: the stream is empty.
         """
-        self._load, rows = load, read_rows_of(stream)
+        self._load, self._compare, rows = load, compare, read_rows_of(stream)
         peeked = list(islice(rows, PEEKED))
         if not peeked:
             raise ValueError("prompts is an empty stream: there is nothing to train on")
-        self.first = [self._load_row(row, index) for index, row in enumerate(peeked)]
+        self.first: list[Prompt] = []
+        for index, row in enumerate(peeked):
+            self.first.append(self._load_row(row, index))
         self._rows = chain(peeked, rows)
         self.draws = 0
 
-    def skip_to(self, draws: int) -> None:
-        """Skip the rows before ``draws``, which the run has used before a resume.
+    def skip_to(self, draws: int, wanted: Collection[int] = ()) -> dict[int, Prompt]:
+        """Skip the rows before ``draws``, which the run has drawn before a resume.
+
+        Returns:
+            The prompts of the skipped rows in ``wanted``, by their number: batches that were drawn and not trained.
 
         Raises:
-            ValueError: the stream has fewer rows.
+            ValueError: the stream has fewer rows, or a wanted row is invalid.
         """
+        found: dict[int, Prompt] = {}
         while self.draws < draws:
-            self._next_row()
+            row = self._next_row()
+            if (index := self.draws - 1) in wanted:
+                found[index] = self._load_row(row, index)
+        return found
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.
@@ -97,7 +120,9 @@ class StreamDraws:
     def _load_row(self, row: Any, index: int) -> Prompt:
         try:
             (prompt,) = self._load([row])
+            prompt = replace(prompt, index=index)
+            self._compare([*self.first[:1], prompt])
         except (ValueError, TypeError, RuntimeError) as error:  # a RewardError is a RuntimeError
             error.args = (f"row {index} of the stream: {error}", *error.args[1:])
             raise
-        return replace(prompt, index=index)
+        return prompt

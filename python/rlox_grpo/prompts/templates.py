@@ -34,11 +34,14 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
     """Return the prompt of a row.
 
     Raises:
-        ValueError: the template is unknown, or the row lacks one of its columns.
+        ValueError: the template is unknown, or the row lacks one of its columns, or has None or a blank text there.
     """
     if name not in TEMPLATES:
         raise ValueError(f"prompt_template is {name!r}: expected one of {', '.join(TEMPLATES)}")
     template = TEMPLATES[name]
+    for column in template.columns:
+        if column in row and (row[column] is None or (isinstance(row[column], str) and not row[column].strip())):
+            raise ValueError(f"prompt_template {name!r} reads {column}: it is {row[column]!r}")
     missing = [column for column in template.columns if column not in row]
     if missing:
         raise ValueError(f"prompt_template {name!r} reads {', '.join(template.columns)}: the row has no {missing[0]!r}")

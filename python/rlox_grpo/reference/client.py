@@ -25,7 +25,7 @@ from rlox_grpo.types import Batch
 _PAUSE_S = 0.5
 _TRY_AGAIN = (408, 429, 502, 503, 504)
 _SERVER_ERRORS = 3
-"""Answers with status 500 before the client gives up: memory that was short for a moment may be there again."""
+"""Answers with another status of 5xx before the client gives up: a failure for a moment may be over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,10 +214,11 @@ class _Client:
                 if answer.status_code == 200:
                     return answer.content
                 last = f"HTTP {answer.status_code}: {_read_message(answer.content)}"
-                failures += answer.status_code == 500
-                if answer.status_code not in (*_TRY_AGAIN, 500) or failures == _SERVER_ERRORS:
+                failures += answer.status_code >= 500 and answer.status_code not in _TRY_AGAIN
+                is_refusal = answer.status_code < 500 and answer.status_code not in _TRY_AGAIN
+                if is_refusal or failures == _SERVER_ERRORS:
                     raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
-            time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_PAUSE_S * 2 ** min(tries - 1, 4), max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(
             f"the reference server {self._shown} did not answer {method} {path} within {self._timeout:g} s "
             f"({tries} tries; the last: {last})"

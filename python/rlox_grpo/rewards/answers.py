@@ -27,7 +27,7 @@ class Countdown:
     The answer is the last closed ``<answer>`` after the last ``</think>``. It may contain whole numbers, ``+ - * /``,
     ``× ÷ − ·``, parentheses and unary minus, and end with ``= N`` if ``N`` is the target; but no ``**``, ``//``,
     decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with more
-    than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: does not apply).
+    than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: no score).
 
     Columns: ``nums`` (lists of whole numbers that are not negative), ``target`` (whole numbers).
     """
@@ -54,18 +54,19 @@ class GSM8KAnswer:
     The final number is searched after the last ``</think>``: on the last ``####`` line that has a number, else in the
     last box, in the last ``<answer>``, after the last "answer is", or else it is the last number. Well-grouped commas,
     currency, units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A
-    percent sign may be missing if the gold has one; with ``percent="optional"`` it may also be added.
+    percent sign may be missing or added: 25% is right for the golds 25, 25% and 0.25, and 25 and 0.25 for 25%. With
+    ``percent="exact"`` a gold without a percent sign is compared by value: 25% is right for 0.25 only.
 
     Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
     """
 
     weight: float = 1.0
-    percent: Literal["exact", "optional"] = "exact"
+    percent: Literal["optional", "exact"] = "optional"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "gsm8k_answer"
 
     def __post_init__(self) -> None:
-        check_choice("percent", self.percent, ("exact", "optional"))
+        check_choice("percent", self.percent, ("optional", "exact"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""

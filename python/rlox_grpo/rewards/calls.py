@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import numbers
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlox_grpo.errors import EXITS, describe_error
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
 
 HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
@@ -48,6 +50,10 @@ class ChatCompletion(list[Mapping[str, Any]]):
     counted = False
     read = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChatCompletion:
+        """A copy, neither counted nor read. Copying reads no message."""
+        return ChatCompletion(copy.deepcopy(super().__getitem__(slice(None)), memo))
+
     def __len__(self) -> int:
         self.counted = True
         return super().__len__()
@@ -76,13 +82,6 @@ class ChatCompletion(list[Mapping[str, Any]]):
     def index(self, value: Any, /, *bounds: Any) -> int:
         """The first place of this message."""
         return super().index(_refuse_text(value, "index"), *bounds)
-
-
-def forget_reading(completions: Sequence[Any]) -> None:
-    """Reset ``counted`` and ``read`` of chat completions before the call of the next function."""
-    for completion in completions:
-        if isinstance(completion, ChatCompletion):
-            completion.counted = completion.read = False
 
 
 def took_lengths_alone(completions: Sequence[Any]) -> bool:
@@ -188,16 +187,16 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return run()
     except RewardError as error:
         return error
-    except Exception as error:  # noqa: BLE001  the code is the user's
+    except (Exception, *EXITS) as error:  # noqa: BLE001  the code is the user's
         return _make_error(name, error)
 
 
-def _make_error(name: str, cause: Exception) -> RewardError:
+def _make_error(name: str, cause: BaseException) -> RewardError:
     """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
     place = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
-    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{place}")
+    error = RewardError(f"reward function {name} raised {describe_error(cause)}{place}")
     error.__cause__ = cause
     return error
 
@@ -213,7 +212,7 @@ def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]
         start = time.perf_counter()
         try:
             result = await coroutine
-        except Exception as error:  # noqa: BLE001
+        except (Exception, *EXITS) as error:  # noqa: BLE001
             result = _make_error(name, error)
         return result, time.perf_counter() - start
 
@@ -266,10 +265,10 @@ def split_measures(name: str, result: Any, rows: int) -> tuple[Any, dict[str, Fl
         return result, {}
     measures = {}
     for measure, values in result[1].items():
-        if not isinstance(measure, str) or not measure or measure in MEASURED:
+        if not isinstance(measure, str) or not measure or measure in MEASURED or not measure.isprintable():
             raise RewardError(
-                f"reward function {name} returned a metric named {measure!r}: expected text other than "
-                f"{', '.join(sorted(MEASURED))}"
+                f"reward function {name} returned a metric named {measure!r}: expected text without line ends, other "
+                f"than {', '.join(sorted(MEASURED))}"
             )
         if isinstance(values, numbers.Real) or getattr(values, "ndim", None) == 0:
             values = [values] * rows

@@ -44,9 +44,16 @@ class PythonTests:
     The program is found by :func:`extract_program`. It runs in a sandbox without network, other processes and files of
     the user. The tests of a row are a list. A test is text with statements, such as ``"assert f(2) == 4"``, or an input
     and the expected output of the program: ``{"input": …, "output": …}`` or a pair. Statements run in a separate
-    process, which calls the functions of the program and compares the returned values. Outputs are compared outside of
-    the sandbox, without trailing spaces and empty lines. So a program can neither report a verdict nor read the
-    expected values.
+    process, which calls the functions of the program and compares the returned values. These are plain data, such as
+    numbers, text, lists and dicts, so every operator runs where the tests are. Outputs are compared outside of the
+    sandbox, without trailing spaces and empty lines. So a program can neither report a verdict nor read the expected
+    values.
+
+    Tests that use objects of the program, such as ``Solution().f(2)`` or ``len(Stack())``, need ``objects="allow"``.
+    The program can then return any object where a test expects plain data, and its own code answers the methods,
+    attributes and items that a test asks of that object, ``len``, ``abs``, ``-x``, ``bool``, ``str``, ``repr`` and
+    iteration: ``assert f("ab").startswith("a")`` can pass without a text, and shows the program the ``"a"``.
+    Comparisons, ``in`` and arithmetic with a value of the tests never run in the program.
 
     The status ``unparseable`` is a program with a syntax error, ``undecided`` a program that exceeded a limit of time
     or files, and ``out_of_memory`` one that exceeded its memory limit; tests that did not run count as failed. A
@@ -59,6 +66,8 @@ class PythonTests:
         cpu_seconds: limit of the processor time of one run; the statements of a row share one run.
         wall_seconds: limit of the elapsed time of one run.
         memory_mb: limit of the memory, in MiB.
+        objects: ``refuse``: a test fails if the program gives it an object that is no plain data; a warning counts such
+            programs. ``allow``: tests can use objects of the program.
 
     Raises:
         SandboxError: the sandbox does not work on this system; the message says what is missing.
@@ -70,10 +79,12 @@ class PythonTests:
     cpu_seconds: int = 2
     wall_seconds: float = 10.0
     memory_mb: int = 256
+    objects: Literal["refuse", "allow"] = "refuse"
     __name__: ClassVar[str] = "python_tests"
 
     def __post_init__(self) -> None:
         check_choice("score", self.score, ("all", "fraction"))
+        check_choice("objects", self.objects, ("refuse", "allow"))
         self._limits()
         get_sandbox()
 
@@ -94,14 +105,23 @@ class PythonTests:
         runs: dict[tuple[str | None, _Tests], _Runs] = {}
         for program, own in zip(programs, tests, strict=True):
             if program is not None and (program, own) not in runs:
-                runs[program, own] = _start(program, own, limits)
+                runs[program, own] = _start(program, own, limits, self.objects == "allow")
         scores = np.zeros(rows, dtype=np.float64)
         statuses = np.full(rows, NO_ANSWER, dtype=np.uint8)
         settled = {key: _settle(key[1], pending) for key, pending in runs.items()}
+        refused = 0
         for row, key in enumerate(zip(programs, tests, strict=True)):
             if key in settled:
-                passed, statuses[row] = settled[key]
+                passed, statuses[row], needed = settled[key]
+                refused += needed
                 scores[row] = float(np.mean(passed)) if self.score == "fraction" else float(all(passed))
+        if refused > 0:
+            logger.warning(
+                "%s: tests of %d completions failed because the program gave them an object that is no plain data; if "
+                'the tests need objects of the program, such as methods and classes, set objects="allow"',
+                name,
+                refused,
+            )
         scores[statuses == KILLED] = np.nan
         if (killed := int(np.sum(statuses == KILLED))) > 0:
             logger.warning(
@@ -149,26 +169,31 @@ _Runs = tuple["Future[TestsResult] | None", "list[Future[ScriptResult]]"]
 """The pending runs of one program: one for all statements, if there are any, and one for each input."""
 
 
-def _start(program: str, tests: _Tests, limits: Limits) -> _Runs:
+def _start(program: str, tests: _Tests, limits: Limits, objects: bool) -> _Runs:
     sandbox = get_sandbox()
     statements = [test for test in tests if isinstance(test, str)]
-    said = sandbox.submit_tests(program, statements, limits) if statements else None
+    said = sandbox.submit_tests(program, statements, limits, objects) if statements else None
     return said, [sandbox.submit_script(program, test[0], limits) for test in tests if not isinstance(test, str)]
 
 
-def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int]:
-    """Wait for the runs. Returns whether each test passed, in the order of the row, and the status."""
+def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int, bool]:
+    """Wait for the runs.
+
+    Returns:
+        whether each test passed, in the order of the row; the status; whether one failed for an object.
+    """
     said = None if runs[0] is None else runs[0].result()
     scripts = [run.result() for run in runs[1]]
     verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
     passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in tests]
     ends = {script.ended for script in scripts} | (set() if said is None else {said.ended})
+    refused = said is not None and said.refused
     for end, status in (("killed", KILLED), ("memory", OUT_OF_MEMORY)):
         if end in ends:
-            return passed, status
+            return passed, status, refused
     if ends != {"exit"}:
-        return passed, UNDECIDED
-    return passed, UNPARSEABLE if said is not None and said.loaded == "unparseable" else OK
+        return passed, UNDECIDED, refused
+    return passed, UNPARSEABLE if said is not None and said.loaded == "unparseable" else OK, refused
 
 
 def _matches(result: ScriptResult, expected: str) -> bool:

@@ -9,8 +9,27 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError
-from rlox_grpo.rewards.verdicts import Float64Array
-from rlox_grpo.types import RolloutGroup, ScoredGroup
+from rlox_grpo.rewards.verdicts import BoolArray, Float64Array
+from rlox_grpo.types import FAILURES, RolloutGroup, ScoredGroup
+
+
+def find_failed(groups: Sequence[RolloutGroup]) -> BoolArray:
+    """Return ``bool [N]``, True for the completions whose episode failed and has no reward."""
+    episodes = [completion.episode for group in groups for completion in group.completions]
+    return np.array(
+        [episode is not None and episode.reward is None and episode.stop_reason in FAILURES for episode in episodes]
+    )
+
+
+def describe_failed(groups: Sequence[RolloutGroup]) -> str:
+    """Describe how the episodes of ``groups`` ended, with the first error message."""
+    episodes = [c.episode for group in groups for c in group.completions if c.episode is not None]
+    reasons = dict.fromkeys(episode.stop_reason for episode in episodes)
+    errors = [episode.error for episode in episodes if episode.error]
+    return (
+        f"{len(episodes)} episodes; they ended by {', '.join(reasons)}"
+        f"{f'; the first error: {errors[0]}' if errors else ''}"
+    )
 
 
 class EnvironmentReward:
@@ -33,15 +52,8 @@ class EnvironmentReward:
 
     def refuse_unscored(self, groups: Sequence[RolloutGroup]) -> None:
         """Raise RewardError if no episode has a reward."""
-        if not np.isnan(self.read(groups)).all():
-            return
-        episodes = [c.episode for group in groups for c in group.completions if c.episode is not None]
-        reasons = dict.fromkeys(episode.stop_reason for episode in episodes)
-        errors = [episode.error for episode in episodes if episode.error]
-        raise RewardError(
-            f"environment {self.__name__} returned no reward for any of {len(episodes)} episodes; they ended by "
-            f"{', '.join(reasons)}{f'; the first error: {errors[0]}' if errors else ''}"
-        )
+        if np.isnan(self.read(groups)).all():
+            raise RewardError(f"environment {self.__name__} returned no reward for any of {describe_failed(groups)}")
 
 
 def add_turn_rewards(scored: ScoredGroup, weight: float) -> ScoredGroup:

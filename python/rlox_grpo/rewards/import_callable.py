@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +22,28 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
         folders: searched for the module after the installed packages, only during the import.
 
     Raises:
-        ConfigError: ``name`` has another form, cannot be imported, or is not callable.
+        ConfigError: ``name`` has another form, cannot be imported (also if its module raises an error), or is not
+            callable.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(f"{place} is {name!r}: expected module:callable, such as 'my_module:my_function'")
+    if not all(word.isidentifier() for word in module.split(".")):
+        raise ConfigError(
+            f"{place} ({name}): {module!r} is no name of a module: write it without a path and without .py; the folder "
+            "of the run file and the current folder are searched"
+        )
     try:
         with _search_also(folders):
             found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{place} ({name}): {error}") from error
+    except Exception as error:  # of the user's module, which may raise any
+        *_, last = traceback.extract_tb(error.__traceback__)
+        where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
+        raise ConfigError(
+            f"{place} ({name}): the import of {module} failed with {type(error).__name__}: {error}{where}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
     return found

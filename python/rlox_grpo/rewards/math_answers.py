@@ -89,15 +89,17 @@ class MathAnswer:
 
     The answer is found by :func:`extract_answer`. Both are read as LaTeX or plain text and compared exactly: numbers,
     expressions of letters, lists and sets (unordered), tuples, intervals and inequalities, equations up to a factor,
-    matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A missing
-    unit is right, a different one is wrong. The answer ``x = 5`` is right for the gold 5. Several values are wrong for
-    a gold of one value. An expression without a value, such as 1/0, is not equal to anything. An answer that exceeds
-    the budget of operations is ``undecided`` and has the score ``undecided`` (None: does not apply). Verdicts do not
-    depend on the machine or on the number of threads.
+    matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A percent
+    sign may be missing or added: 25% is right for the golds 25, 25% and 0.25, and 25 for 25%. A missing unit is right,
+    a different one is wrong. The answer ``x = 5`` is right for the gold 5. Several values are wrong for a gold of one
+    value. An expression without a value, such as 1/0, is not equal to anything. An answer that exceeds the budget of
+    operations is ``undecided`` and has the score ``undecided`` (None: no score). Verdicts do not depend on the
+    machine or on the number of threads.
 
-    Options, each with the strictest choice first:
+    Options, each with its default first:
         tolerance: None, or the relative difference up to which constants are equal (absolute if the gold is 0).
-        percent: ``"exact"``: 50% equals only 0.5; ``"optional"``: it also equals 50.
+        percent: ``"optional"``: 50% equals 0.5 and 50, as it does for the graders of GSM8K and MATH; ``"exact"``: it
+            equals only 0.5. Inside an expression, an equation or an interval, 50% is always 0.5.
         units: ``"missing_ok"``; ``"exact"``: a unit on one side only is wrong; ``"convert"``: 1 m is 100 cm;
             ``"ignore"``: units are not compared.
         base: ``"exact"``: 52₈ equals only 42; ``"optional"``: it also equals 52.
@@ -113,7 +115,7 @@ class MathAnswer:
 
     weight: float = 1.0
     tolerance: float | None = None
-    percent: Strictness = "exact"
+    percent: Strictness = "optional"
     units: Units = "missing_ok"
     base: Strictness = "exact"
     brackets: Strictness = "exact"
@@ -163,9 +165,10 @@ class MathAnswer:
 class MajorityVote:
     """1.0 for the completions of a group whose answer is given most often, else 0.0; it needs no gold.
 
-    Answers are grouped by mathematical equality, as in :class:`MathAnswer`. If several answers are equally frequent,
-    all of them score 1.0: the order of completions does not matter, and without agreement all scores are equal. A
-    completion without a readable answer has no vote and scores 0.0; its status tells why.
+    Answers are grouped by mathematical equality, as in :class:`MathAnswer`, but with ``percent="exact"``: 25% cannot be
+    in the group of 25 and in that of 0.25. If several answers are equally frequent, all of them score 1.0: the order of
+    completions does not matter, and without agreement all scores are equal. A completion without a readable answer has
+    no vote and scores 0.0; its status tells why.
 
     A group is ``group_size`` consecutive completions, or without it, consecutive completions with equal ``prompts``.
     Self-consistency: Wang et al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
@@ -222,7 +225,7 @@ def math_equal(
     answer: str,
     *,
     tolerance: float | None = None,
-    percent: Strictness = "exact",
+    percent: Strictness = "optional",
     units: Units = "missing_ok",
     base: Strictness = "exact",
     brackets: Strictness = "exact",

@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.calls import (
@@ -23,7 +24,6 @@ from rlox_grpo.rewards.calls import (
     attempt,
     check_scores,
     find_nan_rows,
-    forget_reading,
     function_name,
     gather,
     hint_at_kind,
@@ -33,7 +33,7 @@ from rlox_grpo.rewards.calls import (
     took_lengths_alone,
 )
 from rlox_grpo.rewards.columns import SAMPLED
-from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
+from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
 from rlox_grpo.rewards.steps import split_steps
 from rlox_grpo.rewards.verdicts import (
     ERROR,
@@ -42,11 +42,15 @@ from rlox_grpo.rewards.verdicts import (
     RARE,
     STATUSES,
     TIMEOUT,
+    BoolArray,
     Float64Array,
     Rule,
     UInt8Array,
+    Verdicts,
+    leave_out_failed,
     sum_weighted,
 )
+from rlox_grpo.rewards.worker_pool import Outcomes
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup, StepScores
 
@@ -67,7 +71,8 @@ def score(
     A function receives ``prompts``, ``completions`` (texts, or lists of messages for chat prompts), ``completion_ids``
     (lists of ints) and each column, repeated for each completion. If completions contain observations, it also receives
     ``sampled_mask`` (lists of bools, True on sampled tokens). Without a tokenizer, ``completions`` are 1-D int64
-    tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. A function in
+    tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. Each function
+    gets its own copies, also of a value that several completions share. A function in
     :class:`~rlox_grpo.rewards.InWorkers` is called in worker processes.
 
     A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion. They
@@ -75,20 +80,23 @@ def score(
 
     Args:
         groups: Rollouts, all with text or all without.
-        reward_fns: One function or several. The score None or NaN means that the function does not apply to a sample.
+        reward_fns: One function or several. The score None or NaN means that the function does not apply to a sample:
+            the others alone score it. A sample that failed has no score from any function, so that it is left out of
+            its group: its episode failed, a function failed or ran out of time, or a rule could not judge it.
         weights: One for each function; by default its ``weight`` attribute, or else 1.
         on_error: If a function raises an error or returns something that is not a score: ``stop`` raises, ``none``
-            gives every sample of the call the score None. Functions in workers have their own ``on_error``; an error of
-            a rule is always raised.
+            lets every sample of the call fail. Functions in workers have their own ``on_error``; an error of a rule is
+            always raised.
 
     Returns:
-        Each group with its total (weighted sum of the functions that apply, or NaN), the scores of each function, the
-        statuses of rules, the outcomes of other functions, and the time of each. If two functions have the same name,
-        the second is reported as ``name_2``.
+        Each group with its total (weighted sum of the functions that apply; NaN without a score), the scores of each
+        function, the statuses of rules, the outcomes of other functions, and the time of each. If two functions have
+        the same name, the second is reported as ``name_2``.
 
     Raises:
         RewardError: A function raises an error, or returns a wrong number of scores, something other than numbers, an
-            infinity, or no score at all. The message names the function and, if known, the sample.
+            infinity, or no score at all; or every sample failed. With ``on_error="none"`` this is a warning, unless
+            all episodes failed. The message names the function and, if known, the sample.
         ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
@@ -112,15 +120,15 @@ def score(
             elif isinstance(function, InWorkers):
                 parts[name] = _score_by_workers(name, function, given, groups)
             else:
-                positional, keywords = select_arguments(function, given)
-                forget_reading(given["completions"])
+                own = copy_arguments(given)
+                positional, keywords = select_arguments(function, own)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if inspect.isawaitable(result):
                     waiting[name] = result
                     continue
                 parts[name] = _score_by_function(name, result, given["completions"], on_error)
                 # After the call, because ChatCompletion records what the function has read.
-                _warn_of_lengths(name, parts[name].scores, given["completions"])
+                _warn_of_lengths(name, parts[name].scores, own["completions"])
             parts[name].seconds = time.perf_counter() - start
         for name, (result, seconds) in gather(waiting).items():
             parts[name] = _score_by_function(name, result, given["completions"], on_error)
@@ -131,7 +139,11 @@ def score(
                 left.close()  # Python warns of coroutines that are never awaited
         raise
     ordered = {name: parts[name] for name in names}
-    scored = _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
+    failed = [find_failed(groups), *(part.failed for part in ordered.values())]
+    _refuse_all_failed(groups, ordered, failed, functions, on_error)
+    components = leave_out_failed([part.scores for part in ordered.values()], failed)
+    ordered = {name: replace(part, scores=own) for (name, part), own in zip(ordered.items(), components, strict=True)}
+    scored = _split(groups, sum_weighted(components, factors), ordered)
     for function, factor in zip(functions, factors, strict=True):
         if isinstance(function, EnvironmentReward):
             scored = [add_turn_rewards(group, factor) for group in scored]
@@ -162,6 +174,38 @@ class _Part:
     measures: Mapping[str, Float64Array] = field(default_factory=dict)
     steps: tuple[StepScores | None, ...] | None = None
 
+    @property
+    def failed(self) -> BoolArray:
+        """``bool [N]``: the samples that the function could not score, not those to which it does not apply."""
+        if self.statuses is not None:
+            return Verdicts(self.scores, self.statuses).failed
+        if self.outcomes is not None:
+            return Outcomes(self.scores, self.outcomes, {}).failed
+        return np.zeros(len(self.scores), np.bool_)
+
+
+def _refuse_all_failed(
+    groups: Sequence[RolloutGroup],
+    parts: Mapping[str, _Part],
+    failed: Sequence[BoolArray],
+    functions: Sequence[RewardFn],
+    on_error: str,
+) -> None:
+    """Raise RewardError if every sample failed; warn of it where a function's error does not stop the run."""
+    if not np.any(failed, axis=0).all():
+        return
+    if failed[0].all():
+        raise RewardError(f"all episodes failed, and none has a score: {describe_failed(groups)}")
+    counts = [f"{int(own.sum())} in {name}" for name, own in zip(parts, failed[1:], strict=True) if own.any()]
+    counts += [f"{int(failed[0].sum())} episodes"] if failed[0].any() else []
+    message = (
+        f"all of {len(failed[0])} samples failed, and none has a score ({', '.join(counts)}): raise the time limit or "
+        "mend the reward function"
+    )
+    if on_error == "stop" and not any(isinstance(f, InWorkers) and f.on_error == "none" for f in functions):
+        raise RewardError(f"{message}; on_reward_error='none' goes on without these samples")
+    logger.warning("%s; these samples are not trained on", message)
+
 
 def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
     columns = {column: values for column, values in given.items() if column != "completions"}
@@ -190,8 +234,14 @@ def _score_by_workers(
             "reward function %s: of %d samples %d ran out of time and %d failed; the first: %s; %s",
             *(name, len(found.codes), late, len(failed) - late, what, _describe_row(groups, first)),
         )
-        return _Part(found.scores, outcomes=found.codes)
-    return _Part(check_scores(name, found.scores, len(found.scores)), outcomes=found.codes)
+    try:
+        judged = found.scores[~found.failed]
+        check_scores(name, judged, len(judged))
+    except RewardError as error:
+        if function.on_error == "stop":
+            raise
+        logger.warning("%s", error)
+    return _Part(found.scores, outcomes=found.codes)
 
 
 def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _Part:
@@ -329,7 +379,10 @@ def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[An
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
         if name in _OWN:
-            raise ValueError(f"a column is named {name!r}, which reward functions receive as something else")
+            raise ValueError(
+                f"a column is named {name!r}, which reward functions receive as something else: drop it, or rename it: "
+                f"columns={{'reference_{name}': {name!r}}}"
+            )
         for prompt, _ in prompts:
             if name not in prompt.columns:
                 raise ValueError(

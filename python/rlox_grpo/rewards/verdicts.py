@@ -21,6 +21,7 @@ from rlox_grpo.rewards.columns import Columns
 
 Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
+BoolArray = NDArray[np.bool_]
 
 STATUSES = ("ok", "no_answer", "unparseable", "undecided", "out_of_memory", "killed")
 """Statuses by number: scored; no answer found; answer not readable; compute budget of the rule exceeded. For programs
@@ -35,13 +36,21 @@ OUTCOMES = ("ok", "timeout", "error")
 OK, NO_ANSWER, UNPARSEABLE, UNDECIDED, OUT_OF_MEMORY, KILLED = range(len(STATUSES))
 _, TIMEOUT, ERROR = range(len(OUTCOMES))  # the first of both is OK
 
+_UNJUDGED = (UNDECIDED, OUT_OF_MEMORY, KILLED)
+"""Statuses of answers that a rule could not judge."""
+
 
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """Scores ``float64 [N]``, NaN where the rule does not apply; statuses ``uint8 [N]``, indices of ``STATUSES``."""
+    """Scores ``float64 [N]``, NaN where there is none; statuses ``uint8 [N]``, indices of ``STATUSES``."""
 
     scores: Float64Array
     statuses: UInt8Array
+
+    @property
+    def failed(self) -> BoolArray:
+        """``bool [N]``: the samples that the rule could not judge, not those to which it does not apply."""
+        return np.isnan(self.scores) & np.isin(self.statuses, _UNJUDGED)
 
 
 @runtime_checkable
@@ -60,6 +69,14 @@ class Rule(Protocol):
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as TRL calls reward functions."""
         ...
+
+
+def leave_out_failed(components: Sequence[Float64Array], failed: Sequence[BoolArray]) -> list[Float64Array]:
+    """Return the components with NaN in each sample that failed in any of them, by ``failed`` ``bool [N]`` of each.
+
+    The rest of its scores is not comparable with its group's: a judge that timed out is no judge that gave 0.
+    """
+    return [np.where(np.any(failed, axis=0), np.nan, component) for component in components]
 
 
 def sum_weighted(components: Sequence[Float64Array], weights: Sequence[float]) -> Float64Array:
@@ -132,7 +149,7 @@ def check_tags(first: str, second: str) -> None:
 
 @dataclass(frozen=True)
 class Composite:
-    """Several rules as one: the weighted sum of those that apply, or None if none applies.
+    """Several rules as one: the weighted sum of those that apply; None if none applies, or if one could not judge.
 
     ``weights`` are by default those of the rules. The status of a sample is the worst among the rules.
     """
@@ -156,8 +173,9 @@ class Composite:
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch with every rule."""
         parts = [rule.verdicts(completions, columns) for rule in self.rules]
+        components = leave_out_failed([part.scores for part in parts], [part.failed for part in parts])
         return Verdicts(
-            sum_weighted([part.scores for part in parts], self.weights or ()),
+            sum_weighted(components, self.weights or ()),
             np.max([part.statuses for part in parts], axis=0),
         )
 

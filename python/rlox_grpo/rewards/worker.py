@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from rlox_grpo import errors
 from rlox_grpo.rewards.calls import RewardError, call, read_scores, split_measures
 
 LONGEST_MESSAGE = 2000
@@ -102,10 +103,16 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
         else:
             _settle(rows, result, answer)
 
+    async def catch_exit(coroutine: Awaitable[Any]) -> Any:
+        try:
+            return await coroutine
+        except (SystemExit, GeneratorExit) as error:  # would end the event loop, and with it the other samples
+            return error
+
     async def wait(rows: range, coroutine: Awaitable[Any]) -> None:
         start = time.monotonic()
         try:
-            result: Any = await asyncio.wait_for(coroutine, job.timeout)
+            result: Any = await asyncio.wait_for(catch_exit(coroutine), job.timeout)
         except BaseException as error:  # noqa: BLE001
             if isinstance(error, asyncio.TimeoutError) and time.monotonic() - start >= job.timeout:
                 for row in rows:
@@ -169,7 +176,7 @@ def set_alarm(seconds: float) -> None:
 
 def describe_error(error: BaseException) -> str:
     """Return the type, the truncated message and the place of an error."""
-    text = f"{type(error).__name__}: {error}"
+    text = errors.describe_error(error)
     place = ""
     trace = error.__traceback__
     while trace is not None:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, function_name
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Float64Array, UInt8Array
+from rlox_grpo.rewards.verdicts import ERROR, OK, TIMEOUT, BoolArray, Float64Array, UInt8Array
 from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
 
 START_SECONDS = 120.0
@@ -51,6 +51,12 @@ class Outcomes:
     scores: Float64Array
     codes: UInt8Array
     messages: dict[int, str]
+
+    @property
+    def failed(self) -> BoolArray:
+        """``bool [N]``: the samples that failed or ran out of time and have no score instead."""
+        failed: BoolArray = np.isnan(self.scores) & (self.codes != OK)
+        return failed
 
 
 class Pool:

@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
+
+LONGEST_TIMEOUT = 1e6
+"""Seconds, 11 days: the operating system's waits are no longer."""
 
 _ASYNC_GRACE = 1.0
 """Seconds after the last timeout at which a worker with async functions is killed: its event loop is blocked."""
@@ -59,8 +63,8 @@ class InWorkers:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"function is {self.function!r}, expected a callable")
-        if not self.timeout > 0 or math.isinf(self.timeout):
-            raise ValueError(f"timeout is {self.timeout}, expected a positive number of seconds")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise ValueError(f"timeout is {self.timeout}, expected seconds above 0, at most {LONGEST_TIMEOUT:g}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}, expected at least 1")
         check_choice("per", self.per, ("sample", "batch"))
@@ -88,10 +92,10 @@ class InWorkers:
                 ``row``, a completion has the outcome ``error``, with ``on_error="stop"``.
         """
         rows = len(given["completions"])
-        given = {"prompts": [None] * rows, **given}
+        given = copy_arguments({"prompts": [None] * rows, **given})  # else completions in one worker share values
         select_arguments(self.function, given)
         is_async = is_coroutine_function(self.function)
-        timeout = self.timeout * (rows if self.per == "batch" else 1)
+        timeout = min(LONGEST_TIMEOUT, self.timeout * (rows if self.per == "batch" else 1))
         deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
         size = 1
         if self.per == "batch":

@@ -230,7 +230,7 @@ class BatchQueue(deque[PendingBatch]):
     def restore(
         self,
         state: Iterable[Mapping[str, Any]],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | Mapping[int, Prompt],
         generate: Callable[[Sequence[Prompt], int], PendingBatch],
         share: Callable[[int], slice] = lambda count: slice(count),
     ) -> None:
@@ -238,7 +238,7 @@ class BatchQueue(deque[PendingBatch]):
 
         Args:
             state: of all ranks; see :func:`join_states`.
-            prompts: all prompts of the run.
+            prompts: the prompts of the run, by their index.
             generate: ``generate(prompts, position)`` samples a batch again whose completions were not saved.
             share: ``share(count)`` is this rank's slice of ``count`` prompts.
         """

@@ -227,8 +227,8 @@ class PartialRollouts:
             ],
         }
 
-    def restore(self, state: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
-        """Restore :meth:`state`; ``prompts`` are all prompts of the run."""
+    def restore(self, state: Mapping[str, Any], prompts: Sequence[Prompt] | Mapping[int, Prompt]) -> None:
+        """Restore :meth:`state`; ``prompts[index]`` is a prompt of the run."""
         groups = {record["draw"]: decode_started(record, prompts[record["prompt"]]) for record in state["groups"]}
         self._jobs.clear()
         for record in state.get("taken", ()):  # an older checkpoint has none

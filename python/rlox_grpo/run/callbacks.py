@@ -44,4 +44,4 @@ class Callbacks:
         """Call the method ``event`` of each callback that has it."""
         for callback in self._callbacks:
             if (method := getattr(callback, event, None)) is not None:
-                method(step, argument)
+                method(step, dict(argument) if isinstance(argument, dict) else argument)  # each its own

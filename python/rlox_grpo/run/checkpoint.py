@@ -29,9 +29,9 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.files import sync_path
-from rlox_grpo.run.history import checkpoint_path, partial_path, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import FORMAT, STATE, read_object, write_manifest
+from rlox_grpo.run.files import json_line, replace_file, sync_path
+from rlox_grpo.run.history import checkpoint_path, checkpoints, partial_path, remove_leftovers, remove_old, set_aside
+from rlox_grpo.run.manifest import FORMAT, STATE, read_object, time_of_writing, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +80,8 @@ def save_checkpoint(
     _refuse_non_finite(model, tensors, moments)
     try:
         remove_leftovers(root)
-        partial.mkdir(parents=True)
+        root.mkdir(exist_ok=True)  # without parents: a run folder that was moved during the run is not made anew
+        partial.mkdir()
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, transformers.PreTrainedModel):
             model.config.save_pretrained(partial)
@@ -99,7 +100,7 @@ def save_checkpoint(
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "format": FORMAT, "step": step, "random": random_values}
         (partial / STATE).write_text(json.dumps(whole, indent=1))
-        write_manifest(partial)
+        write_manifest(partial, after=max(map(time_of_writing, checkpoints(root)), default=0.0))
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
         if os.path.lexists(place):  # written by an earlier run from this folder
@@ -111,6 +112,42 @@ def save_checkpoint(
         raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
     remove_old(root, keep=keep, newest=place)
     return place
+
+
+_RESTORED = "restored.json"
+"""Name of the file in a checkpoint that a collapse went back to; the manifest does not name it."""
+
+
+def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
+    """Note the factor of the learning rate with which a run goes on from ``checkpoint`` after a collapse.
+
+    Until its next checkpoint nothing else holds the factor, and a run that is killed before would forget it.
+
+    Raises:
+        CheckpointError: the note cannot be written.
+    """
+    try:
+        replace_file(checkpoint / _RESTORED, json_line({"learning_rate_factor": factor}))
+    except OSError as error:
+        raise CheckpointError(f"cannot write {checkpoint / _RESTORED}: {error}") from error
+
+
+def load_learning_rate_factor(checkpoint: Path, state: Mapping[str, Any]) -> float:
+    """Return the factor of :func:`save_learning_rate_factor`, or else that of the checkpoint's ``state``.
+
+    Raises:
+        CheckpointError: the note is damaged.
+    """
+    source = state
+    if os.path.lexists(checkpoint / _RESTORED):
+        note = read_object(checkpoint / _RESTORED)
+        source = {} if isinstance(note, str) else note
+        if not isinstance(source.get("learning_rate_factor"), (int, float)):
+            raise CheckpointError(
+                f"{checkpoint / _RESTORED} is damaged: it holds the factor of the learning rate after a collapse; "
+                'write it again, as {"learning_rate_factor": 0.5} after one collapse, or choose another checkpoint'
+            )
+    return float(source.get("learning_rate_factor", 1.0))  # an older checkpoint has none
 
 
 def export_model(

@@ -35,7 +35,9 @@ def evaluate(
     Returns:
         The metrics and the scored groups. A sample is right if its first reward is at least 1. ``accuracy`` is the
         share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
-        k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1). ``rewards/<name>`` is the mean of each
+        k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1), over the prompts with at least k scored
+        samples. Samples without a first reward are left out of both; ``frac_unscored`` is their share, if there are
+        any. A mean over nothing is NaN. ``rewards/<name>`` is the mean of each
         component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of
         sampled tokens.
     """
@@ -44,10 +46,13 @@ def evaluate(
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
-    right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
-    metrics = {"accuracy": float(right.mean())}
+    firsts = [group.components[first] for group in groups]
+    right = [own[~np.isnan(own)] >= RIGHT for own in firsts]  # of each prompt, its scored samples
+    unscored = float(np.isnan(np.concatenate(firsts)).mean())
+    metrics = {"accuracy": _mean(np.concatenate(right)), **({"frac_unscored": unscored} if unscored else {})}
     for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
-        metrics[f"pass@{k}"] = float(np.mean([pass_at_k(samples, int(count), k) for count in right.sum(axis=1)]))
+        passed = [pass_at_k(len(own), int(own.sum()), k) for own in right if len(own) >= k]
+        metrics[f"pass@{k}"] = float(np.mean(passed)) if passed else float("nan")
     metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
     lengths = [count_sampled(completion) for group in groups for completion in group.group.completions]
     metrics["mean_length"] = float(np.mean(lengths))

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -30,15 +30,24 @@ _TORN = "%s: removed its last line, which was incomplete"
 def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = None) -> list[dict[str, Any]]:
     """Read a file with one JSON object in each line: all, or the first ``limit``.
 
-    An incomplete last line, left by ``kill -9``, is skipped.
+    An incomplete last line is skipped: a run is writing it, or was killed by ``kill -9`` while it did.
 
     Raises:
         ValueError: A complete line is not a JSON object; the message names the file and the line.
         OSError: As :func:`open_regular`.
     """
     with open_regular(path, max_bytes=max_bytes) as lines:
-        rows = (_parse(line, path, number) for number, line in enumerate(islice(lines, limit), start=1))
+        numbered = enumerate(islice(_list_lines(lines), limit), start=1)
+        rows = (_parse(line, path, number) for number, line in numbered)
         return [row for row in rows if row is not None]
+
+
+def _list_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines up to the first without a newline: what is written after that read would begin in its middle."""
+    for line in file:
+        yield line
+        if not line.endswith(b"\n"):
+            return
 
 
 def open_regular(path: Path, *, max_bytes: int | None = None, follow: bool = False) -> IO[bytes]:
@@ -77,7 +86,7 @@ def cut_after(path: Path, step: int) -> None:
     kept: list[bytes] = []
     later = torn = 0
     with open_regular(path) as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(_list_lines(lines), start=1):
             row = _parse(line, path, number, with_step=True)
             if row is None:
                 torn += 1
@@ -106,7 +115,7 @@ def set_broken_lines_aside(path: Path) -> int:
     kept: list[bytes] = []
     broken: dict[int, bytes] = {}
     with open_regular(path) as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(_list_lines(lines), start=1):
             try:
                 _parse(line, path, number, with_step=True)
                 kept.append(line)
@@ -262,7 +271,7 @@ def write_completions(
                 }
             )
     folder = run_dir / "completions"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # without parents: a run folder that was moved during the run is not made anew
     path = folder / f"{kind}_{step:06d}.jsonl"
     replace_file(path, b"".join(json_line(row) for row in rows[:limit]))
     return path

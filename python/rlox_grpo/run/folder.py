@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import shutil
 import socket
+import struct
 import sys
 import threading
 import time
@@ -86,8 +88,8 @@ def refuse_full_disk(folder: Path, model: nn.Module) -> None:
     free = shutil.disk_usage(folder).free
     if free < 2 * one:
         raise CheckpointError(
-            f"{folder} has {free / 2**20:.0f} MiB free, and two checkpoints take {2 * one / 2**20:.0f} MiB: free "
-            "space or choose another output_dir"
+            f"{folder} has {free:,} bytes free, and two checkpoints take {2 * one:,}: free space or choose another "
+            "output_dir"
         )
 
 
@@ -150,8 +152,20 @@ _NO_LOCKS_HERE = {getattr(errno, name) for name in ("ENOLCK", "ENOSYS", "EOPNOTS
 _LOCKED = {getattr(errno, name) for name in ("EAGAIN", "EACCES", "EDEADLK", "EDEADLOCK") if hasattr(errno, name)}
 
 _guard = threading.Lock()
-_held_here: set[str] = set()
-"""Folders that this process has locked. A POSIX lock does not keep out another thread of the same process."""
+_held_here: dict[str, int] = {}
+"""Descriptor of the lock file of each folder that this process has locked."""
+
+
+def _close_in_child() -> None:
+    """Close the lock files in a forked process. It shares their locks, and may outlive a run that is killed."""
+    for descriptor in _held_here.values():
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held_here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
@@ -181,10 +195,11 @@ def hold_run_folder(output_dir: str | None, ranks: Ranks) -> Iterator[None]:
 def hold_folder(folder: Path) -> Iterator[None]:
     """Lock an existing ``folder`` during the block, by a kernel lock on its file ``.lock``.
 
-    The kernel releases the lock when the process ends. It is a POSIX lock (``fcntl.lockf``) and not ``flock``, which
-    the filelock package uses: forked processes do not inherit it, so a worker that outlives a killed run does not keep
-    the lock. POSIX locks also work on NFS. The file is never removed: otherwise two runs could lock two files of the
-    same name.
+    The kernel releases the lock when the process ends. The lock belongs to the open file, and not to the process as a
+    POSIX lock of ``fcntl.lockf`` does: the kernel gives that one up as soon as anything in the process opens and closes
+    the file, such as a callback that copies the folder. Forked processes share the open file, so they close it first:
+    a worker that outlives a killed run does not keep the lock. The file is never removed: otherwise two runs could lock
+    two files of the same name.
 
     Raises:
         CheckpointError: as :func:`hold_run_folder`.
@@ -196,21 +211,18 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 f"output_dir={str(folder)!r} is in use by another trainer in this process ({os.getpid()}): "
                 "wait for it, or choose another output_dir"
             )
-        _held_here.add(real)
+        descriptor = _held_here[real] = _open(folder)
     try:
-        descriptor = _open(folder)
-        try:
-            if os.environ.get(WITHOUT_LOCK) != "1":
-                _lock(descriptor, folder)
-            os.ftruncate(descriptor, 0)
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(descriptor, json_line({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
-            yield
-        finally:
-            os.close(descriptor)  # gives up the lock
+        if os.environ.get(WITHOUT_LOCK) != "1":
+            _lock(descriptor, folder)
+        os.ftruncate(descriptor, 0)
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.write(descriptor, json_line({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+        yield
     finally:
         with _guard:
-            _held_here.discard(real)
+            if _held_here.pop(real, None) == descriptor:  # a forked process has closed it
+                os.close(descriptor)  # gives up the lock
 
 
 def _open(folder: Path) -> int:
@@ -256,7 +268,17 @@ def _lock_file(descriptor: int) -> None:
     else:
         import fcntl
 
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        set_lock = getattr(fcntl, "F_OFD_SETLK", None)  # Linux; it also excludes POSIX locks, and works on NFS
+        if set_lock is not None:
+            # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid
+            whole = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            try:
+                fcntl.fcntl(descriptor, set_lock, whole)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a system that does not know this call
+                    raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _holder(folder: Path) -> str:

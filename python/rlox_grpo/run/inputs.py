@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.advantages.moving import read_key
+from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long
-from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.prompts.comparison import refuse_different_forms, warn_of_prompts
+from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
+from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -20,12 +23,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass
 class PromptReader:
     """Loads and checks prompts with the options of a run. Every error names the prompt.
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
-    number of tokens of a prompt and its completion; None: no limit.
+    number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
+    ids; None: unknown.
     """
 
     config: GRPOConfig
@@ -33,6 +40,7 @@ class PromptReader:
     reward_fns: Sequence[RewardFn]
     episodes: EpisodeRunner | None
     max_length: int | None
+    vocab_size: int | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -43,11 +51,17 @@ class PromptReader:
         Raises:
             TypeError, ValueError, RewardError: a prompt cannot be used; the message names its index.
         """
-        options = self.config.prompts
         if is_stream(prompts):
             raise TypeError(
                 f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
             )
+        loaded = self._load(prompts, trained=trained)
+        self._compare(loaded)
+        self._warn(loaded)
+        return loaded
+
+    def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
+        options = self.config.prompts
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)
@@ -60,13 +74,23 @@ class PromptReader:
                 columns=options.columns,
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
+                # A preset's template is its default for rows without a prompt.
+                needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
             )
+            refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)
         return loaded
+
+    def _compare(self, loaded: Sequence[Prompt]) -> None:
+        if self.episodes is None:  # an environment writes its prompts
+            refuse_different_forms(loaded, continue_final_message=self.config.continue_final_message)
+
+    def _warn(self, loaded: Sequence[Prompt]) -> None:
+        warn_of_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
         """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
@@ -84,6 +108,7 @@ class PromptReader:
 
         Raises:
             ConfigError: no ``max_steps``, or an option that needs all prompts at once.
+            ValueError: a generator has passed these prompts already.
         """
         config, kind = self.config, type(prompts).__name__
         if config.max_steps is None:
@@ -103,7 +128,13 @@ class PromptReader:
                 "it out, or pass list(prompts)"
             )
         before, stream = self._stream
+        if stream is not None and before is prompts and stream.draws > draws and is_read_once(prompts):
+            raise ValueError(
+                f"prompts is a {kind} that has yielded {stream.draws} rows, and the run continues at row {draws}: pass "
+                "a new one, or a function that returns it, which can be read again"
+            )
         if stream is None or before is not prompts or stream.draws > draws:
-            stream = StreamDraws(prompts, self.read)
+            stream = StreamDraws(prompts, self._load, self._compare)
+            self._warn(stream.first)
             self._stream = prompts, stream  # a generator can be read only once
         return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import stat
 import time
@@ -45,10 +46,11 @@ _STATE_KEYS: dict[str, type | tuple[type, ...]] = {
 """The keys of a run's ``state.json`` and their types."""
 
 
-def write_manifest(checkpoint: Path) -> None:
+def write_manifest(checkpoint: Path, *, after: float = 0.0) -> None:
     """Write ``manifest.json``: size and SHA-256 of every other file, the format version and the time.
 
-    It holds a digest of its own content too.
+    It holds a digest of its own content too. The time is later than ``after``, that of the newest other checkpoint,
+    also if the clock was set back.
 
     Raises:
         OSError: a file is missing or cannot be read, or the manifest cannot be written.
@@ -61,7 +63,7 @@ def write_manifest(checkpoint: Path) -> None:
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": __version__,
-        "written": time.time(),
+        "written": max(time.time(), math.nextafter(after, math.inf)),
         "files": {
             path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "sha256": digest}
             for path, digest in zip(files, digests, strict=True)

@@ -15,12 +15,18 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from rlox_grpo.config.records import DOORS
+from rlox_grpo.config.records.option import is_own
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
+from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rewards.calls import RewardFn, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.run.content import digest_content, is_json
+from rlox_grpo.types import Prompt
 
 REWARDS = "rewards"
 """Name in ``resume_changes`` that allows other or edited reward functions."""
@@ -29,6 +35,12 @@ OPTIMIZER = "optimizer"
 """Name in ``resume_changes`` that allows another or an edited optimizer; also the key of its fingerprint."""
 
 _OTHER_OPTIMIZER = "the optimizer is another, or was edited"
+
+_EDITED = "{} was edited"
+"""What is said of an edited policy loss, advantage function or engine of the user."""
+
+_SOURCE = "source of {}"
+"""Key of the fingerprint of a policy loss, an advantage function or an engine of the user."""
 
 _DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 
@@ -52,14 +64,19 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
     return [
         f"the reward function {name} was edited"
         for (name, digest), before in zip(rewards, known, strict=False)
-        if isinstance(before, str) and digest is not None and _comparable(before, digest) and before != digest
+        if isinstance(before, str) and digest is not None and _comparable(before, digest) and _differ(before, digest)
     ]
 
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
-    others = [name for name in now if name != OPTIMIZER and then.get(name, now[name]) != now[name]]
+    known = {OPTIMIZER, *map(_SOURCE.format, DOORS)}
+    others = [name for name in now if name not in known and then.get(name, now[name]) != now[name]]
     changed = [f"{name}: not those of the run" for name in others]
+    for name in DOORS:
+        before, here = then.get(_SOURCE.format(name)), now.get(_SOURCE.format(name))
+        if before and here and _comparable(before, here) and _differ(before, here):
+            changed.append(_EDITED.format(name))
     if _is_other(then.get(OPTIMIZER, "adamw"), now[OPTIMIZER]):  # earlier versions had only AdamW
         changed.append(_OTHER_OPTIMIZER)
     return changed
@@ -73,7 +90,7 @@ def _is_other(before: str | None, now: str | None) -> bool:
     of_code = [digest is None or digest.startswith("python") for digest in (before, now)]
     if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
         return False
-    return before != now
+    return before != now and (before is None or now is None or _differ(before, now))
 
 
 def refuse_other_run(
@@ -82,8 +99,11 @@ def refuse_other_run(
     config: GRPOConfig,
     rewards: Sequence[tuple[str, str | None]],
     data: Mapping[str, Any],
+    model: str,
 ) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Compare the configuration, rewards and data of a checkpoint with those of the resumed run.
+
+    ``model`` is the name of the resumed run's model, for the error message.
 
     Returns:
         The options that differ, name → (old value, new value), with the key ``"rewards"`` if anything else differs;
@@ -101,13 +121,16 @@ def refuse_other_run(
     allowed = config.resume_changes
     fixed = [name for name in options if not is_resumable(name) and name not in allowed]
     permits = {what: REWARDS for what in others if "reward function" in what} | {_OTHER_OPTIMIZER: OPTIMIZER}
+    permits |= {_EDITED.format(name): name for name in DOORS}
     forbidden = [what for what in others if permits.get(what) not in allowed]
     if fixed or forbidden:
         changed = [f"{name}: {options[name][0]!r} there, {options[name][1]!r} here" for name in fixed]
         wanted = [*fixed, *dict.fromkeys(permits[what] for what in forbidden if what in permits)]
+        before = state.get("model") or model  # another model may have another tokenizer, and so other prompts
+        models = "" if before == model else f"; the model is another one as well: {before} there, {model} here"
         permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
         raise CheckpointError(
-            f"{checkpoint} is of another configuration ({'; '.join([*changed, *forbidden])}): restore these to "
+            f"{checkpoint} is of another configuration ({'; '.join([*changed, *forbidden])}{models}): restore these to "
             f"continue it, {permit}or choose another output_dir to start anew"
         )
     if others:
@@ -119,7 +142,9 @@ def digest_reward(function: Any) -> str | None:
     """Return a digest of a reward function, or None if it has no source. It does not cover functions that it calls.
 
     The digest is of the source's tokens, without comments and layout. For a lambda it is of the bytecode, which can
-    be compared only within one version of Python. For an object it is of its class and its fields.
+    be compared only within one version of Python, and after a ``+`` of its defaults. For a dataclass it is of its class
+    and its fields; for a method of a dataclass these follow after a ``+``. Fields of other objects are not part of it:
+    they may be state that changes during a run, such as a counter.
     """
     fields = ""
     # Unwrap to the user's function. Bound arguments and dataclass fields are part of the digest, without the memory
@@ -138,7 +163,9 @@ def digest_reward(function: Any) -> str | None:
     code = getattr(target, "__code__", None)
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
         version = ".".join(map(str, sys.version_info[:2]))
-        return f"python{version}:{_sha256(_code_text(code))}"
+        defaults = [target.__defaults__, target.__kwdefaults__]
+        bound = f"+{digest_content(defaults)}" if any(defaults) else ""
+        return f"python{version}:{_sha256(_code_text(code))}{bound}"
     if (target.__module__ or "").split(".")[0] == __package__.split(".")[0] and fields:
         return f"rule:{_sha256(fields)}"  # a rule of this library is its options
     try:
@@ -147,7 +174,9 @@ def digest_reward(function: Any) -> str | None:
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return None
     text = "".join(token.string for token in tokens if token.type not in _DROPPED)
-    return f"source:{_sha256(text + fields)}"
+    owner = getattr(function, "__self__", None)
+    bound = f"+{_sha256(_ADDRESS.sub('', repr(owner)))}" if is_dataclass(owner) and not inspect.isclass(owner) else ""
+    return f"source:{_sha256(text + fields)}{bound}"
 
 
 def digest_optimizer(factory: Any) -> str | None:
@@ -163,6 +192,19 @@ def digest_optimizer(factory: Any) -> str | None:
     return digest_reward(factory)
 
 
+def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
+    """Return fingerprints of the user's policy loss, advantage function and engine, as :func:`digest_reward`.
+
+    None for a built-in one, and for an object without source.
+    """
+    digests: dict[str, str | None] = {}
+    for name in DOORS:
+        value = getattr(config, name)
+        found = import_callable(name, value) if isinstance(value, str) and is_own(value) else value
+        digests[_SOURCE.format(name)] = digest_reward(found) if is_own(value) else None
+    return digests
+
+
 def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | None) -> list[tuple[str, str | None]]:
     """Return the name and the digest of each reward function, of the environment and of its tools."""
     sources: list[Any] = [function for function in reward_fns if not isinstance(function, EnvironmentReward)]
@@ -174,18 +216,43 @@ def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | Non
     ]
 
 
-def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:
-    """Return a digest of the columns that reward functions read. Values that are not JSON count by their type."""
-    digest = hashlib.sha256()
-    for row in columns:
+def digest_data(prompts: Sequence[Prompt]) -> dict[str, str | None]:
+    """Return fingerprints of prompts, which a resumed run compares.
+
+    - ``prompts``: the token ids.
+    - ``columns``: the columns that reward functions and environments read, as JSON.
+    - ``column values``: the values that are not JSON, such as arrays, dates and images, by content; None without any.
+    - ``prompts of episodes``: prompts that an environment renders, so that they have no token ids; None without any.
+    """
+    columns, values, sources = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    has_values = has_sources = False
+    for prompt in prompts:
+        row = prompt.columns
         named = {str(name): row[name] for name in sorted(row, key=str)}
         text = json.dumps(named, skipkeys=True, default=lambda value: type(value).__name__)
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
+        columns.update(text.encode("utf-8", "surrogatepass"))
+        if others := [(name, value) for name, value in named.items() if not is_json(value)]:
+            has_values = True
+            values.update(digest_content((prompt.index, others)).encode())
+        if not len(prompt.token_ids) and prompt.source is not None:
+            has_sources = True
+            sources.update(digest_content((prompt.index, prompt.source)).encode())
+    return {
+        "prompts": fingerprint_prompts(prompts),
+        "columns": columns.hexdigest()[:16],
+        "column values": values.hexdigest()[:16] if has_values else None,
+        "prompts of episodes": sources.hexdigest()[:16] if has_sources else None,
+    }
 
 
 def _comparable(one: str, other: str) -> bool:
     return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two digests differ. What follows a ``+`` is compared if both have it: earlier versions wrote none."""
+    (code, _, rest), (other_code, _, other_rest) = one.partition("+"), other.partition("+")
+    return code != other_code or bool(rest and other_rest and rest != other_rest)
 
 
 def _code_text(code: CodeType) -> str:

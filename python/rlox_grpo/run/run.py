@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +16,20 @@ from torch import Tensor
 from rlox_grpo.config.defaults import SinkName
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.errors import EXITS, CheckpointError, NonFiniteError, describe_error
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.rollout.async_generation import join_states
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
+    load_learning_rate_factor,
     load_optimizer,
     load_random_states,
     load_reference,
     load_weights,
     read_state,
     save_checkpoint,
+    save_learning_rate_factor,
 )
 from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
@@ -58,8 +61,10 @@ class Run:
         rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
+        sources: Mapping[str, Any],
         callbacks: Callbacks,
         restore: Path | None,
+        is_torn: bool = False,
     ) -> None:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
@@ -68,7 +73,10 @@ class Run:
             rewards: name of each reward function, and a digest of its source or None.
             data: fingerprints of the data; a resumed run must have the same.
             origin: first keys of ``config.toml``, such as the model and the data files.
+            sources: what an evaluation of a checkpoint needs; see :mod:`rlox_grpo.run.recorded`.
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
+            is_torn: whether an error ended the last call within a step that had changed weights: the run goes back to
+                its newest checkpoint.
 
         Raises:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
@@ -77,6 +85,7 @@ class Run:
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data, self._callbacks = dict(data), callbacks
+        self._sources = json.loads(json.dumps(sources, default=str))  # a run file may have dates
         self._folder = None if config.output_dir is None else Path(config.output_dir)
         self._own_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
@@ -94,8 +103,15 @@ class Run:
         refuse_unknown_changes(config.resume_changes)
         ranks.refuse_differences("ranks of one run differ", {**config.model_dump(mode="json"), **data})
         checkpoint, damaged = restore, list[Path]()
-        if restore is None and progress.step == 0:  # a second call of train() continues from the weights in memory
-            checkpoint, damaged = agree_on_checkpoint(ranks, self._folder, config.resume)
+        # A second call of train() continues from the weights in memory, unless they are between two steps.
+        if restore is None and (progress.step == 0 or is_torn):
+            resume = "auto" if is_torn else config.resume
+            checkpoint, damaged = agree_on_checkpoint(ranks, self._folder, resume)
+        if is_torn and checkpoint is None:
+            raise CheckpointError(
+                f"an error ended the last call of train within step {progress.step + 1}, after it had changed weights, "
+                "and there is no checkpoint to go back to: make the model and the trainer anew"
+            )
         factor = learner.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
         if restore is not None:
@@ -104,6 +120,8 @@ class Run:
         self._first_step = progress.step
         ranks.gather(None)  # a barrier: rank 0 changes the folder only after every rank has read the checkpoint
         if self._own_folder is not None:
+            if restore is not None:  # before later checkpoints are renamed: a start after a kill then goes on with it
+                save_learning_rate_factor(restore, learner.learning_rate_factor)
             refuse_full_disk(self._own_folder, policy.model)
             prepare_folder(
                 self._own_folder,
@@ -121,6 +139,10 @@ class Run:
             "resumed_from_step": float(self._first_step),
             "steps_trained": float(self._progress.step - self._first_step),
         }
+
+    def list_prompts_under_way(self) -> list[int]:
+        """Return the indices of the prompts that the checkpoint's run had drawn and not trained."""
+        return [index for batch in self.batches_under_way for index in batch["prompts"]]
 
     def announce(self, plan: Plan, *, is_new_call: bool) -> None:
         """Log that the run resumes or is complete already; warn if a step has more prompts than there are rows."""
@@ -163,11 +185,11 @@ class Run:
             self._watch = resume_watch(self._own_folder, self._progress.step)
         try:
             yield
-        except Exception as error:
+        except (Exception, *EXITS) as error:
             if self._learner.weights_are_whole and self._progress.step > self.start_step:
                 self._save_after(error)
             how = self.how_to_resume(numbers_are_bad=isinstance(error, ArithmeticError))
-            logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, how)
+            logger.error("the run stopped after step %d (%s); %s", self._progress.step, describe_error(error), how)
             raise
         finally:
             self._sinks.close()
@@ -193,7 +215,6 @@ class Run:
         if folder is not None and limit > 0:
             with self._warning_once("completions"):
                 write_completions(folder, self._progress.step, groups, advantages, limit=limit)
-        self._callbacks.call("on_step", self._progress.step, dict(metrics))
 
     def find_checkpoint_to_restore(self) -> Path | None:
         """Return the newest checkpoint from before the reward collapsed; None if it has not, or if there is none.
@@ -221,7 +242,6 @@ class Run:
             with self._warning_once("evaluations"):
                 limit = max(1, self._config.log_completions)
                 write_completions(self._own_folder, step, groups, None, limit=limit, kind="eval_step")
-        self._callbacks.call("on_evaluation", step, dict(metrics))
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
@@ -263,7 +283,7 @@ class Run:
         path = checkpoint_path(self._folder / "checkpoints", self._progress.step)
         self._callbacks.call("on_save", self._progress.step, path)
 
-    def _save_after(self, error: Exception) -> None:
+    def _save_after(self, error: BaseException) -> None:
         """Save a checkpoint after ``error``. A failure of the save is only logged: the run still raises ``error``."""
         if self._saved_step == self._progress.step:
             return
@@ -286,6 +306,7 @@ class Run:
             "config": self._config.model_dump(mode="json"),
             "data": self._data,
             "model": self._model_name(),
+            "sources": self._sources,
             "rewards": [name for name, _ in self._rewards],
             "reward_sources": [digest for _, digest in self._rewards],
             "draws": self._progress.draws,
@@ -330,6 +351,8 @@ class Run:
         way.
         """
         if self._folder is None:
+            if not self._learner.weights_are_whole:
+                return "nothing was saved: the run has no output_dir; the step had changed weights: make a new trainer"
             return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
         saved, resume = f"saved up to {name_newest(self._folder)}", self._config.resume
         if numbers_are_bad:
@@ -348,7 +371,9 @@ class Run:
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
         """Load the checkpoint. Returns the options that differ: name → (old value, new value)."""
         state = read_state(checkpoint)
-        changed, permitted = refuse_other_run(checkpoint, state, self._config, self._rewards, self._data)
+        changed, permitted = refuse_other_run(
+            checkpoint, state, self._config, self._rewards, self._data, self._model_name()
+        )
         if permitted and self._ranks.is_first:
             logger.warning("resuming with a change that resume_changes allows: %s", "; ".join(permitted))
         load_weights(checkpoint, self._policy.model, self._learner.updater.masters, self._policy.stored)
@@ -361,7 +386,7 @@ class Run:
                 self._learner.reference.load_state_dict(reference)
             self._sampler.pass_rates.load_state(state["pass_rates"])
             self._learner.moving_baselines.load_state(state.get("moving_baselines"))
-            factor = float(state.get("learning_rate_factor", 1.0))  # an older checkpoint has none
+            factor = load_learning_rate_factor(checkpoint, state)
             self._learner.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
@@ -373,6 +398,7 @@ class Run:
         self.last_metrics = state["last_metrics"]
         self._progress.prompt_tokens = int(self.last_metrics.get(PROMPT_TOKENS, 0))
         self._progress.completion_tokens = int(self.last_metrics.get(COMPLETION_TOKENS, 0))
+        self._learner.weights_are_whole = True
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step

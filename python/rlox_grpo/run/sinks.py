@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlox_grpo.config.defaults import SinkName
+from rlox_grpo.errors import EXITS, describe_error
 from rlox_grpo.run.files import append_line, cut_after, finite, json_line, read_jsonl
 
 
@@ -111,11 +112,11 @@ class Sinks:
         """Turn the first error of a sink into a warning."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  (whatever a tracking library raises must not end the run)
+        except (Exception, *EXITS) as error:  # noqa: BLE001  (whatever a tracking library raises must not end the run)
             if name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
-                    f"metric sink {name!r} {what}, training continues: {type(error).__name__}: {error}",
+                    f"metric sink {name!r} {what}, training continues: {describe_error(error)}",
                     RuntimeWarning,
                     stacklevel=4,
                 )

@@ -127,11 +127,18 @@ class Sandbox:
             outputs = [os.memfd_create("output") for _ in range(2)]
             return self._submit([*given, *outputs], outputs, limits, None)
 
-    def submit_tests(self, code: str, tests: Sequence[str], limits: Limits | None = None) -> Future[TestsResult]:
-        """Run test statements in one process and the program that they call in another. Blocks as for scripts."""
+    def submit_tests(
+        self, code: str, tests: Sequence[str], limits: Limits | None = None, objects: bool = False
+    ) -> Future[TestsResult]:
+        """Run test statements in one process and the program that they call in another. Blocks as for scripts.
+
+        With ``objects``, tests can use objects of the program, not only its functions and plain data.
+        """
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
-            payloads = [_make_file(text, opened) for text in (code, json.dumps(list(tests)))]
+            payloads = [
+                _make_file(text, opened) for text in (code, json.dumps({"tests": list(tests), "objects": objects}))
+            ]
             lost = [_make_file("", opened) for _ in range(3)]
             verdicts = os.memfd_create("verdicts")
             descriptors = [payloads[0], ends[0].fileno(), lost[0], lost[1]]
@@ -229,7 +236,8 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
     """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
 
     Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
-    code that ended the program, if any. The option ``max_observation_chars`` limits its length.
+    code that ended the program, if any. Of long output, the beginning and the end are kept, with a mark of how much was
+    cut between; the option ``max_observation_chars`` limits the length.
 
     Args:
         limits: limits of one call.
@@ -254,8 +262,6 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
 
 def _show_result(result: ScriptResult) -> str:
     parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
-    if result.cut:
-        parts.insert(1, "[the rest of the output was cut]")
     if result.ended == "killed":
         parts.append("[the system killed the program, which had not reached its limits: run it again]")
     elif result.ended == "memory":

@@ -112,7 +112,9 @@ def _set_limits(limits: Limits) -> None:
     import resource
 
     bounds = {
-        resource.RLIMIT_CPU: (limits.cpu_seconds, limits.cpu_seconds + 1),
+        # SIGXCPU alone: at a hard limit the kernel kills as it does where memory has run out. The server ends a
+        # process that goes on.
+        resource.RLIMIT_CPU: (limits.cpu_seconds, resource.RLIM_INFINITY),
         resource.RLIMIT_AS: (limits.memory_mb << 20,) * 2,
         resource.RLIMIT_FSIZE: (limits.files_mb << 20,) * 2,
         resource.RLIMIT_NOFILE: (_OPEN_FILES,) * 2,
@@ -123,8 +125,8 @@ def _set_limits(limits: Limits) -> None:
     for bound, (soft, hard) in bounds.items():
         try:
             _, given = resource.getrlimit(bound)
-            most = hard if given == resource.RLIM_INFINITY else min(hard, given)
-            resource.setrlimit(bound, (min(soft, most), most))
+            finite = [value for value in (hard, given) if value != resource.RLIM_INFINITY]
+            resource.setrlimit(bound, (min([soft, *finite]), min(finite, default=resource.RLIM_INFINITY)))
         except (OSError, ValueError) as error:
             raise ConfinementError(f"setrlimit({bound}, {hard}) was refused: {error}") from error
 

@@ -6,26 +6,29 @@ a program is trusted: outputs are compared outside, and values in the process of
 
 from __future__ import annotations
 
-import ast
 import builtins
 import io
 import json
 import linecache
 import os
 import random
+import symtable
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlox_grpo.sandbox.wire import _SPECIAL, ClosedError, Peer, find_standard
+from rlox_grpo.sandbox.wire import OBJECT_OPERATIONS, ClosedError, Peer, find_standard
 
 PAYLOAD, CHANNEL, OUT, ERR = 3, 4, 5, 6
 """Descriptors that a process starts with."""
 
 LOADED, BROKEN, UNPARSEABLE = "o", "e", "s"
-"""How the program loaded: the first character that the tests' process writes; then ``1`` or ``0`` for each test."""
+"""How the program loaded: the first character that the tests' process writes; then one for each test."""
+
+PASSED, FAILED, REFUSED = "1", "0", "r"
+"""What became of a test. ``REFUSED``: it failed, and an object of the program was refused."""
 
 OUT_OF_MEMORY = 72
 """Exit code of a process whose program raised MemoryError. A program may end with it too; it gains nothing."""
@@ -78,7 +81,7 @@ def _hold_program(payload: bytes) -> int:
     _open_standard_streams(nothing, OUT, ERR)
     for done in (nothing, CHANNEL, OUT, ERR):
         os.close(done)
-    peer = Peer(channel, {"global", "call", "attribute", "set_attribute", *_SPECIAL})
+    peer = Peer(channel, {"global", "call", "items", *OBJECT_OPERATIONS}, objects=True)
     try:
         compiled = _compile(payload)
     except (SyntaxError, ValueError, RecursionError):
@@ -102,8 +105,9 @@ def _run_tests(payload: bytes) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, CHANNEL)
     _open_standard_streams(nothing, nothing, nothing)
-    peer = Peer(channel, {"call"})
-    tests: list[str] = json.loads(payload)
+    asked = json.loads(payload)
+    tests: list[str] = asked["tests"]
+    peer = Peer(channel, {"call", "__iter__", "__next__"}, objects=asked["objects"])
     del payload
     code = 0
     try:
@@ -114,9 +118,12 @@ def _run_tests(payload: bytes) -> int:
     if loaded != LOADED:
         return 0
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    of_library = _list_library_names(tests)
+    namespace |= {name: find_standard(name) for name in of_library}
     for test in tests:
+        peer.refused = False
         failure = _find_failure(test, namespace, peer)
-        os.write(OUT, b"1" if failure is None else b"0")
+        os.write(OUT, (PASSED if failure is None else REFUSED if peer.refused else FAILED).encode())
         if isinstance(failure, MemoryError):
             code = OUT_OF_MEMORY
     return code
@@ -124,8 +131,8 @@ def _run_tests(payload: bytes) -> int:
 
 def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseException | None:
     try:
-        for name in _list_free_names(test):
-            if name not in namespace:
+        for name in _list_names(test)[0]:
+            if name not in namespace and not hasattr(builtins, name):
                 _bind(name, namespace, peer)
         exec(compile(test, "test.py", "exec"), namespace)  # noqa: S102  confined
     except BaseException as error:  # noqa: BLE001  whatever ends a test, it did not pass
@@ -134,18 +141,53 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
-    """Set the program's global of that name in the namespace of the tests; a standard module comes from the library."""
-    found = peer.ask("global", 0, name)
-    if found == ("standard",):
-        namespace[name] = find_standard(name)
-    elif found != ("absent",):
-        namespace[name] = found[1]
+    """Set the program's global of that name in the namespace of the tests."""
+    try:
+        found = peer.ask("global", 0, name)
+    except ClosedError:
+        raise
+    except Exception:  # noqa: BLE001  refused: a NameError where the test uses it, and nothing where it sets it first
+        return
+    if found:
+        namespace[name] = found[0]
 
 
-def _list_free_names(test: str) -> list[str]:
-    """List the names that a test reads and that are not built in."""
-    nodes = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)]
-    return [node.id for node in nodes if isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id)]
+def _list_library_names(tests: Sequence[str]) -> set[str]:
+    """List the names by which tests mean the standard library, without an import.
+
+    If tests use a function of the program by another name, all of the library's names are the library's: a program must
+    not provide the ``isclose`` that compares its result. Else such a name, as ``gcd``, is that of the tested function.
+    """
+    read: set[str] = set()
+    bound: set[str] = set()
+    for test in tests:
+        try:
+            names = _list_names(test)
+        except (SyntaxError, ValueError, RecursionError):
+            continue  # it fails
+        read |= names[0]
+        bound |= names[1]
+    free = {name for name in read - bound if not hasattr(builtins, name)}
+    standard = {name for name in free if find_standard(name) is not None}
+    return standard if free - standard else set()
+
+
+def _list_names(test: str) -> tuple[set[str], set[str]]:
+    """List the global names that a test reads, and those that it sets."""
+    read: set[str] = set()
+    bound: set[str] = set()
+    top = symtable.symtable(test, "test.py", "exec")
+    waiting = [top]
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        for symbol in table.get_symbols():
+            if table is top or symbol.is_global():
+                if symbol.is_referenced():
+                    read.add(symbol.get_name())
+                if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+                    bound.add(symbol.get_name())
+    return read, bound
 
 
 def _compile(payload: bytes) -> types.CodeType:

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlox_grpo.sandbox.guest import OUT_OF_MEMORY
+from rlox_grpo.sandbox.guest import OUT_OF_MEMORY, PASSED, REFUSED
+
+CUT_MARK = "\n[… {count} bytes cut …]\n"
+"""Between the beginning and the end of an output."""
 
 Ended = Literal["exit", "cpu", "wall", "files", "memory", "killed"]
 
@@ -22,7 +25,7 @@ class Limits:
     """Limits of one program.
 
     Attributes:
-        cpu_seconds: processor time, in whole seconds; one more for a program that ignores SIGXCPU.
+        cpu_seconds: processor time, in whole seconds; one more for a program that ignores or catches SIGXCPU.
         wall_seconds: elapsed time, in seconds. Should be larger than ``cpu_seconds``, so that a busy machine does not
             change a verdict.
         memory_mb: address space, in MiB.
@@ -54,7 +57,8 @@ class ScriptResult:
             limit; ``memory``: it raised MemoryError at its limit; ``killed``: the system killed it within its limits,
             for example because the machine has no memory left.
         code: exit code, or the negative number of the signal.
-        stdout, stderr: the first ``output_kb`` of the output.
+        stdout, stderr: the output; the beginning and the end of one that is longer than ``output_kb``, with a mark of
+            how much was cut between.
         cut: whether stdout was longer.
         cpu_seconds, seconds: processor time and elapsed time.
     """
@@ -77,6 +81,7 @@ class TestsResult:
         passed: one value for each test; False also for tests that did not run because of a limit or a kill.
         ended: as in :class:`ScriptResult`. ``memory``: a test or the program raised MemoryError. ``killed``: a process
             was killed within its limits before all tests had passed.
+        refused: whether a test failed after an object of the program was refused.
     """
 
     __test__ = False
@@ -84,6 +89,7 @@ class TestsResult:
     loaded: Literal["ok", "error", "unparseable"]
     passed: tuple[bool, ...]
     ended: Ended
+    refused: bool = False
 
 
 def read_result(
@@ -108,35 +114,34 @@ def read_result(
                 f"the sandbox failed: a process was not confined: {process['report'] or process['code']}"
             )
     last = answer["processes"][-1]
-    ended = answer["ended"]
-    if ended == "exit" and any(_ran_out(process, limits.cpu_seconds) for process in answer["processes"]):
+    ended: Ended = answer["ended"]
+    if ended == "exit" and any(process["code"] == -signal.SIGXCPU for process in answer["processes"]):
         ended = "cpu"
-    # SIGKILL, but not from the server; the filter of system calls keeps the process from sending it to itself.
+    # SIGKILL, but not from the server, and no limit of the kernel's sends it: RLIMIT_CPU has no hard limit, and the
+    # filter of system calls keeps the process from sending it to itself.
     if ended == "exit" and any(p["code"] == -signal.SIGKILL and not p["killed"] for p in answer["processes"]):
         ended = "killed"
     if ended == "exit" and any(process["code"] == OUT_OF_MEMORY for process in answer["processes"]):
         ended = "memory"
     kept = limits.output_kb << 10
-    output = [os.pread(output, kept, 0) for output in outputs]
     if tests is not None:
-        marks = output[0].decode("ascii", "replace")
+        marks = os.pread(outputs[0], 1 + tests, 0).decode("ascii", "replace")
         loaded: Any = {"o": "ok", "s": "unparseable"}.get(marks[:1], "error")
-        passed = tuple(marks[place : place + 1] == "1" for place in range(1, tests + 1))
+        passed = tuple(marks[place : place + 1] == PASSED for place in range(1, tests + 1))
         # A process that is killed once every test has passed changes nothing.
-        return TestsResult(loaded, passed, "exit" if ended == "killed" and passed and all(passed) else ended)
-    stdout, stderr = (text.decode("utf-8", "replace") for text in output)
+        ended = "exit" if ended == "killed" and passed and all(passed) else ended
+        return TestsResult(loaded, passed, ended, REFUSED in marks[1:])
+    stdout, stderr = (_read_ends(output, kept) for output in outputs)
     cut = os.fstat(outputs[0]).st_size > kept
     code = 1 if ended == "memory" else last["code"]  # as the interpreter ends after MemoryError
     return ScriptResult(ended, code, stdout, stderr, cut, last["cpu_seconds"], answer["seconds"])
 
 
-def _ran_out(process: dict[str, Any], cpu_seconds: int) -> bool:
-    """Whether the kernel ended a process because of its processor time.
-
-    The kernel sends SIGXCPU at the limit, and SIGKILL a second later to a process that ignores, catches or blocks
-    SIGXCPU. The limit is counted in clock ticks, so the measured time can be smaller: half of it suffices here.
-    """
-    if process["code"] == -signal.SIGKILL:
-        late = bool(process["cpu_seconds"] > cpu_seconds / 2)
-        return not process["killed"] and late and bool(process["refuses_sigxcpu"])
-    return bool(process["code"] == -signal.SIGXCPU)
+def _read_ends(output: int, kept: int) -> str:
+    """Return the text of a file; of a longer one than ``kept`` bytes its beginning, a mark and its end."""
+    size = os.fstat(output).st_size
+    if size <= kept:
+        return os.pread(output, kept, 0).decode("utf-8", "replace")
+    half = (kept - len(CUT_MARK) - 16) // 2
+    head, tail = (os.pread(output, half, place).decode("utf-8", "replace") for place in (0, size - half))
+    return head + CUT_MARK.format(count=size - 2 * half) + tail

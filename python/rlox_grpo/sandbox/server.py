@@ -105,10 +105,12 @@ class Server:
         # A ruleset of exact files, which all processes share. A second ruleset of each process allows its own folder.
         exact = [(path, READ) for folder in standard for path in _list_library(folder)]
         exact += [(path, READ) for path in libraries]
-        exact += [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES]
+        exact += (devices := [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES])
         self._shared = make_ruleset([*exact, (work, OWN_FOLDER)])
         broad = standard | {os.path.dirname(path) for path in libraries}
-        self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
+        # Whole folders are fewer rules, but a folder above the programs' folders would allow each of them the others'.
+        is_above = any(f"{os.path.realpath(work)}/".startswith(f"{os.path.realpath(path)}/") for path in broad)
+        self._broad = exact if is_above else [*((path, READ) for path in broad), *devices]
         self._jobs: list[Job] = []
         self._selector = selectors.DefaultSelector()
         gc.collect()
@@ -135,6 +137,7 @@ class Server:
                         if process.done is None:
                             _kill(process)
                             os.waitpid(process.pid, 0)
+                _remove(self._work)  # here too, as the trainer may have been killed
 
     def _find_pause(self) -> float:
         if not self._jobs:
@@ -212,7 +215,6 @@ class Server:
 
     def _reap(self, job: Job, process: Process) -> None:
         self._selector.unregister(process.pidfd)
-        refuses = _refuses(process.pid, signal.SIGXCPU)
         _, status, usage = os.wait4(process.pid, 0)
         os.close(process.pidfd)
         report = os.read(process.report, 4096)
@@ -222,7 +224,6 @@ class Server:
             "code": os.waitstatus_to_exitcode(status),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "killed": process.killed,
-            "refuses_sigxcpu": refuses,
             "confined": report == _CONFINED,
             "report": report.decode("utf-8", "replace"),
         }
@@ -245,7 +246,7 @@ class Server:
 
 
 def _check(job: Job) -> None:
-    """End a job that is out of time, or whose folders are too large."""
+    """End a job that is out of time or processor time, or whose folders are too large."""
     if job.ended != "exit":
         return
     room = job.limits.files_mb << 20
@@ -253,6 +254,8 @@ def _check(job: Job) -> None:
         job.ended = "wall"
     elif any(p.done is None and _measure(p, room) > room for p in job.processes):
         job.ended = "files"
+    elif any(p.done is None and _measure_time(p) >= job.limits.cpu_seconds + 1 for p in job.processes):
+        job.ended = "cpu"  # it ignores, catches or blocks the SIGXCPU of a second before
     if job.ended != "exit":
         for process in job.processes:
             _kill(process)
@@ -283,16 +286,19 @@ def _kill(process: Process) -> None:
 
 def _is_ending(pid: int) -> bool:
     """Whether a process that is not reaped yet has begun to end: PF_EXITING (linux/sched.h), the third flag bit."""
+    return bool(int(_read_stat(pid)[6]) & 4)
+
+
+def _measure_time(process: Process) -> float:
+    """Processor time of a process that is not reaped yet, in seconds."""
+    user, system = _read_stat(process.pid)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on (proc(5)), after the name, which may hold anything."""
     with open(f"/proc/{pid}/stat") as stat_file:
-        return bool(int(stat_file.read().rpartition(")")[2].split()[6]) & 4)
-
-
-def _refuses(pid: int, number: int) -> bool:
-    """Whether a process that is not reaped yet ignores, catches or blocks a signal."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-        masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
-        return any(mask >> (number - 1) & 1 for mask in masks)
-    return True
+        return stat_file.read().rpartition(")")[2].split()
 
 
 def _measure(process: Process, enough: int) -> int:

@@ -1,9 +1,14 @@
 """Calls between the process that holds a program and the process that holds its tests.
 
 Values are sent as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard
-library, each of exactly that type. Any other object is sent as a handle, which can be called, has the object's
-attributes, and equals only itself: an object whose ``__eq__`` always returns True gains nothing. The program can call
-functions that a test passed to it, and nothing else in the process of the tests.
+library, each of exactly that type, and made anew at the other end. So every operator of a test runs in the process of
+the tests, on its values, and the program sees the arguments of calls alone. A function is sent as a handle that can be
+called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask for objects,
+sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
+
+A handle equals only itself, and no operation takes a value of the tests as its operand: an object whose ``__eq__`` or
+``__sub__`` returns what a test expects gains nothing. The program can call functions and read iterators that a test
+passed to it, and nothing else in the process of the tests.
 """
 
 from __future__ import annotations
@@ -13,23 +18,34 @@ import collections
 import decimal
 import fractions
 import importlib
+import itertools
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 LONGEST_MESSAGE = 4 << 20
 _SMALL = 1 << 53
 
+MOST_ITEMS = 10_000
+"""Number of items of a range, and of an iterator, that are taken as plain data."""
+
 _SPECIAL: Mapping[str, Callable[..., Any]] = {
     f"__{do.__name__}__": do
     for do in (
-        *(len, iter, next, bool, str, repr, abs, operator.getitem, operator.setitem, operator.delitem),
-        *(operator.contains, operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
+        *(len, iter, next, bool, str, repr, abs, operator.neg),
+        *(operator.getitem, operator.setitem, operator.delitem),
+        *(operator.add, operator.sub, operator.mul, operator.truediv),
     )
 }
-"""Operations by the methods of their names."""
+"""Operations by the methods of their names. There is no ``__contains__``: Python then iterates and compares here."""
+
+_BINARY = ("__add__", "__sub__", "__mul__", "__truediv__")
+"""Possible between two objects of the program alone, so that it sees no value of the tests."""
+
+OBJECT_OPERATIONS = ("attribute", "set_attribute", *_SPECIAL)
+"""What tests request of the program's objects, if they may have them."""
 
 
 class ProgramError(Exception):
@@ -69,6 +85,8 @@ class Handle:
 def _add_special(name: str) -> None:
     def ask(self: Handle, *args: Any) -> Any:
         """Perform the operation in the other process."""
+        if name in _BINARY and type(args[0]) is not Handle:
+            return NotImplemented
         return self._peer.ask(name, self._number, *args)
 
     setattr(Handle, name, ask)
@@ -84,12 +102,19 @@ class Peer:
     Args:
         channel: the descriptor of its socket.
         operations: what the other end may request.
+        objects: whether this end takes any object of the other, or only plain data, functions and iterators.
+
+    Attributes:
+        refused: whether an object was refused.
     """
 
-    def __init__(self, channel: int, operations: Iterable[str]) -> None:
+    def __init__(self, channel: int, operations: Iterable[str], *, objects: bool = False) -> None:
         self._reader, self._writer = os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb")
         self._operations = frozenset(operations)
+        self._objects = objects
+        self.refused = False
         self._held: list[Any] = []
+        self._numbers: dict[int, int] = {}  # of the objects that are held, by id
         self._handles: dict[int, Handle] = {}
         self.globals: dict[str, Any] = {}
 
@@ -100,8 +125,11 @@ class Peer:
 
         Raises:
             ClosedError: the other process has ended.
+            TypeError: the operation, or its result, needs objects of the other process.
             Exception: the exception of the other process; of its type if that is built in.
         """
+        if not self._objects and operation in OBJECT_OPERATIONS:
+            self._refuse(f"{operation} of an object of the program")
         self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs)})
         while True:
             answer = self._receive()
@@ -109,7 +137,7 @@ class Peer:
                 self._answer(answer)
                 continue
             if "raised" in answer:
-                raise _make_exception(*answer["raised"])
+                raise _make_exception(operation, *answer["raised"])
             for place, changed in answer["changed"]:
                 _replace_content(args[place], self.decode(changed))
             return self.decode(answer["value"])
@@ -149,6 +177,8 @@ class Peer:
         if operation == "global":
             return self._encode_global(args[0])
         target = self._held[on]
+        if operation == "items":
+            return self.encode(list(itertools.islice(target, MOST_ITEMS + 1)) if isinstance(target, Iterator) else None)
         if operation == "call":
             return self.encode(target(*args, **kwargs))
         if operation == "attribute":
@@ -159,13 +189,14 @@ class Peer:
         return self.encode(_SPECIAL[operation](target, *args))
 
     def _encode_global(self, name: str) -> Any:
-        if name not in self.globals:
-            return self.encode(("absent",))
-        value, standard = self.globals[name], find_standard(name)
-        return self.encode(("standard",) if standard is not None and standard is value else ("global", value))
+        return self.encode((self.globals[name],) if name in self.globals else ())
+
+    def _refuse(self, what: str) -> NoReturn:
+        self.refused = True
+        raise TypeError(f"{what}: only plain data, functions and iterators are taken; set objects='allow'")
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON: data of exactly a known type, or a handle."""
+        """A value as JSON: data of exactly a known type, or the kind and number of an object that stays here."""
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is float:
             return value
@@ -174,7 +205,7 @@ class Peer:
         if kind is Handle:
             return ["yours", value._number]
         name = kind.__name__
-        if _OF_ITEMS.get(name) is kind:
+        if _TYPES_OF_ITEMS.get(name) is kind:
             return [name, [self.encode(item) for item in value]]
         if _OF_PAIRS.get(name) is kind:
             return [name, [[self.encode(key), self.encode(item)] for key, item in value.items()]]
@@ -184,11 +215,13 @@ class Peer:
             return [name, value.hex()]
         if kind is decimal.Decimal:
             return [name, str(value)]
-        self._held.append(value)
-        return ["handle", len(self._held) - 1]
+        number = self._numbers.setdefault(id(value), len(self._held))
+        if number == len(self._held):
+            self._held.append(value)
+        return ["iterator" if isinstance(value, Iterator) else "function" if callable(value) else "object", number]
 
     def decode(self, given: Any) -> Any:
-        """What :meth:`encode` made at the other end. Raises an Exception for anything else."""
+        """What :meth:`encode` made at the other end. Raises an Exception for anything else, and for refused objects."""
         if not isinstance(given, list):
             if isinstance(given, dict):
                 raise ValueError("a dict is no value")
@@ -202,7 +235,11 @@ class Peer:
                 made[self.decode(key)] = self.decode(item)
             return made
         if kind in _OF_PARTS:
-            return _OF_PARTS[kind](*[self.decode(part) for part in content])
+            made = _OF_PARTS[kind](*[self.decode(part) for part in content])
+            # Such a range contains every number that a test looks for.
+            if kind == "range" and not self._objects and len(made) > MOST_ITEMS:
+                self._refuse(f"a range of more than {MOST_ITEMS} items")
+            return made
         if kind == "int":
             return int(content, 16)
         if kind == "bytes" or kind == "bytearray":
@@ -211,8 +248,16 @@ class Peer:
             return decimal.Decimal(content)
         if kind == "yours":
             return self._held[content]
-        if kind == "handle":
+        if kind == "function" or (self._objects and kind in ("iterator", "object")):
             return self._handles.setdefault(content, Handle(self, content))
+        if kind == "iterator":
+            # As a whole: a program that is asked for one item after another learns at which of them a test stops.
+            items = self.ask("items", content)
+            if len(items) > MOST_ITEMS:
+                self._refuse(f"an iterator over more than {MOST_ITEMS} items")
+            return iter(items)
+        if kind == "object":
+            self._refuse("an object of the program")
         raise ValueError("no such kind of value")
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -245,7 +290,16 @@ def _by_name(*kinds: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
     return {kind.__name__: kind for kind in kinds}
 
 
-_OF_ITEMS = _by_name(list, tuple, set, frozenset, collections.deque)
+_TYPES_OF_ITEMS = _by_name(
+    *(list, tuple, set, frozenset, collections.deque),
+    *(type({}.keys()), type({}.values()), type({}.items())),
+)
+_OF_ITEMS: Mapping[str, Callable[..., Any]] = {
+    **_TYPES_OF_ITEMS,
+    "dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "dict_values": lambda items: dict(enumerate(items)).values(),
+    "dict_items": lambda items: dict(items).items(),
+}
 _OF_PAIRS = _by_name(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 _OF_PARTS = _by_name(complex, range, fractions.Fraction)
 _PARTS = {
@@ -269,7 +323,7 @@ _STANDARD_NAMES = {
 
 
 def find_standard(name: str) -> Any:
-    """The module or object of the standard library that tests mean by ``name`` where they do not import it; or None."""
+    """The module or object of the standard library that tests may mean by ``name`` without an import; or None."""
     if name in _STANDARD_MODULES:
         return importlib.import_module(name)
     for module, names in _STANDARD_NAMES.items():
@@ -288,8 +342,11 @@ def _replace_content(target: Any, content: Any) -> None:
         target.update(content)
 
 
-def _make_exception(name: Any, message: Any) -> Exception:
+def _make_exception(operation: str, name: Any, message: Any) -> Exception:
     kind = getattr(builtins, str(name), None)
+    # As in a generator (PEP 479): a StopIteration of a call would end a test's iteration, such as that of a map.
+    if kind is StopIteration and operation != "__next__":
+        kind = RuntimeError
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(str(message))

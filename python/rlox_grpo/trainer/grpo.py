@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig, choose_config
+from rlox_grpo.config.foreign_names import OTHER
+from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
+from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
+from rlox_grpo.errors import refuse_exits
+from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
@@ -27,11 +33,13 @@ from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, Progress, make_plan
+from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
+from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_doors, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
+from rlox_grpo.trainer.sources import record_sources, resolve_path
 from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
@@ -86,6 +94,8 @@ class GRPO:
         **options: Any,
     ) -> None:
         self.config = resolve_dtype(choose_config(config, options))
+        self.compared_with = model if isinstance(model, (str, Path)) else None
+        """A checkpoint with whose run the options of the first evaluation are compared; None: they are not."""
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._parts = parts = make_parts(
@@ -102,10 +112,17 @@ class GRPO:
         self.reward_fns, self.episodes = parts.reward_fns, parts.episodes
         self.sampler, self.engine, self.learner = parts.sampler, parts.sampler.engine, parts.learner
         self.prompts = PromptReader(
-            self.config, self.policy.tokenizer, self.reward_fns, self.episodes, max_length=self.engine.max_length
+            self.config,
+            self.policy.tokenizer,
+            self.reward_fns,
+            self.episodes,
+            max_length=self.engine.max_length,
+            vocab_size=count_vocabulary(self.model),
         )
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
+        self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
+        """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
         self.progress = Progress()
         self._step_taker = StepTaker(self.config, parts, self.progress)
         self._total_steps = 1
@@ -116,6 +133,12 @@ class GRPO:
     def __repr__(self) -> str:
         """Describe the model, the reward functions and the progress."""
         return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
+
+    if not TYPE_CHECKING:  # a type checker would take it to have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            advice = f" (TRL's): {OTHER[name]}" if name in OTHER else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def _repr_html_(self) -> str:
         """Show a table with the last step's main metrics in notebooks."""
@@ -145,9 +168,13 @@ class GRPO:
                 step. It is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        metrics, self.last_rollout = self._step_taker.take(draw_prompts, more, self._total_steps)
+        metrics, (scored, advantages) = self._step_taker.take(draw_prompts, more, self._total_steps)
+        # A callback may edit them, and later steps draw the same prompts.
+        owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
+        self.last_rollout = owned, advantages
         return metrics
 
+    @explain_keywords
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
@@ -171,11 +198,13 @@ class GRPO:
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; this optimizer step was not taken.
             CheckpointError: another run uses ``output_dir``, or a checkpoint cannot be written or resumed.
+            RuntimeError: a function of yours raised SystemExit, GeneratorExit or CancelledError.
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message has its number and its error.
         """
+        _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
-        with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
+        with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
             restore: Path | None = None
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
@@ -184,17 +213,25 @@ class GRPO:
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
-                        run.record_evaluation(*self._step_taker.evaluate_held_out(held_out))
+                        evaluation, groups = self._step_taker.evaluate_held_out(held_out)
+                        run.record_evaluation(evaluation, groups)
+                        self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self._total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
                         self.progress.draws = draws.draws
-                        if held_out is not None and self._is_evaluated():
-                            evaluation, groups = self._step_taker.evaluate_held_out(held_out)
-                            run.record_evaluation(evaluation, groups)
-                            metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
-                        run.record(metrics, *self.last_rollout)
+                        evaluation = {}
+                        try:
+                            if held_out is not None and self._is_evaluated():
+                                evaluation, groups = self._step_taker.evaluate_held_out(held_out)
+                                run.record_evaluation(evaluation, groups)
+                                metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
+                        finally:  # the step is complete, also if its evaluation fails
+                            run.record(metrics, *self.last_rollout)
                         self._last_metrics = metrics
+                        if evaluation:
+                            self.callbacks.call("on_evaluation", self.step, dict(evaluation))
+                        self.callbacks.call("on_step", self.step, dict(metrics))
                         if self.config.on_collapse == "restore" and not self._must_stop(stop):
                             restore = run.find_checkpoint_to_restore()
                         if restore is None:
@@ -203,7 +240,6 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
-                self._step_taker.restart()
             if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
@@ -238,11 +274,12 @@ class GRPO:
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
         """
+        is_torn = self.ranks.any(not self.learner.weights_are_whole)
+        if is_torn or restore is not None:
+            self._step_taker.restart()
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
-        if n_epochs < 1:
-            raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -261,14 +298,16 @@ class GRPO:
             self.progress,
             rewards=digest_rewards(self.reward_fns, self.episodes),
             data={
-                "prompts": fingerprint_prompts(train_prompts),
-                "columns": digest_columns(prompt.columns for prompt in train_prompts),
+                **digest_data(train_prompts),
                 "frozen reference": reference,
                 OPTIMIZER: digest_optimizer(self._optimizer),
+                **digest_doors(self.config),
             },
             origin=self.origin,
+            sources={**_record_data(eval_prompts), **self.sources},
             callbacks=self.callbacks,
             restore=restore,
+            is_torn=is_torn,
         )
         if self._unfinished is not None and run.resumed_from is None:  # continue the stopped call
             run.start_step, run.start_draw = self._unfinished
@@ -282,13 +321,16 @@ class GRPO:
         self._total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
+        if stream is not None:  # the run may go back to a checkpoint from before what the stream has passed
+            stream = self.prompts.open_stream(prompts, min([self.progress.draws, *run.list_prompts_under_way()]))
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if self.step >= self._total_steps:
             return run, plan, draws, held_out
         self._unfinished = run.start_step, run.start_draw
+        of_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
         if stream is not None:
-            stream.skip_to(self.progress.draws)
-        self._step_taker.restore_rollouts(run, train_prompts)
+            of_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
+        self._step_taker.restore_rollouts(run, of_index)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out
@@ -297,6 +339,7 @@ class GRPO:
         """Stop ``train`` after the current step, with a checkpoint; for callbacks. The next call continues."""
         self._stop_requested = True
 
+    @explain_keywords
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
@@ -305,10 +348,17 @@ class GRPO:
             samples: completions for each prompt; None: ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
-        with self._closing_workers(), self.ranks.failing_together():
+        if samples is not None:
+            _check_count("samples", samples)
+        if self.compared_with is not None and self.step == 0 and self.ranks.is_first:
+            if (recorded := read_recorded_run(self.compared_with)) is not None:
+                recorded.warn_of_differences(self.config)
+            self.compared_with = None
+        with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)
             return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
+    @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
@@ -333,6 +383,7 @@ class GRPO:
             metrics=self._last_metrics,
         )
 
+    @explain_keywords
     def push_to_hub(
         self,
         repo_id: str,
@@ -380,3 +431,14 @@ class GRPO:
             finally:
                 if self.episodes is not None:
                     self.episodes.close()
+
+
+def _check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")
+
+
+def _record_data(eval_prompts: PromptsLike | None) -> dict[str, str]:
+    """Return the path of the evaluation data as a key of a run file; empty if it is not a file."""
+    return {"eval_data": resolve_path(eval_prompts)} if isinstance(eval_prompts, (str, Path)) else {}

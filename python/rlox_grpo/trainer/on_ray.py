@@ -6,7 +6,6 @@ run file can hold: a model by its folder, a function by module and name, prompts
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import shutil
@@ -23,14 +22,14 @@ import tomli_w
 
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.run_file import Layout, place_options
-from rlox_grpo.config.schema import GRPOConfig, choose_config
+from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
-from rlox_grpo.prompts.load import PromptsLike
+from rlox_grpo.prompts.load import PromptsLike, list_entries
 from rlox_grpo.prompts.stream import is_stream
-from rlox_grpo.rewards.registry import REWARDS
 from rlox_grpo.run.files import read_jsonl, replace_file
 from rlox_grpo.run.history import checkpoints, step_of
 from rlox_grpo.run.metrics import add_short_names
+from rlox_grpo.trainer.sources import STAYS_HERE, make_table, name_callable, resolve_path
 
 Trainer = TypeVar("Trainer")
 
@@ -38,7 +37,6 @@ STOPPED = 130
 _SHOWN_LINES = 20
 _NO_MODEL = ("optimizer.safetensors", "random.safetensors", "reference.safetensors", "state.json", "manifest.json")
 """Files of a checkpoint that only a resumed run reads."""
-_STAYS_HERE = "launcher='ray' starts other processes, which cannot get"
 
 
 def starts_on_ray(trainer: type[Trainer]) -> type[Trainer]:
@@ -102,16 +100,16 @@ class RayGRPO:
         options["ref_model"] = ref_model
         for name, instead in _NEVER_SENT.items():
             if options.pop(name, None):
-                raise ConfigError(f"{name} is given: {_STAYS_HERE} it; {instead}")
+                raise ConfigError(f"{name} is given: {STAYS_HERE} it; {instead}")
         if not isinstance(model, (str, Path)):
             raise ConfigError(
-                f"model is a {type(model).__name__}: {_STAYS_HERE} it; save it and its tokenizer by "
+                f"model is a {type(model).__name__}: {STAYS_HERE} it; save it and its tokenizer by "
                 "save_pretrained(folder), and pass the folder"
             )
         self._layout = dict(layout or {})
         for name in DOORS:
             if options.get(name) is not None:
-                options[name] = _name_callable(name, options[name])
+                options[name] = name_callable(name, options[name])
         if config is not None:
             options = choose_config(config, options).model_dump(exclude_unset=True)
         self.config = GRPOConfig.create(**{**options, **place_options(Layout.create(**self._layout), options)})
@@ -122,14 +120,14 @@ class RayGRPO:
         self._document: dict[str, Any] = {
             **{name: value for name, value in options.items() if value is not None},
             "output_dir": str(self.output_dir),
-            "model": _resolve(model),
+            "model": resolve_path(model),
         }
         if environment is not None:
-            self._document["environment"] = _name_callable("environment", environment)
+            self._document["environment"] = name_callable("environment", environment)
         if tools:
-            self._document["tools"] = [_name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
+            self._document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
         several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
-        rewards = [_make_table(f"reward_fn[{at}]", given) for at, given in enumerate(several)]
+        rewards = [make_table(f"reward_fn[{at}]", given) for at, given in enumerate(several)]
         self._tables = {name: table for name, table in (("rewards", rewards), ("layout", self._layout)) if table}
 
     def __repr__(self) -> str:
@@ -149,6 +147,7 @@ class RayGRPO:
         found = checkpoints(self.output_dir / "checkpoints")
         return step_of(found[-1]) if found else 0
 
+    @explain_keywords
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
@@ -179,6 +178,7 @@ class RayGRPO:
         last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
 
+    @explain_keywords
     def save(self, path: str | Path) -> None:
         """Copy the model of the newest checkpoint, a Hugging Face folder with its tokenizer.
 
@@ -192,14 +192,14 @@ class RayGRPO:
 
     def _write_prompts(self, what: str, prompts: Any, path: Path) -> str:
         if isinstance(prompts, (str, Path)):
-            return _resolve(prompts)
+            return resolve_path(prompts)
         if is_stream(prompts):
-            raise ConfigError(f"{what} is a stream: {_STAYS_HERE} it; pass a list of rows, or the path of a file")
+            raise ConfigError(f"{what} is a stream: {STAYS_HERE} it; pass a list of rows, or the path of a file")
         column = self.config.prompt_column
         lines = []
-        for index, row in enumerate(prompts.tolist() if hasattr(prompts, "tolist") else prompts):
+        for index, row in enumerate(list_entries(prompts)):
             try:
-                lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}))
+                lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}, allow_nan=False))
             except (TypeError, ValueError) as error:
                 told = f"{what}[{index}] cannot be written as JSON: {error}"
                 raise ConfigError(f"{told}; with launcher='ray' prompts are sent as a file") from error
@@ -213,42 +213,6 @@ _NEVER_SENT = {
     "callbacks": "read metrics.jsonl in output_dir, or choose log_to",
     "optimizer": "choose options of AdamW, or train with torchrun",
 }
-
-
-def _resolve(path: str | Path) -> str:
-    """Make an existing path absolute; return a hub id unchanged."""
-    return str(Path(path).resolve()) if Path(path).exists() else str(path)
-
-
-def _make_table(place: str, given: Any) -> dict[str, Any]:
-    """Return the table of ``[[rewards]]`` for a reward function."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, (str, Path)):
-        is_name = str(given) in REWARDS or (":" in str(given) and not Path(given).exists())
-        return {"name": str(given)} if is_name else {"name": "reward_model", "path": _resolve(given)}
-    for name, rule in REWARDS.items():
-        if type(given) is rule and dataclasses.is_dataclass(given):
-            fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.init}
-            own = {key: value for key, value in fields.items() if value != getattr(rule, key, None)}
-            if all(isinstance(value, (str, int, float, bool)) for value in own.values()):
-                return {"name": name, **own}
-    return {"name": _name_callable(place, given)}
-
-
-def _name_callable(place: str, given: Any) -> str:
-    """Return ``module:name`` of a function; raise ConfigError if other processes cannot import it."""
-    if isinstance(given, str):
-        return given
-    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
-    found = getattr(sys.modules.get(str(module)), name, None)
-    if module == "__main__" or found is not given:
-        own = name if name.isidentifier() else "my_function"
-        raise ConfigError(
-            f"{place} is {name or type(given).__name__}, which no module has by that name: {_STAYS_HERE} it; put it "
-            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{own}'"
-        )
-    return f"{module}:{name}"
 
 
 def _run(command: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,11 @@ from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_optio
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+LARGE_LEARNING_RATE = 0.1
+"""From here on the run warns of the learning rate."""
 
 _FOR_EPISODES = ("turn_credit", "environment_loss_coef")
 """Options that need episodes of several turns, in one row each, also where a preset sets them."""
@@ -86,6 +92,12 @@ def make_parts(
         )
     if optimizer is not None:
         refuse_unread_options(config, optimizer)
+    elif config.learning_rate >= LARGE_LEARNING_RATE:
+        logger.warning(
+            "learning_rate=%g: AdamW moves every weight by about as much in each step, which destroys most models; "
+            "published runs have 1e-7 to 1e-3",
+            config.learning_rate,
+        )
     reward_fns = in_workers(
         list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
     )

@@ -95,6 +95,7 @@ class StepTaker:
         batches = [batch for part in parts for batch in part]
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
+        learner.weights_are_whole = True  # the step is complete, with everything that it changes beside the weights
         return {**metrics, **information}, (scored, advantages)
 
     def evaluate(
@@ -111,7 +112,7 @@ class StepTaker:
             prompts,
             parts.reward_fns,
             replace(sampling, temperature=0.0) if greedy else sampling,
-            samples=1 if greedy else samples or config.eval_samples,
+            samples=1 if greedy else config.eval_samples if samples is None else samples,
             seed=derive_seed(config.seed, "evaluation", 0),
             weights=config.reward_weights,
             on_error=config.on_reward_error,
@@ -156,10 +157,10 @@ class StepTaker:
         engine.expect_log_probs(canary)
         return AdapterChanges() if config.check_weights else None
 
-    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt]) -> None:
+    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt] | Mapping[int, Prompt]) -> None:
         """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again.
 
-        Every rank calls this. ``run`` is the resumed run, and its batches were drawn from ``prompts``.
+        Every rank calls this. ``run`` is the resumed run; ``prompts[index]`` is a prompt of its batches.
 
         Raises:
             CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
@@ -243,7 +244,7 @@ class StepTaker:
             **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),
             **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
             **self._sampler.pass_rates.metrics(),
-            **self._learner.moving_baselines.metrics(),
+            **self._learner.moving_baselines.finish(),
             **episode_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),

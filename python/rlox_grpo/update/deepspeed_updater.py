@@ -66,6 +66,7 @@ class DeepSpeedUpdater:
         self.is_sharded, self.is_model_sharded = sharding.zero_stage > 0, sharding.zero_stage == 3
         self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
         self.peak_learning_rate = optimizer.learning_rate
+        self.weights_are_whole = True
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
@@ -74,6 +75,16 @@ class DeepSpeedUpdater:
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
+        self.weights_are_whole = False  # after an error in the step the engine may hold gradients of it
+        try:
+            stats = self._take_step(batches, learning_rate)
+        except NonFiniteError:  # DeepSpeed has dropped the gradients and changed no weight
+            self.weights_are_whole = True
+            raise
+        self.weights_are_whole = True
+        return stats
+
+    def _take_step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         engine, report = self._engine(), StepReport()
         for index, batch in enumerate(batches):
             engine.set_gradient_accumulation_boundary(index + 1 == len(batches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -52,6 +53,8 @@ from rlox_grpo.update.parameter_groups import learning_rate_at
 from rlox_grpo.update.token_baseline import with_token_advantages
 from rlox_grpo.update.updaters import make_updater
 
+logger = logging.getLogger(__name__)
+
 
 class Learner:
     """Takes the optimizer steps of each training step.
@@ -61,7 +64,8 @@ class Learner:
         updater: takes the optimizer steps.
         kl_weight: the weight of the KL penalty over the run.
         vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
-        weights_are_whole: False between the optimizer steps of an update, when no checkpoint may be written.
+        weights_are_whole: False from the first weight that a training step changes until the step is complete. No
+            checkpoint may be written, and no further step taken, until a checkpoint is loaded.
         learning_rate_factor: factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
     """
 
@@ -151,6 +155,7 @@ class Learner:
             SampleError: an advantage function of the user returned something wrong.
         """
         self.kl_weight.begin(step, total_steps)
+        self.moving_baselines.begin()
         if not scored:
             return np.zeros(0, np.float32)
         if self._config.kl_in == "reward" and any(group.step_scores for group in scored):
@@ -277,35 +282,55 @@ class Learner:
         )
         return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
 
+    def _warn_of_masks(self, scored: Sequence[ScoredGroup], step: int) -> None:
+        """Say why no token of a step is trained."""
+        config = self._config
+        reasons = [one.finish_reason for group in scored for one in group.group.completions]
+        masks = {
+            f"mask_truncated=True ({reasons.count('length')} of {len(reasons)} completions are truncated: raise "
+            f"max_new_tokens={config.max_new_tokens})": config.mask_truncated,
+            f"drop_stale={config.drop_stale}": config.drop_stale is not None,
+            "train_end_token=False": not config.train_end_token,
+        }
+        logger.warning(
+            "step %d trains nothing: no token of its %d completions is left in the loss; tokens are left out by %s",
+            *(
+                step + 1,
+                len(reasons),
+                " and by ".join(why for why, is_set in masks.items() if is_set) or "empty replies",
+            ),
+        )
+
     def update(
         self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> list[UpdateStats]:
         """Take an optimizer step on each mini-batch, ``updates_per_batch`` times.
+
+        ``weights_are_whole`` is False afterwards, until the caller has completed the step.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite; the message has the step and the sample.
         """
         config = self._config
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
-        parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
-        if not parts:
+        full = [part for part in parts if part and part[0].num_loss_tokens > 0]
+        if not full:
+            if parts and self._ranks.is_first:
+                self._warn_of_masks(scored, step)
             return []
+        parts = full
         learning_rate = self.learning_rate(step, total_steps)
         updates: list[UpdateStats] = []
-        self.weights_are_whole = False
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
                     part = self._with_step_statistics(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
-        except (
-            NonFiniteError,
-            SampleError,
-        ) as error:  # this optimizer step changed no weight; earlier ones of the update did
-            self.weights_are_whole = not updates
+        except (NonFiniteError, SampleError) as error:
             message = f"step {step + 1}: {error}{describe_sample(scored, error.rows)}"
             raise type(error)(message, error.rows) from error
-        self.weights_are_whole = True
+        finally:  # an error may come before the first change, between two optimizer steps, or within one
+            self.weights_are_whole = not updates and self.updater.weights_are_whole
         return updates
 
     def _with_step_statistics(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:

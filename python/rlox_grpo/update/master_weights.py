@@ -89,6 +89,8 @@ class MasterWeights:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Replace the moments by copies of what :meth:`state` yielded."""
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
         for name, values in sort_moments(state, self._masters, unshaped="absmax").items():
             own = {moment: value.detach().to("cpu", copy=True) for moment, value in values.items()}
             load_state(self._optimizers[name], self._masters[name], own)

@@ -25,6 +25,7 @@ class Updater(Protocol):
             where the optimizer's state is in shards.
         masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
             checkpoint is loaded into both.
+        weights_are_whole: False from the first weight that an optimizer step changes until it has changed all.
         peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
     """
 
@@ -32,10 +33,13 @@ class Updater(Protocol):
     is_sharded: bool
     is_model_sharded: bool
     masters: Mapping[str, Tensor]
+    weights_are_whole: bool
     peak_learning_rate: float
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """Take one optimizer step over micro-batches that share their denominators.
+
+        After an error, no gradient of this step adds to the next one.
 
         Raises:
             NonFiniteError: the loss or the gradient is not finite; no weight has changed. Raised on every rank.

@@ -66,6 +66,7 @@ class TorchUpdater:
         self._host = MasterWeights(model, config, masters) if offload else None
         self.masters: Mapping[str, Tensor] = {} if self._host is None else self._host.weights
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.weights_are_whole = True
         self._model = model
         self._loss_fn = loss_fn
         self._max_grad_norm = config.max_grad_norm
@@ -79,28 +80,30 @@ class TorchUpdater:
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
         report = StepReport()
-        for batch in batches:
-            log_probs, entropy, *kl = self.forward(batch)
-            terms = {"distribution_kl": kl[0]} if kl else {}
-            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
-            finite = report.add(output, log_probs, entropy, batch)
-            if not finite and not self.is_sharded:
-                break
-            # With shards, run backward even if the loss is not finite: every rank must join every gather.
-            output.loss.backward()  # type: ignore[no-untyped-call]
         try:
+            for batch in batches:
+                log_probs, entropy, *kl = self.forward(batch)
+                terms = {"distribution_kl": kl[0]} if kl else {}
+                output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
+                finite = report.add(output, log_probs, entropy, batch)
+                if not finite and not self.is_sharded:
+                    break
+                # With shards, run backward even if the loss is not finite: every rank must join every gather.
+                output.loss.backward()  # type: ignore[no-untyped-call]
             metrics = report.over_ranks(self._ranks)
             self._sum_gradients()
             grad_norm = self._clip_gradients()
-        except NonFiniteError:
-            self._free_gradients()
+        except BaseException:
+            self._free_gradients()  # else they would add to those of the next step
             raise
+        self.weights_are_whole = False
         if self._taker is not None:
             self._taker.step(learning_rate)
         elif self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
             self._optimizer.step()
+        self.weights_are_whole = True
         self._free_gradients()  # between updates their memory is the sampler's
         return UpdateStats(grad_norm, learning_rate, metrics)
 
@@ -193,10 +196,13 @@ class TorchUpdater:
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
         """
+        self._free_gradients()  # of an optimizer step that failed
+        self.weights_are_whole = True
         if self._taker is not None:
             self._taker.load_state(state)
             return
         assert self._optimizer is not None
+        self._optimizer.state.clear()  # also of parameters that had no gradient before the checkpoint
         for name, values in sort_moments(state, self._named, unshaped="absmax").items():
             parameter = self._named[name]
             own = {

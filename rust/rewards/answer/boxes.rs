@@ -91,6 +91,15 @@ pub fn boxed(text: &str) -> Option<&str> {
     boxes(text).into_iter().max_by_key(|found| found.start).map(|found| &text[found.start..found.end])
 }
 
+/// As [`boxed`], with the minus sign before the box and the percent or degree sign, or the word percent, behind it.
+#[must_use]
+pub fn boxed_with_signs(text: &str) -> Option<Cow<'_, str>> {
+    if let Some(percent) = percent_box(text) {
+        return Some(Cow::Owned(percent));
+    }
+    boxes(text).into_iter().max_by_key(|found| found.start).map(|found| content(text, &found))
+}
+
 /// The answer from boxes, as in [`stated`](super::stated): the box that starts last, and the boxes of its list.
 ///
 /// In `$x = \boxed{1}$ and $y = \boxed{2}$` the names belong to the answer: `x=1, y=2`. A minus sign before a box and a

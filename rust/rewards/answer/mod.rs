@@ -17,7 +17,7 @@ use memchr::memmem;
 use super::strip;
 use super::work::looked_at;
 
-pub use boxes::{all_boxes, boxed, listed_boxes, percent_box};
+pub use boxes::{all_boxes, boxed, boxed_with_signs, listed_boxes, percent_box};
 pub(super) use formula::last_formula;
 use formula::last_value;
 pub use spoken::said;

@@ -9,6 +9,9 @@ use super::value::Number;
 /// Largest number of digits in one number, and largest exponent.
 const MOST_DIGITS: usize = 4096;
 
+/// Percent signs: plain, of TeX, and those of full and of half width.
+const PERCENT_SIGNS: [&str; 4] = ["%", "\\%", "％", "﹪"];
+
 /// Reads one number from `at` on.
 pub(super) struct Reader<'t> {
     pub(super) text: &'t str,
@@ -40,9 +43,9 @@ impl<'t> Reader<'t> {
     pub(super) fn number(&mut self) -> Result<Number, Status> {
         let mut face = if fraction_command(self.rest()).is_some() { self.fraction_command()? } else { self.plain()? };
         let after = self.at;
-        self.skip_spaces();
-        let percent = self.take("%") || self.take("\\%") || self.word("percent") || self.word("pct");
+        let percent = self.percent();
         if !percent {
+            self.skip_spaces();
             let words = [
                 ("hundred", 100u64),
                 ("thousand", 1000),
@@ -56,6 +59,22 @@ impl<'t> Reader<'t> {
             }
         }
         Ok(Number { face, percent })
+    }
+
+    /// Take a percent sign or its word, also behind the end of a formula or of bold text: `$50$%`, `**50** percent`.
+    fn percent(&mut self) -> bool {
+        const BETWEEN: [&str; 10] = [" ", "\u{a0}", "\u{202f}", "~", "$", "*", "\\)", "\\,", "\\;", "\\ "];
+        let before = self.at;
+        while BETWEEN.iter().any(|mark| self.take(mark)) {}
+        let signed = PERCENT_SIGNS.iter().any(|sign| self.take(sign)) || {
+            let _ = self.take("\\text{") || self.take("\\mathrm{");
+            self.skip_spaces();
+            self.take("%") || self.take("\\%") || ["percent", "pct", "per cent"].iter().any(|word| self.word(word))
+        };
+        if !signed {
+            self.at = before;
+        }
+        signed
     }
 
     /// Take a whole word.

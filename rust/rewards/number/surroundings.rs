@@ -114,7 +114,7 @@ pub(super) fn continues(text: &str) -> bool {
             !command.is_empty() && !is_wrapper(command)
         }
         Some('^') => !rest[1..].trim_start_matches('{').starts_with("\\circ"),
-        Some(c) => c.is_numeric() || "√π∞!_≈".contains(c) && c != '!' && c != '_',
+        Some(c) => c.is_numeric() || "√π∞!_≈%％‰‱".contains(c) && c != '!' && c != '_',
         None => false,
     }
 }

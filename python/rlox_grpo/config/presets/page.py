@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlox_grpo.config.presets import PRESETS, Preset
-from rlox_grpo.config.records import RECORDS, Options
+from rlox_grpo.config.records import RECORDS
 
 
 def describe_preset(name: str) -> str:
@@ -44,16 +44,34 @@ def _page() -> Iterator[str]:
     yield "\nA `prompt_template` has the roles, tags and prefill of its system, with our wording. It applies to rows"
     yield "without a `prompt` column."
     yield "\n## Compare all presets"
-    yield "\n| | " + " | ".join(f"`{name}`" for name in PRESETS) + " |"
-    yield "| --- |" + " --- |" * len(PRESETS)
-    for field in Options.model_fields:
-        cells = [_cell(preset.choices[field].value) if field in preset.choices else "" for preset in PRESETS.values()]
-        if any(cells):
-            yield f"| `{field}` | " + " | ".join(cells) + " |"
-    yield "| reward | " + " | ".join(_words(preset.reward) for preset in PRESETS.values()) + " |"
     yield "\nAn empty cell means that the option has no effect in that preset. `kl_coef` 0 means no KL penalty."
+    for record in RECORDS:
+        used = [field for field in record.model_fields if any(field in preset.choices for preset in PRESETS.values())]
+        if used:
+            yield f"\n**{record.model_config['title']}**"
+        for first in range(0, len(used), _COLUMNS):
+            yield from _compare(used[first : first + _COLUMNS])
+    yield "\n**Reward**"
+    yield "\n| preset | reward |"
+    yield "| --- | --- |"
+    for name, preset in PRESETS.items():
+        yield f"| `{name}` | {_words(preset.reward)} |"
     for name, preset in PRESETS.items():
         yield from _section(name, preset)
+
+
+_COLUMNS = 5
+"""Options side by side in a table of presets, so that it fits on the page."""
+
+
+def _compare(fields: Sequence[str]) -> Iterator[str]:
+    """Yield a table with a row for each preset that sets one of ``fields``."""
+    yield "\n| preset | " + " | ".join(f"`{field}`" for field in fields) + " |"
+    yield "| --- |" + " --- |" * len(fields)
+    for name, preset in PRESETS.items():
+        cells = [_cell(preset.choices[field].value) if field in preset.choices else "" for field in fields]
+        if any(cells):
+            yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
 def _section(name: str, preset: Preset) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from rlox_grpo.config.records.option import SET, Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, SET, Record, option
 
 _episode_option = partial(option, only_with=({"environment": SET}, {"tools": SET}))
 
@@ -27,6 +27,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Timeout of the environment between two turns, in seconds. The episode then ends with `timeout`. With a "
         "timeout, sync environments run in worker processes.",
         gt=0,
+        le=LONGEST_TIMEOUT,
         resumable=True,
     )
     episode_timeout: float | None = _episode_option(
@@ -34,6 +35,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Timeout of an episode, in seconds. The episode then ends with `timeout`, even within a reply. With a timeout, "
         "sync environments run in worker processes.",
         gt=0,
+        le=LONGEST_TIMEOUT,
         resumable=True,
     )
     max_live_episodes: int | None = _episode_option(
@@ -65,6 +67,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Timeout of a tool call, in seconds. The policy gets an error message. With a timeout, sync tools run in "
         "worker processes.",
         gt=0,
+        le=LONGEST_TIMEOUT,
         resumable=True,
     )
     episode_workers: int = option(
@@ -76,8 +79,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     max_observation_chars: int = _episode_option(
         8192,
-        "Maximum length of tool results and of messages of the environment after the first, in characters. Longer text "
-        "is truncated, with a note.",
+        "Maximum length of tool results and of messages of the environment after the first, in characters. Of longer "
+        "text, the beginning and the end are kept, with a mark of how much was cut between.",
         ge=1,
     )
     limit_reward: float | None = _episode_option(
@@ -88,7 +91,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     failure_reward: float | None = _episode_option(
         None,
         "Reward of the environment for an episode that ends by timeout, tool_error or environment_error. None: no "
-        "score.",
+        "score, also from reward functions.",
     )
     call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = _episode_option(
         "auto",

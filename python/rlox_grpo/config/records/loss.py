@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rlox_grpo.config.records.option import OWN, SET, Condition, Door, Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, OWN, SET, Condition, Door, Record, option
 from rlox_grpo.config.records.sampling import INEXACT_ENGINES
 
 POLICY_LOSSES = tuple(sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "policies").glob("[a-z]*.py")))
@@ -33,6 +33,8 @@ _CORRECTS: tuple[Condition, ...] = (
     {"importance_correction": ("token", "sequence", "sequence_mean")},
     {"importance_correction": ("auto",), "engine": INEXACT_ENGINES, "bypass_old_log_probs": (False,)},
     {"importance_correction": ("auto",), "dtype": ("bfloat16",), "bypass_old_log_probs": (False,)},
+    {"importance_correction": ("auto",), "async_steps": SET, "bypass_old_log_probs": (False,)},
+    {"importance_correction": ("auto",), "partial_rollout_turns": SET, "bypass_old_log_probs": (False,)},
 )
 _PERIODIC = {"reference": ("periodic",)}
 _server_option = partial(option, only_with={"reference": ("server",)}, resumable=True)
@@ -239,5 +241,5 @@ class ReferenceConfig(Record, title="Reference policy"):
         None, "File with the reference server's token; None: the environment variable RLOX_GRPO_REFERENCE_TOKEN."
     )
     reference_timeout: float = _server_option(
-        120.0, "Timeout of a request to the reference server with its retries, in seconds.", gt=0
+        120.0, "Timeout of a request to the reference server with its retries, in seconds.", gt=0, le=LONGEST_TIMEOUT
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -23,6 +24,12 @@ SET = "set"
 
 OWN = "module:name"
 """In a condition of ``only_with``, any value of a :class:`Door` that is not the name of a built-in."""
+
+LARGEST_INTEGER, LARGEST, SMALLEST = 2**31 - 1, 3.4e38, 1e-30
+"""Limits of options that state no limit of their own: the largest integer, and numbers other than 0."""
+
+LONGEST_TIMEOUT = 1e6
+"""Seconds, 11 days: operating systems count a wait in milliseconds of 32 bits, and refuse a longer one."""
 
 Condition = Mapping[str, "tuple[Any, ...] | str"]
 """Names of options → the values with which an option is read. All must match. A name may be an argument of
@@ -128,25 +135,38 @@ def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", field.json_schema_extra)
 
 
+def list_evaluated(record: type[BaseModel]) -> list[str]:
+    """Return the options of a record that not only training reads."""
+    return [name for name, field in record.model_fields.items() if not read_metadata(field)["only_training"]]
+
+
 class Record(BaseModel):
     """The options of one stage, frozen. Types are strict: a boolean is not a number, and 1.0 is not an integer.
 
-    Some values are converted: a list or a single string to a tuple, a path to text, and a NumPy number to Python's.
+    Integers without another limit are at most 2³¹ − 1, and numbers lie between 1e-30 and 3.4e38 or are 0: what float32
+    and the system's counters can hold. Some values are converted: a list or a single string to a tuple, a path
+    to text, and a NumPy number to Python's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    if not TYPE_CHECKING:  # type checkers take the names of the options from the fields
+
+        def __init__(self, **options: Any) -> None:
+            """Create a record from options.
+
+            Raises:
+                ConfigError: unknown names or invalid values; the message has a line for each.
+            """
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                raise ConfigError(_describe_errors(error, type(self))) from None
+
     @classmethod
     def create(cls, **options: Any) -> Self:
-        """Create a record from options.
-
-        Raises:
-            ConfigError: unknown names or invalid values; the message has a line for each.
-        """
-        try:
-            return cls(**options)
-        except ValidationError as error:
-            raise ConfigError(_describe_errors(error, cls)) from None
+        """As the constructor, for options of which type checkers do not know the names."""
+        return cls(**options)
 
     @model_validator(mode="before")
     @classmethod
@@ -156,7 +176,25 @@ class Record(BaseModel):
         fields = cls.model_fields
         if unknown := [f"unknown option {name!r}{advise(str(name), fields)}" for name in given if name not in fields]:
             raise ConfigError("\n".join(unknown))
-        return {name: _convert(value, fields[name].annotation) for name, value in given.items()}
+        found = {name: _convert(value, fields[name].annotation) for name, value in given.items()}
+        if extreme := [line for name, value in found.items() for line in _find_extreme(name, value, fields[name])]:
+            raise ConfigError("\n".join(extreme))
+        return found
+
+
+def _find_extreme(name: str, value: Any, field: FieldInfo) -> Iterator[str]:
+    """Yield an error for each number that no computation can use: too large, or so small that float32 makes it 0."""
+    has_limit = any(hasattr(limit, "le") or hasattr(limit, "lt") for limit in field.metadata)
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if isinstance(number, float) and not math.isfinite(number):  # pydantic refuses it
+            continue
+        most = LARGEST_INTEGER if isinstance(number, int) and int in members(field.annotation) else LARGEST
+        if abs(number) > most and not has_limit:
+            yield f"{name}: input should be at most {most:.10g} in magnitude, got {value!r}"
+        elif 0 < abs(number) < SMALLEST:
+            yield f"{name}: input should be 0 or at least {SMALLEST:g}, got {value!r}"
 
 
 def _convert(value: Any, annotation: Any) -> Any:

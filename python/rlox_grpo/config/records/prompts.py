@@ -18,6 +18,11 @@ class PromptConfig(Record, title="Prompts"):
     columns: dict[str, str] = option(
         {}, "New name of a column → its name in the data, such as {answer = 'solution'} for a reward that reads answer."
     )
+    continue_final_message: bool = option(
+        False,
+        "Let the model continue last messages of the role assistant that differ from prompt to prompt. By default they "
+        "are an error, as they are probably reference replies; one text for all prompts is always continued.",
+    )
     system_prompt: str | None = option(
         None, "System message before every prompt. A prompt that is text becomes a user message."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from rlox_grpo.config.defaults import DDOF, STD_EPSILON
-from rlox_grpo.config.records.option import SET, Door, Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, SET, Door, Record, option
 
 
 class RewardConfig(Record, title="Rewards"):
@@ -19,6 +19,7 @@ class RewardConfig(Record, title="Rewards"):
         "Timeout of your own reward functions for one completion, in seconds. With a timeout, they run in worker "
         "processes and get one completion in each call. None: they run in this process and get the whole batch.",
         gt=0,
+        le=LONGEST_TIMEOUT,
         resumable=True,
     )
     reward_workers: int | None = option(
@@ -30,7 +31,8 @@ class RewardConfig(Record, title="Rewards"):
     )
     on_reward_error: Literal["stop", "none"] = option(
         "stop",
-        "If one of your own reward functions fails: stop the run, or give the completion no score (None).",
+        "If one of your own reward functions fails: stop the run, or leave the completion without a score, also from "
+        "the other functions.",
         resumable=True,
     )
 

@@ -15,8 +15,10 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     """Length of the run, checkpoints, evaluations and logs."""
 
     max_steps: int | None = _resumable_option(None, "Steps to train; overrides n_epochs.", ge=1)
-    seed: int = option(0, "Seed of the order of prompts, of sampling and of new adapters.", ge=0)
-    output_dir: str | None = _resumable_option(None, "Run folder; None writes nothing.")
+    seed: int = option(0, "Seed of the order of prompts, of sampling and of new adapters.", ge=0, le=2**63 - 1)
+    output_dir: str | None = _resumable_option(
+        None, "Run folder. None writes nothing; `rlox-grpo train NAME.toml` then writes to runs/NAME."
+    )
     resume: str = _resumable_option(
         "auto",
         "auto: continue the run in output_dir; never: refuse a folder that holds a run; or the path of a checkpoint.",

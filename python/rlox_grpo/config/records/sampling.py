@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from rlox_grpo.config.records.option import OWN, Door, Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, OWN, Door, Record, option
 
 ENGINES = ("hf", "vllm", "vllm_server")
 """The built-in engines: modules or packages of ``rlox_grpo/rollout/engines``."""
@@ -29,8 +29,10 @@ class PresetConfig(Record, title="Preset"):
 class SamplingConfig(Record, title="Sampling"):
     """Number of completions, sampling distribution and choice of prompts."""
 
-    group_size: int = option(8, "Completions for each prompt (G).", ge=1)
-    prompts_per_step: int = option(16, "Prompts in a step (B); a step samples B·G completions.", ge=1)
+    group_size: int = option(8, "Completions for each prompt (G).", ge=1, only_training=True)
+    prompts_per_step: int = option(
+        16, "Prompts in a step (B); a step samples B·G completions.", ge=1, only_training=True
+    )
     max_new_tokens: int = option(512, "Maximum length of a completion in tokens, its end token included.", ge=1)
     temperature: float = option(
         1.0,
@@ -50,10 +52,15 @@ class SamplingConfig(Record, title="Sampling"):
         "list.",
     )
     async_steps: int = option(
-        0, "Maximum number of steps that generation runs ahead of the update. 0: sample with the current weights.", ge=0
+        0,
+        "Maximum number of steps that generation runs ahead of the update. 0: sample with the current weights.",
+        ge=0,
+        only_training=True,
     )
     curriculum: Literal["none", "pass_rate"] = option(
-        "none", "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved."
+        "none",
+        "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved.",
+        only_training=True,
     )
     curriculum_floor: float = option(
         0.1,
@@ -61,9 +68,13 @@ class SamplingConfig(Record, title="Sampling"):
         gt=0,
         le=1,
         only_with={"curriculum": ("pass_rate",)},
+        only_training=True,
     )
     max_group_size: int | None = option(
-        None, "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.", ge=1
+        None,
+        "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.",
+        ge=1,
+        only_training=True,
     )
 
 
@@ -107,7 +118,10 @@ class EngineConfig(Record, title="Generation engine"):
     )
     server_urls: tuple[str, ...] = _server_option((), "URL of each vLLM server: http://host:port.")
     server_timeout: float = _server_option(
-        600.0, "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.", gt=0
+        600.0,
+        "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.",
+        gt=0,
+        le=LONGEST_TIMEOUT,
     )
     server_sync_dir: str | None = _server_option(
         None,

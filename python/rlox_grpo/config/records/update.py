@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlox_grpo.config.records.option import SET, Record, option
+from rlox_grpo.config.records.option import LONGEST_TIMEOUT, SET, Record, option
 
 _DEEPSPEED = {"updater": ("deepspeed",)}
 
@@ -109,7 +109,9 @@ class UpdaterConfig(Record, title="Ranks and sharding"):
     offload_params: bool = option(
         False, "DeepSpeed keeps parameters in host memory; zero_stage 3.", only_with=_DEEPSPEED, resumable=True
     )
-    rank_timeout: float = option(30.0, "Heartbeat timeout between ranks, in seconds.", gt=0, resumable=True)
+    rank_timeout: float = option(
+        30.0, "Heartbeat timeout between ranks, in seconds.", gt=0, le=LONGEST_TIMEOUT, resumable=True
+    )
 
     @property
     def shards_weights(self) -> bool:

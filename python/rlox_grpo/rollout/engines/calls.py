@@ -93,9 +93,8 @@ class Limits:
         beyond = (ids < 0) | (ids >= (math.inf if self.vocab_size is None else self.vocab_size))
         if beyond.any():
             at = int(beyond.argmax())
-            raise ValueError(
-                f"{owner}token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {self.vocab_size}"
-            )
+            size = "; ids are not negative" if self.vocab_size is None else f" of {self.vocab_size}"
+            raise ValueError(f"{owner}token_ids[{at}] is {ids[at]}, outside the model's vocabulary{size}")
 
 
 def make_groups(

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.model.quantize import find_scales, unpack
+from rlox_grpo.model.untie import untie_config
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 
 Manifest = Mapping[str, tuple[int, ...]]
 """Shape of each tensor of a checkpoint by its name."""
 
+_PLAIN = "only plain LoRA adapters can be merged, for a generation engine or a checkpoint"
 _SHOWN = 4
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 2**24  # numbers read at once: 128 MiB as int64
@@ -52,7 +54,7 @@ def collect_weights(
         changes: measures how much of the adapters' changes survives the merge.
 
     Raises:
-        ValueError: an adapter other than plain LoRA on linear or embedding layers.
+        ValueError: an adapter other than plain LoRA on linear or embedding layers, or on one of two tied layers.
         EngineError: with ``changes``, after the last weight: no change of an adapter survived.
     """
     adapts = hasattr(model, "peft_config")
@@ -69,16 +71,25 @@ def collect_weights(
         outer = next(name for name, module in model.named_modules() if module is base) + "."
         gathered = ((name.removeprefix(outer), tensor) for name, tensor in whole)
         take = _take_from(gathered, dict(base.named_buffers()))
-    adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
+    modules = dict(base.named_modules(remove_duplicate=False))
+    adapted = {name: module for name, module in modules.items() if hasattr(module, "base_layer")}
+    whole_layers = [name for name, module in modules.items() if hasattr(module, "modules_to_save")]
+    if adapts and whole_layers:
+        raise ValueError(f"{whole_layers[0]} is trained whole (peft's modules_to_save): {_PLAIN}")
     scales = find_scales(base.state_dict(keep_vars=True).items())
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # the adapted layer of each parameter, or None, by its id
     for name, tensor in base.state_dict(keep_vars=True).items():
         if name in scales:
             continue
-        if id(tensor) in seen:  # a weight that two layers share is one Parameter
-            continue
-        seen.add(id(tensor))
         layer, part = _find_adapted_layer(name, adapted)
+        if id(tensor) in seen:  # a weight that two layers share is one Parameter
+            if seen[id(tensor)] is not layer:
+                raise ValueError(
+                    f"{name} is tied to another layer, and an adapter is on one of them, so that they have different "
+                    "merged weights: separate them by rlox_grpo.model.untie.untie_adapted_layers(model)"
+                )
+            continue
+        seen[id(tensor)] = layer
         if layer is None:
             yield name, unpack(take(name)).detach()
         elif part.startswith("base_layer."):
@@ -86,7 +97,7 @@ def collect_weights(
             is_merged = own == "weight"
             yield f"{prefix}{own}", _merge_adapters(prefix, layer, take, changes) if is_merged else take(name).detach()
         elif not part.startswith("lora_"):
-            raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
+            raise ValueError(f"{name}: {_PLAIN}")
     for _ in gathered:  # every rank gathers every shard
         pass
     if changes is not None:
@@ -193,8 +204,7 @@ def untie_output_layer(config: Any) -> Any:
     it would keep using the first weights after a reload (6.3 nats off; 3e-7 with a separate layer).
     """
     own = copy.deepcopy(config)
-    own.get_text_config(decoder=True).tie_word_embeddings = False
-    own.tie_word_embeddings = False
+    untie_config(own)
     return own
 
 
@@ -303,8 +313,8 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], chan
     engine's thread is here.
     """
     weight = unpack(take(f"{prefix}base_layer.weight")).detach()
-    if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
-        raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
+    if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2 or not hasattr(layer, "lora_A"):
+        raise ValueError(f"{prefix}weight: {_PLAIN}")
     if layer.merged:
         return weight
     merged = weight.clone()

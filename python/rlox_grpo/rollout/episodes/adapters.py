@@ -101,7 +101,7 @@ class SyncChat:
         self._lock = threading.Lock()  # of both: no call may begin after close()
 
     def close(self) -> None:
-        """Raise CancelledError in the thread, at its pending call or at its next one."""
+        """Raise asyncio.CancelledError in the thread, at its pending call or at its next one."""
         with self._lock:
             self._closed = True
             waiting = self._waiting
@@ -118,10 +118,13 @@ class SyncChat:
         with self._lock:
             if self._closed:
                 coroutine.close()
-                raise CancelledError("the episode was stopped")
+                raise asyncio.CancelledError("the episode was stopped")
             waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
             self._waiting = waiting
-        return waiting.result()
+        try:
+            return waiting.result()
+        except CancelledError as error:  # an Exception, which a loop that tries again would catch
+            raise asyncio.CancelledError(*error.args) from None
 
 
 async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], chat: Chat) -> Any:

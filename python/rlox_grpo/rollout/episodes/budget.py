@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlox_grpo.environments import EpisodeEnded
 
 
@@ -99,6 +101,6 @@ class Usage:
 
 
 def check_room(max_new_tokens: int | None) -> None:
-    """Raise ValueError if the limit of a reply is below 1."""
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: expected at least 1")
+    """Raise ValueError if the limit of a reply is not a whole number of at least 1."""
+    if max_new_tokens is not None and (not isinstance(max_new_tokens, (int, np.integer)) or max_new_tokens < 1):
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: expected a whole number of at least 1")

@@ -8,6 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -22,6 +23,7 @@ from rlox_grpo.rollout.episodes.messages import (
     cut_stop,
     list_messages,
     make_message_key,
+    read_stop,
     refuse_late_tools,
     refuse_long_prompt,
 )
@@ -90,7 +92,7 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._conversations.current.messages]
+        return [copy_value(message) for message in self._conversations.current.messages]
 
     @property
     def prompt_messages(self) -> int:
@@ -168,11 +170,14 @@ class Chat:
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: no message at the first turn, or a malformed message.
+            ValueError: no message at the first turn, a malformed message, an empty stop string, or one that holds a
+                lone surrogate.
             TemplateError: the chat template refuses the messages.
         """
         if self.ended is not None:  # stop an environment that ignored EpisodeEnded: it may never return
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
+        check_room(max_new_tokens)
+        stop = read_stop(stop)
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
         current = self._conversations.current
@@ -185,7 +190,6 @@ class Chat:
             schemas = make_schemas(tools)
             self.tools = self._make_tools(tools)
             self._template = current.template = self._give_template(schemas)
-        check_room(max_new_tokens)
         return await self._reply(current, new, max_new_tokens, stop)
 
     async def complete(
@@ -214,15 +218,16 @@ class Chat:
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: a malformed message, or no message.
+            ValueError: as :meth:`turn`.
             TemplateError: the chat template refuses the messages.
         """
         if self.ended is not None:
             raise EpisodeEnded(self.ended)
+        check_room(max_new_tokens)
+        stop = read_stop(stop)
         given = list_messages(messages)
         if given and self._system_prompt is not None:
             given = add_system_message(given, self._system_prompt, self._episode[0])
-        check_room(max_new_tokens)
         template = self._template if tools is None else self._give_template(tools)
         keys = [make_message_key(message) for message in given]
         found = self._conversations.find_longest(lambda one: one.find(keys) if one.template is template else None)
@@ -266,6 +271,7 @@ class Chat:
         if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         check_room(max_new_tokens)
+        stop = read_stop(stop)
         found = self._conversations.find_longest(lambda one: one.find_ids(token_ids))
         conversation, shared = found or (self._conversations.begin(self._template), 0)
         added = token_ids[shared:]
@@ -279,7 +285,7 @@ class Chat:
         conversation: Conversation,
         new: list[dict[str, Any]],
         max_new_tokens: int | None,
-        stop: str | Sequence[str],
+        stop: tuple[str, ...],
         keys: Sequence[MessageKey] | None = None,
         added: Int64Array | None = None,
         on_delta: Callable[[Delta], None] | None = None,
@@ -291,7 +297,6 @@ class Chat:
         is_raw = added is not None
         if added is None and conversation.is_rewritten_by(new):
             conversation, new, keys = conversation.begin_again(new, keys)
-        own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
         try:
             self._usage.check_turn()
             added = conversation.encode(new) if added is None else added
@@ -308,13 +313,13 @@ class Chat:
         self._conversations.add(conversation, context)
         has_tools = bool(self.tools if conversation.template is self._template else conversation.template.tools)
         pieces = on_delta and begin_pieces(
-            conversation.template, context, self._end_ids, own_stop, on_delta, has_tools, is_raw
+            conversation.template, context, self._end_ids, stop, on_delta, has_tools, is_raw
         )
         if pieces is not None:
             self._streamed.add(pieces)
         watch = pieces.add if pieces else None
         branch, replaces = conversation.branch, conversation.replaces
-        request = TurnRequest(self._episode, conversation.turns, context, room, own_stop, branch, replaces, watch)
+        request = TurnRequest(self._episode, conversation.turns, context, room, stop, branch, replaces, watch)
         self.waiting_since = None
         conversation.busy = True
         try:
@@ -334,11 +339,11 @@ class Chat:
                 self.waiting_since = time.monotonic()
         self._usage.replies += 1
         self._usage.add(len(sampled.token_ids))
-        reply = conversation.take(sampled, continues=continues, with_tools=has_tools, stop=own_stop)
+        reply = conversation.take(sampled, continues=continues, with_tools=has_tools, stop=stop)
         if pieces is not None and is_raw:
-            pieces.finish(cut_stop(reply.text, own_stop), None, reply.token_ids.tolist())
+            pieces.finish(cut_stop(reply.text, stop), None, reply.token_ids.tolist())
         elif pieces is not None:
-            pieces.finish(cut_reply(reply, own_stop), reply.reasoning)
+            pieces.finish(cut_reply(reply, stop), reply.reasoning)
             conversation.accept_shown(pieces.content, pieces.reasoning)
         return reply
 

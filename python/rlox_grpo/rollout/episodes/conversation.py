@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.engines.turns import SampledTurn
 from rlox_grpo.rollout.episodes.messages import (
@@ -226,7 +227,7 @@ class Conversation:
             self._marks.pop()
             self._keys.pop()
             self.messages.pop()
-        self.messages.append(message)
+        self.messages.append(copy_value(message))
         key = make_message_key(message)
         if turn.stopped and ended_by is None:
             key = (key[0], (*key[1], cut_stop(parsed.content, stop)), *key[2:])
@@ -241,8 +242,8 @@ class Conversation:
             parsed.reasoning,
             calls,
             reason,
-            turn.token_ids,
-            turn.log_probs,
+            turn.token_ids.copy(),  # the environment's: the conversation's are trained
+            turn.log_probs.copy(),
             message,
             parsed.error,
             before,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection
 from typing import Any
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation, Mark
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.types import Int64Array
@@ -95,7 +96,7 @@ class Conversations:
         rewritten = {id(one.rewrites) for one in self._all}
         rows = [conversation for conversation, _ in self.list_rows()]
         return [
-            [dict(message) for message in conversation.messages]
+            [copy_value(message) for message in conversation.messages]
             for conversation in rows
             if conversation is not self.current and id(conversation) not in rewritten
         ]

@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
 
 Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000
@@ -23,7 +25,11 @@ def make_reply_message(content: str, reasoning: str | None = None, calls: Sequen
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": copy_value(dict(call.arguments))},
+            }
             for call in calls
         ]
     return message
@@ -72,7 +78,8 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     """Return messages to the policy as a list of dicts; a text is one user message.
 
     Raises:
-        ValueError: a message without role or content or with a lone surrogate, or an assistant message at the end.
+        ValueError: a message without role or content, with a picture or with a lone surrogate, or an assistant message
+            at the end.
     """
     if messages is None:
         return []
@@ -84,10 +91,15 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
+        if media := find_media_in_message(message):
+            raise ValueError(f"messages[{place}] has {media}: {NOT_SUPPORTED}; describe it in text")
         content = message["content"]
         if isinstance(content, str):
-            _refuse_surrogates(content, place)
-        found.append(dict(message))
+            _refuse_surrogates(content, f"messages[{place}]")
+        try:
+            found.append(copy_value(dict(message)))
+        except TypeError as error:
+            raise ValueError(f"messages[{place}]: {error}") from error
     if found and found[-1]["role"] == "assistant":
         raise ValueError("the last message has the role 'assistant': the policy writes that one")
     return found
@@ -124,9 +136,23 @@ def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
     ]
 
 
-def _refuse_surrogates(text: str, place: int) -> None:
+def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several stop strings as a tuple.
+
+    Raises:
+        ValueError: one is empty, not a text, or holds a lone surrogate; the message has its index.
+    """
+    several = (stop,) if isinstance(stop, str) else tuple(stop)
+    for place, one in enumerate(several):
+        if not isinstance(one, str) or not one:
+            raise ValueError(f"stop[{place}] is {str(one)[:80]!r}: expected a text of at least one character")
+        _refuse_surrogates(one, f"stop[{place}]")
+    return several
+
+
+def _refuse_surrogates(text: str, name: str) -> None:
     """Raise ValueError for a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"messages[{place}] holds a lone surrogate at character {error.start}") from None
+        raise ValueError(f"{name} holds a lone surrogate at character {error.start}") from None

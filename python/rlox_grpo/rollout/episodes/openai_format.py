@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
+from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
 from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop, make_reply_message
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
@@ -23,6 +24,8 @@ MODEL = "policy"
 END_OF_EVENTS = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
+_LARGE = 2**31
+"""Integers above it may be too large for floats."""
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 """Parameters that do not change a reply."""
 _FIXED: Mapping[str, Any] = {
@@ -236,7 +239,8 @@ def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, An
             raise RequestError(f"{name} must be {json.dumps(_FIXED[name])} in training: leave it out", name)
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
         value = given.get(name, ours)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isclose(value, ours):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGE
+        if not is_number or not math.isclose(value, ours):
             raise RequestError(
                 f"{name} is {str(value)[:40]}, but the run samples with {ours:g}: leave it out, or set {name} in the "
                 "run's options",
@@ -299,7 +303,9 @@ def _read_content(content: Any, where: str) -> str | None:
         texts = [part.get("text") for part in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(map(str, texts))
-    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'", where)
+    media = find_media_in_message({"content": content})
+    cause = f"; it has {media}: {NOT_SUPPORTED}" if media else ""
+    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'{cause}", where)
 
 
 def _read_calls(calls: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:

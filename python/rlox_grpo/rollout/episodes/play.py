@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
+from rlox_grpo.copies import copy_row, copy_value
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
@@ -18,6 +19,7 @@ from rlox_grpo.rollout.episodes.messages import (
     bound_messages,
     list_messages,
     make_reply_message,
+    read_stop,
     refuse_late_tools,
     refuse_long_prompt,
 )
@@ -77,7 +79,7 @@ class PlayedChat:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._messages]
+        return [copy_value(message) for message in self._messages]
 
     async def turn(
         self,
@@ -102,6 +104,7 @@ class PlayedChat:
             refuse_late_tools(self._messages)
             self._set_tools(tools)
         check_room(max_new_tokens)
+        stop = read_stop(stop)
         if not new and not self._messages:
             raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
         if self.turns >= self._config.max_turns:
@@ -110,7 +113,7 @@ class PlayedChat:
         for message in new:
             self._messages.append(message)
             self._say(_describe_message(message))
-        text = _cut_at(self._read_reply(), (stop,) if isinstance(stop, str) else stop)
+        text = _cut_at(self._read_reply(), stop)
         self.turns += 1
         parsed = parse_reply(text, with_tools=bool(self.tools))
         calls = tuple(
@@ -118,9 +121,10 @@ class PlayedChat:
             for place, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
-        self._messages.append(make_reply_message(parsed.content, parsed.reasoning, calls))
+        message = make_reply_message(parsed.content, parsed.reasoning, calls)
+        self._messages.append(copy_value(message))
         empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, self._messages[-1], parsed.error)
+        return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, message, parsed.error)
 
     @property
     def base_url(self) -> str:
@@ -177,7 +181,7 @@ def play_episode(
     check_columns(adapted, row, "the row", ": give rows with --data")
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        returned = run_coroutine(lambda: adapted.play(row, chat))
+        returned = run_coroutine(lambda: adapted.play(copy_row(row, "the row"), chat))
         outcome = check_outcome(returned, chat.turns, chat.ended)
     except EpisodeEnded as ended:
         outcome = end_episode(adapted, config, ended.reason)

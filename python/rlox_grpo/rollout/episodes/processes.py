@@ -223,7 +223,7 @@ class ToolProcesses:
         return inspect.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Call a sync tool. Returns the first ``max_chars`` characters of its result, and the length of the result.
+        """Call a sync tool. Returns its result, cut to ``max_chars`` characters, and the length that it had.
 
         Raises:
             TimeoutError: the call took too long; its process is killed.

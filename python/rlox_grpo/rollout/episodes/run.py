@@ -13,8 +13,9 @@ import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
+from rlox_grpo.copies import copy_row
 from rlox_grpo.environments import EpisodeEnded, Outcome
-from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.errors import EXITS, ConfigError, EpisodeError
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import TurnEngine
@@ -259,24 +260,37 @@ class EpisodeRunner:
         chat, error = one.chat, None
         end = functools.partial(end_episode, self.environment, self._config)
         try:
-            returned = await self._play_environment(make_row(one.prompt), chat)
+            row = copy_row(make_row(one.prompt), f"prompts[{one.prompt.index}]")
+            returned = await self._play_environment(row, chat)
             outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)
-        except asyncio.CancelledError:
-            if chat.ended is None:
+        except asyncio.CancelledError as cause:
+            if chat.ended is not None:
+                outcome = end(chat.ended)
+            elif one.is_cancelled:
                 raise
-            outcome = end(chat.ended)
-        except (Exception, SystemExit) as cause:  # sys.exit() in an environment must not end the run
-            told = chat.ended if chat.was_told else None  # the agent failed because its call was refused
-            failure = describe_failure(cause)
-            if told is None and self._config.on_environment_error == "stop":
-                raise EpisodeError(
-                    f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
-                    f"turn {chat.turns}: {failure}"
-                ) from cause
-            outcome, error = end(told or "environment_error"), failure[:2000]
+            else:  # raised by the environment: a library that it uses was cancelled
+                outcome, error = self._judge_failure(one, cause)
+        except (Exception, *EXITS) as cause:  # noqa: BLE001  the environment is the user's
+            outcome, error = self._judge_failure(one, cause)
         return self._describe(chat, outcome, error)
+
+    def _judge_failure(self, one: Running, cause: BaseException) -> tuple[Outcome, str]:
+        """Return the outcome of an episode whose environment raised ``cause``, and its description.
+
+        Raises:
+            EpisodeError: with ``on_environment_error="stop"``.
+        """
+        chat = one.chat
+        told = chat.ended if chat.was_told else None  # the agent failed because its call was refused
+        failure = describe_failure(cause)
+        if told is None and self._config.on_environment_error == "stop":
+            raise EpisodeError(
+                f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
+                f"turn {chat.turns}: {failure}"
+            ) from cause
+        return end_episode(self.environment, self._config, told or "environment_error"), failure[:2000]
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
         def as_json(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

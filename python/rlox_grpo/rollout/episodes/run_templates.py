@@ -96,7 +96,8 @@ def find_rewrite(template: Template) -> str | None:
     """Describe what the template rewrites when a conversation continues; None if it rewrites nothing in any trial.
 
     Each trial has two replies. There are trials with and without a system message, with reasoning as ``<think>`` tags
-    and as ``reasoning_content``, and, if the template has tools, with tool calls and their results.
+    and as ``reasoning_content``. If the template has tools, there are trials with tool calls and their results, also of
+    replies that hold text or reasoning as well.
 
     Raises:
         TemplateError: the template renders no conversation of several turns, or no tool result.
@@ -157,13 +158,14 @@ def _list_trials() -> Iterator[Messages]:
 def _list_tool_trials() -> Iterator[Messages]:
     for count in (1, 2):
         calls = [ToolCall("look_up", {"x": "y"}, f"call{place:05}") for place in range(count)]
-        reply = make_reply_message("", calls=calls)
         results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": _RESULT} for call in calls]
-        for head in ([], [_SYSTEM]):
-            yield [
-                *head, *_exchange(reply), *results, reply, *results, make_reply_message(_ANSWER),
-                {"role": "user", "content": "go on"},
-            ]  # fmt: skip
+        for content, reasoning in (("", None), (_ANSWER, None), ("", _THOUGHT)):
+            reply = make_reply_message(content, reasoning, calls)
+            for head in ([], [_SYSTEM]):
+                yield [
+                    *head, *_exchange(reply), *results, reply, *results, make_reply_message(_ANSWER),
+                    {"role": "user", "content": "go on"},
+                ]  # fmt: skip
 
 
 def _exchange(reply: dict[str, Any]) -> Messages:

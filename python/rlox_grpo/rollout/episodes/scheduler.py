@@ -33,6 +33,7 @@ class Running:
         key: index of the prompt in its step, and of the completion in its group.
         end_endpoint: closes the episode's endpoint.
         task: the task that runs it; None before it starts.
+        is_cancelled: whether this module has cancelled the task. If not, a CancelledError is the environment's own.
         started: ``time.monotonic()`` of its start; None while it waits for a worker process.
         episode: its outcome; None until it has finished.
     """
@@ -42,6 +43,7 @@ class Running:
     chat: Chat
     end_endpoint: Callable[[], None]
     task: asyncio.Task[Episode] | None = None
+    is_cancelled: bool = False
     started: float | None = None
     episode: Episode | None = None
 
@@ -49,6 +51,12 @@ class Running:
     def is_done(self) -> bool:
         """Whether the episode was started and has finished."""
         return self.task is not None and self.task.done()
+
+    def cancel(self) -> None:
+        """Cancel the task, if it has been started."""
+        if self.task is not None:
+            self.is_cancelled = True
+            self.task.cancel()
 
 
 class Replies:
@@ -168,9 +176,9 @@ async def run_episodes(
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
     finally:
+        for one in running:
+            one.cancel()
         tasks = [one.task for one in running if one.task is not None]
-        for task in tasks:
-            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -191,8 +199,8 @@ async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> Non
 def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
     """Cancel environments past their deadline, at every call until they end."""
     for one in live:
-        if one.chat.abandoned and one.task is not None:
-            one.task.cancel()
+        if one.chat.abandoned:
+            one.cancel()
     if config.turn_timeout is None and config.episode_timeout is None:
         return
     now = time.monotonic()
@@ -205,7 +213,7 @@ def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
             start is not None and timeout is not None and now - start > timeout for start, timeout in late
         ):
             one.chat.ended = "timeout"
-            one.task.cancel()
+            one.cancel()
 
 
 T = TypeVar("T")

@@ -89,7 +89,15 @@ class Template:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
 
     def encode(self, text: str) -> Int64Array:
-        """Token ids of rendered text, which already has its special tokens."""
+        """Token ids of rendered text, which already has its special tokens.
+
+        Raises:
+            TemplateError: the text holds a lone surrogate, which may be in any field of a message.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TemplateError(f"the rendered conversation holds a lone surrogate: {error.reason}") from None
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
     def decode(self, ids: Int64Array | Sequence[int], *, with_special: bool) -> str:
@@ -106,11 +114,20 @@ class Template:
         refused: TemplateError | None = None
         for context in _list_contexts(messages):
             try:
-                _, placeholder, tail = self.render([*context, *messages]).rpartition(_PLACEHOLDER)
-                if placeholder:
-                    return tail if "tool_calls" not in context[-1] else self._cut_call(tail)
+                final = self.render(context, generation_prompt=False)
+                later = self.render([*context, *messages])
             except TemplateError as error:
                 refused = error
+                continue
+            tail = later.rpartition(_PLACEHOLDER)
+            if not tail[1]:
+                continue
+            if "tool_calls" not in context[-1]:
+                return tail[2]
+            call = self._cut_end(final.rpartition(_PLACEHOLDER)[2])
+            if not tail[2].startswith(call):
+                raise TemplateError("the chat template changes a tool call once its result follows")
+            return tail[2].removeprefix(call)
         raise refused or TemplateError("the chat template does not show a reply that other messages follow")
 
     def extend(self, messages: Sequence[Message], ended_by: int | None) -> Int64Array:
@@ -163,26 +180,28 @@ class Template:
         if body == said:
             return True
         final = self.render([*history, reply], generation_prompt=False)
-        if not final.startswith(prompt + body) or not increment.startswith(final[len(prompt + body) :].rstrip()):
+        if not final.startswith(prompt) or body != self._cut_end(final[len(prompt) :]):
             return False
         reasoning = str(reply.get("reasoning_content") or "").strip()
         return reasoning in body
 
-    def _cut_call(self, tail: str) -> str:
-        """Cut off the rest of the placeholder's tool call, such as ``"}}</tool_call>``, up to the end of the turn."""
-        ends = [place for end in self._list_ends() if (place := tail.find(end)) >= 0]
-        if not ends:
-            raise TemplateError("the chat template does not end a turn with a tool call by an end token")
-        return tail[min(ends) :]
+    def _cut_end(self, said: str) -> str:
+        """Cut off the end of the turn: ``"}}</tool_call>`` of ``"}}</tool_call><|im_end|>``."""
+        end = self._render_end()
+        if end and said.endswith(end):
+            return said.removesuffix(end)
+        ends = [place for token in self.special_tokens if token in end and (place := said.find(token)) >= 0]
+        if ends:
+            return said[: min(ends)]
+        # A turn with a call may end by a token of its own, such as <|call|>, or by none.
+        marks = {mark for form in MARKS.values() for mark in form}
+        own = [token for token in self.special_tokens if token not in marks and said.rstrip().endswith(token)]
+        return said.rstrip().removesuffix(max(own, key=len)) if own else said
 
     def _render_end(self) -> str:
         """Render the text after the last reply of a conversation."""
         plain = [{"role": "user", "content": "q"}, make_reply_message(_PLACEHOLDER)]
         return self.render(plain, generation_prompt=False).rpartition(_PLACEHOLDER)[2]
-
-    def _list_ends(self) -> list[str]:
-        after = self._render_end()
-        return [token for token in self.special_tokens if token in after] or [after.strip() or "\n"]
 
 
 def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:

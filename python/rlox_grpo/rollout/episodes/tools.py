@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 
-CUT_MARK = "\n[… cut: the result had {count} characters]"
-_CUT_END = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}") + r"\Z")
+CUT_MARK = "\n[… {count} characters cut …]\n"
+_CUT = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}"))
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ToolLimits:
 
     Attributes:
         timeout: seconds for one call; None: no deadline.
-        max_chars: maximum length of a message; a longer message is cut, with a mark.
+        max_chars: maximum length of a message; a longer message is cut in its middle, with a mark.
         on_parse_error, on_tool_error: ``"answer"`` sends the policy an error message, ``"end"`` ends the episode.
     """
 
@@ -35,7 +36,8 @@ class ToolLimits:
 
 
 RunElsewhere = Callable[[Callable[..., Any], Mapping[str, Any]], Awaitable[tuple[str, int]]]
-"""Calls a sync tool in a process that a deadline can kill. Returns the beginning and the length of its result."""
+"""Calls a sync tool in a process that a deadline can kill. Returns its result, cut by :func:`cut_text`, and the length
+before."""
 
 
 def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
@@ -121,7 +123,7 @@ class Tools:
         ]
 
     async def _call(self, call: ToolCall) -> tuple[str, int | None, bool]:
-        """Return the result as text, its full length if the text is only its beginning, and whether it is an error."""
+        """Return the result as text, the length that it had if a worker has cut it, and whether it is an error."""
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no tool {call.name[:80]!r}; there are {', '.join(self._functions)}", None, True
@@ -132,7 +134,7 @@ class Tools:
         try:
             if self._run_elsewhere is not None and not inspect.iscoroutinefunction(function):
                 return *await self._run_elsewhere(function, call.arguments), False
-            result = function(**call.arguments)
+            result = function(**copy_value(dict(call.arguments)))
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self._limits.timeout)
             return show_result(result), None, False
@@ -140,24 +142,33 @@ class Tools:
             if self._limits.timeout is None:  # raised by the tool itself
                 return f"error: {describe_failure(error)}", None, True
             return f"error: {call.name} took more than {self._limits.timeout:g} s", None, True
-        except (Exception, SystemExit) as error:  # noqa: BLE001  any exception of a tool is an error message
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  any exception of a tool is a message
             return f"error: {describe_failure(error)}", None, True
 
     def bound(self, text: str, length: int | None = None) -> str:
-        """Cut a text for the policy to ``max_chars``, append a mark, and count the cut.
+        """Cut a text for the policy by :func:`cut_text`, and count the cut.
 
         Args:
-            text: the text, or its beginning.
-            length: full length of the text; None: ``text`` is complete.
+            text: the text.
+            length: the length that it had, if a worker has cut it already.
         """
         text = text.encode("utf-8", "replace").decode()  # tokenizers refuse lone surrogates
-        length = len(text) if length is None else length
-        if length <= self._limits.max_chars:
+        most = self._limits.max_chars
+        if (len(text) if length is None else length) <= most:
             return text
-        if length <= self._limits.max_chars + 64 and _CUT_END.search(text):  # already cut
+        if length is None and len(text) <= most + 64 and _CUT.search(text):  # a message that was cut before
             return text
         self.cut += 1
-        return text[: self._limits.max_chars] + CUT_MARK.format(count=length)
+        return cut_text(text, most) if length is None else text
+
+
+def cut_text(text: str, max_chars: int) -> str:
+    """Return a text; of a longer one than ``max_chars`` its beginning, a mark and its end, where errors are."""
+    cut = len(text) - max_chars
+    if cut <= 0:
+        return text
+    head = (max_chars + 1) // 2
+    return text[:head] + CUT_MARK.format(count=cut) + text[head + cut :]
 
 
 def show_result(result: Any) -> str:

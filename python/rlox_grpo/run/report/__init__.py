@@ -36,11 +36,13 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
     reloads it after ``refresh_s`` seconds; None: never.
 
     Raises:
-        FileNotFoundError: The folder does not exist.
+        FileNotFoundError: The folder does not exist, or holds no file of a run.
         ValueError: A file is damaged; the message names the file and the line.
         OSError: A file is not a regular file or is too large, or the page cannot be written.
     """
     run = read_run(Path(run_dir))
+    if not (run.config or run.metrics or run.evaluations or run.samples or run.held_out):
+        raise FileNotFoundError(f"{run_dir}: no file of a run in this folder; a report is made from its output_dir")
     sections = {
         "Warnings": _warnings(run),
         "Curves": curves([run]),

@@ -52,6 +52,7 @@ const draw = (plot) => {
     numbers.forEach((number, k) => { number.textContent = away ? lasts[k] : short(series[k].values[idx], unit); });
   };
   const whole = first < last ? [first, last] : [first - 1, last + 1];
+  const range = { min: { pad: 0.08, soft: 0, mode: fromZero ? 1 : 3 }, max: { pad: 0.08, soft: 0, mode: 3 } };
   const axis = { stroke: color("--quiet"), font: FONT, ticks: { show: false }, grid: { stroke: color("--grid"), width: 1 } };
   const width = plot.clientWidth;
   const drawn = new uPlot({
@@ -60,7 +61,9 @@ const draw = (plot) => {
     cursor: { sync: { key: "steps", scales: ["x", null], setSeries: false }, y: false, points: { size: 7 } },
     scales: {
       x: { time: false, range: (_, low, high) => (low === steps[0] && high === steps.at(-1) ? whole : [low, high]) },
-      y: { range: { min: { pad: 0.08, soft: 0, mode: fromZero ? 1 : 3 }, max: { pad: 0.08, soft: 0, mode: 3 } } },
+      // Of values that are all 0, uPlot would make an axis up to 100, which is 10,000%.
+      y: { range: (_, low, high) =>
+        low === null ? [null, null] : low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, range) },
     },
     axes: [
       { ...axis, size: 28, incrs: [1, 2, 5].flatMap((k) => [...Array(13).keys()].map((power) => k * 10 ** power)).sort((a, b) => a - b),

@@ -134,10 +134,6 @@ impl Reader<'_> {
                 let remainder = Some(self.number(node)?);
                 Ok(Value::Congruence { left: None, right: vec![a], modulus, remainder })
             }
-            Node::Percent(inner) => {
-                let face = self.number(*inner)?;
-                Ok(Value::Number(Number { id: self.number(node)?, mark: Mark::Percent(face) }))
-            }
             Node::Quantity { value, unit } => match self.value(*value)? {
                 Value::Number(number) => Ok(Value::Number(Number { id: number.id, mark: Mark::Unit(unit.clone()) })),
                 // The unit of every item: `5, 6 cm`, `(1, 2) cm`.
@@ -156,6 +152,12 @@ impl Reader<'_> {
                 let face = dashu_int::IBig::from_str_radix(digits, 10).ok().map(RBig::from);
                 let id = self.exprs.rational(value.clone(), self.fuel)?;
                 Ok(Value::Number(Number { id, mark: Mark::Base(face) }))
+            }
+            Node::Percent(_) | Node::Neg(_) | Node::PlusMinus { left: None, .. } if is_percent(ast, node) => {
+                let hundred = self.exprs.integer(100, self.fuel)?;
+                let id = self.number(node)?;
+                let face = self.exprs.product(&[id, hundred], self.fuel)?;
+                Ok(Value::Number(Number { id, mark: Mark::Percent(face) }))
             }
             _ => match self.number(node) {
                 Ok(id) if is_angle(ast, node) => {
@@ -248,6 +250,15 @@ fn is_one_value(node: &Node) -> bool {
 
 fn is_infinity(ast: &Ast, node: NodeId) -> bool {
     matches!(ast.node(node), Node::Constant { value: Constant::Infinity, .. })
+}
+
+/// A percent, or one with a sign before it.
+fn is_percent(ast: &Ast, node: NodeId) -> bool {
+    match ast.node(node) {
+        Node::Percent(_) => true,
+        Node::Neg(inner) | Node::PlusMinus { left: None, right: inner, .. } => is_percent(ast, *inner),
+        _ => false,
+    }
 }
 
 /// Degrees, their negative, or degrees with minutes and seconds.

@@ -1,0 +1,75 @@
+"""Compare the prompts of a run with each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message: bool) -> None:
+    """Raise ValueError if prompts are of several forms (text, chat messages, token ids), or last replies differ.
+
+    A reward function would get completions of two forms. A last message with the role assistant is continued by the
+    model. One text for all prompts is a prefill; texts that differ are probably reference replies, and are refused
+    unless ``continue_final_message`` is set.
+    """
+    first_replies: dict[str, int] = {}
+    for prompt in prompts:
+        forms = [_name_form(one.source) for one in (prompts[0], prompt)]
+        if forms[0] != forms[1]:
+            raise ValueError(
+                f"prompts[{prompt.index}] is {forms[1]} and prompts[{prompts[0].index}] {forms[0]}: give all prompts "
+                "in one form (system_prompt makes chat messages of texts)"
+            )
+        reply = _read_last_reply(prompt.source)
+        if reply is None or continue_final_message:
+            continue
+        first_replies.setdefault(reply, prompt.index)
+        if len(first_replies) > 1:
+            before, index = next(iter(first_replies.items()))
+            raise ValueError(
+                f"prompts[{prompt.index}] ends with the assistant's message {reply[:40]!r} and prompts[{index}] with "
+                f"{before[:40]!r}: the model would go on after them. If they are reference replies, take them out "
+                "of the messages and into a column (row['answer'] = row['prompt'].pop()['content']); if they are "
+                "begun replies, set continue_final_message=True"
+            )
+
+
+def warn_of_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: bool) -> None:
+    """Warn of prompts that are probably a mistake: a second BOS, or all equal.
+
+    ``bos`` is the tokenizer's BOS id. With ``are_rows``, an environment writes the prompts, and all may be equal.
+    """
+    doubled = [p.index for p in prompts if isinstance(p.source, str) and p.token_ids[:2].tolist() == [bos, bos]]
+    if doubled and bos is not None:
+        logger.warning(
+            "prompts[%d] begins with two BOS tokens, the text's and the tokenizer's (%d of %d prompts): "
+            "remove it from the text, or pass chat messages",
+            doubled[0],
+            len(doubled),
+            len(prompts),
+        )
+    if not are_rows and len(prompts) > 1 and all(_is_equal(prompts[0], prompt) for prompt in prompts):
+        logger.warning("all %d prompts are equal: prompts[0] and each other have the same tokens", len(prompts))
+
+
+def _is_equal(prompt: Prompt, other: Prompt) -> bool:
+    return np.array_equal(prompt.token_ids, other.token_ids)
+
+
+def _name_form(source: Any) -> str:
+    return "token ids" if source is None else "text" if isinstance(source, str) else "chat messages"
+
+
+def _read_last_reply(source: Any) -> str | None:
+    """Return the content of the last message if it is the assistant's."""
+    if not isinstance(source, list) or not source or not isinstance(source[-1], Mapping):
+        return None
+    return str(source[-1].get("content")) if source[-1].get("role") == "assistant" else None

@@ -1,0 +1,128 @@
+"""What a checkpoint records of its run, so that ``rlox-grpo eval`` evaluates it as the run did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo.config.presets import PRESETS
+from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
+from rlox_grpo.config.records.option import list_evaluated
+from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.run.manifest import STATE, read_object
+
+logger = logging.getLogger(__name__)
+
+EVALUATED: tuple[str, ...] = (
+    *(
+        name
+        for record in (PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig, RewardConfig)
+        for name in list_evaluated(record)
+    ),
+    *("dtype", "load_in_4bit", "eval_samples", "seed"),
+)
+"""The options that an evaluation reads."""
+
+_OF_PROCESSES = EngineConfig.model_fields.keys() - {"engine", "engine_max_length", "max_rollout_rows"}
+"""Options of the processes and the memory of the run, which an evaluation has for itself."""
+
+_SOURCES = ("rewards", "environment", "environment_args", "tools", "eval_data", "task")
+
+"""Keys of a run file that an evaluation reads."""
+
+_SHOWN = ("system_prompt", "prompt_template", "temperature", "max_new_tokens", "stop", "eval_samples", "seed")
+"""Options that are shown also where they have their defaults."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The run of a checkpoint.
+
+    Attributes:
+        options: the options of :data:`EVALUATED` that are not the defaults.
+        sources: keys of a run file: ``rewards``, ``environment``, ``environment_args``, ``tools``, ``eval_data`` and
+            ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the names of Python objects by
+            argument, of a run that was started from Python.
+    """
+
+    options: Mapping[str, Any]
+    sources: Mapping[str, Any]
+
+    def replace_by(self, given: RecordedRun) -> RecordedRun:
+        """Return the run with the options and sources of ``given`` in place of its own.
+
+        An evaluation never sends its weights to the run's vLLM servers: without another engine it takes the built-in.
+        """
+        preset = str(given.options.get("preset"))
+        of_preset = PRESETS[preset].values if preset in PRESETS else {}
+        options = {
+            **self.options,
+            **{name: value for name, value in of_preset.items() if name in EVALUATED},
+            **given.options,
+        }
+        dropped: set[str] = set()
+        if "engine" in given.options or self.options.get("engine") == "vllm_server":
+            dropped |= EngineConfig.model_fields.keys()
+        if {"rewards", "environment"} & given.sources.keys():
+            dropped.add("reward_weights")  # the weights of other functions
+        options = {name: value for name, value in options.items() if name in given.options or name not in dropped}
+        sources = {**self.sources, **given.sources}
+        if "environment" in given.sources and "environment_args" not in given.sources:
+            sources.pop("environment_args", None)
+        unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in given.sources}
+        return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
+
+    def warn_of_differences(self, config: GRPOConfig) -> None:
+        """Warn of options of prompts and sampling that are not the run's, so that accuracies cannot be compared."""
+        names = [*list_evaluated(PromptConfig), *list_evaluated(SamplingConfig)]
+        then = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
+        differing = [name for name in names if then[name] != getattr(config, name)]
+        if differing:
+            logger.warning(
+                "this evaluation is not as in the run of the checkpoint, which had %s, and here it is %s: pass these "
+                "options to GRPO, or use `rlox-grpo eval`",
+                ", ".join(f"{name}={then[name]!r}" for name in differing),
+                ", ".join(f"{name}={getattr(config, name)!r}" for name in differing),
+            )
+
+    def list_settings(self, also: Iterable[str] = ()) -> dict[str, str]:
+        """Return the settings to show: sources, options that are not the defaults, and those of ``also``."""
+        names = [name for name in (*_SHOWN, *self.options, *also) if name in EVALUATED]
+        options = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
+        settings = {**{name: value for name, value in self.sources.items() if name in _SOURCES}, **options}
+        return {name: repr(list(value) if isinstance(value, tuple) else value) for name, value in settings.items()}
+
+
+def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
+    """Return what a checkpoint records of its run; None if the path is not a checkpoint of a run.
+
+    Raises:
+        CheckpointError: its ``state.json`` is damaged.
+        ConfigError: it has a value that this version refuses.
+    """
+    path = Path(checkpoint)
+    if not (path / STATE).is_file():
+        return None
+    state = read_object(path / STATE)
+    if isinstance(state, str) or not isinstance(state.get("config"), dict):
+        raise CheckpointError(f"{path / STATE} is damaged: {state if isinstance(state, str) else 'it has no config'}")
+    config = GRPOConfig.create(**{name: state["config"][name] for name in EVALUATED if name in state["config"]})
+    options = {
+        name: getattr(config, name)
+        for name in EVALUATED
+        if name not in _OF_PROCESSES and getattr(config, name) != GRPOConfig.model_fields[name].default
+    }
+    return RecordedRun(options, state.get("sources") or _read_older(path))
+
+
+def _read_older(checkpoint: Path) -> dict[str, Any]:
+    """Return the sources of a checkpoint of an earlier version: those of ``config.toml`` in its run folder."""
+    try:
+        document = read_toml(checkpoint.resolve().parents[1] / "config.toml")
+    except (ConfigError, IndexError):
+        return {}
+    return {key: document[key] for key in _SOURCES if key in document}

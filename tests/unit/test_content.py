@@ -1,0 +1,190 @@
+"""Digests by content: what a resumed run compares of rows whose values are not JSON."""
+
+import datetime
+import decimal
+import enum
+import fractions
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from rlox_grpo import GRPO
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.content import digest_content
+from rlox_grpo.run.manifest import write_manifest
+from rlox_grpo.run.resume import compare_rewards, digest_reward
+
+
+@dataclass
+class Puzzle:
+    grid: np.ndarray
+    names: set = field(default_factory=set)
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Plain:
+    def __init__(self, value):
+        self.value = value
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Image:
+    """Saved as PIL's images are: by ``__getstate__``."""
+
+    def __init__(self, data):
+        self.mode, self.size, self.data, self.handle = "RGB", (1, 1), data, threading.Lock()
+
+    def __getstate__(self):
+        return [self.mode, self.size, self.data]
+
+
+def pair(make, one, other):
+    return pytest.param(make, one, other, id=getattr(make, "__name__", str(make)))
+
+
+@pytest.mark.parametrize(
+    ("make", "one", "other"),
+    [
+        pair(decimal.Decimal, "1.5", "9"),
+        pair(fractions.Fraction, "1/2", "1/3"),
+        pair(np.array, [1, 2], [7, 8]),
+        pair(np.float32, 1.0, 2.0),
+        pair(lambda values: np.array(values, dtype=object), [1, {2}], [1, {3}]),
+        pair(torch.tensor, 1, 2),
+        pair(lambda values: torch.tensor(values, dtype=torch.bfloat16), [1.0], [2.0]),
+        pair(lambda values: torch.tensor(values).to_sparse(), [0.0, 1.0], [1.0, 0.0]),
+        pair(datetime.date.fromisoformat, "2026-01-01", "2020-01-01"),
+        pair(datetime.timedelta, 1, 2),
+        pair(uuid.UUID, "0" * 32, "1" * 32),
+        pair(str.encode, "x", "y"),
+        pair(bytearray, b"x", b"y"),
+        pair(set, {"a", "b"}, {"a", "c"}),
+        pair(complex, 1j, 2j),
+        pair(PurePosixPath, "a", "b"),
+        pair(Color, 1, 2),
+        pair(Plain, 1, 2),
+        pair(Slots, [1], [2]),
+        pair(Image, b"\0\0\0", b"\0\0\1"),
+        pair(lambda cell: Puzzle(np.array([[cell]]), {"a"}), 1, 2),
+        pair(lambda key: {(key, 0): "wall"}, 1, 2),
+        pair(lambda value: {"a": [({"b": decimal.Decimal(value)},)]}, 1, 2),
+        pair(lambda value: defaultdict(list, a=[value]), 1, 2),
+        pair(lambda value: OrderedDict(a=value), {1}, {2}),
+        pair(lambda value: Plain(value).__init__, 1, 2),
+    ],
+)
+def test_values_count_by_content(make, one, other):
+    assert digest_content(make(one)) == digest_content(make(one))
+    assert digest_content(make(one)) != digest_content(make(other))
+
+
+def test_kinds_are_told_apart():
+    values = [1, 1.0, True, "1", b"1", [1], (1,), {1}, {1: None}, np.array([1]), torch.tensor([1]), np.int32(1), None]
+    values += [np.array([[1]]), np.array([1], dtype=np.int32), [[1]], ["1"], int, len, "", [], ()]
+    assert len({digest_content(value) for value in values}) == len(values)
+
+
+def test_order_counts_where_it_has_a_meaning():
+    assert digest_content({"a": 1, "b": {2}}) == digest_content({"b": {2}, "a": 1})
+    assert digest_content([1, 2]) != digest_content([2, 1])
+    assert digest_content(["ab", "c"]) != digest_content(["a", "bc"])
+
+
+def test_a_value_that_contains_itself_and_one_that_cannot_be_pickled():
+    loop = [1]
+    loop.append(loop)
+    assert digest_content(loop) != digest_content([1, [1]])
+    assert digest_content([threading.Lock()]) == digest_content([threading.Lock()])
+    shared = {1}
+    assert digest_content([shared, shared]) == digest_content([{1}, {1}])
+
+
+def test_every_process_has_the_same_digests():
+    script = (
+        "from test_content import *\n"
+        "values = [{'a', 'b', 'c'}, Plain({'x': {('a', 1), ('b', 2)}}), Puzzle(np.arange(4), {'p', 'q'}), Color.RED,"
+        " torch.arange(3), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc), {(1, 'a'): 2, 'b': object}]\n"
+        "print([digest_content(value) for value in values])"
+    )
+    folder = str(PurePosixPath(__file__).parent)
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path[:0] = [{folder!r}, {folder + '/..'!r}]\n{script}"],
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def train(folder, golds, steps):
+    rows = [{"prompt": [1, 2, index], "gold": gold} for index, gold in enumerate(golds)]
+
+    def reward(completions, gold):
+        return toy.share_of_target(completions, None)
+
+    options = toy.options(output_dir=folder, max_steps=steps)
+    return GRPO(toy.ToyLM(), reward, **options).train(rows)["resumed_from_step"]
+
+
+def test_a_run_with_other_values_is_not_resumed(tmp_path):
+    train(tmp_path, [decimal.Decimal(1), {(0, 1): 2}, None, 3], 2)
+    assert train(tmp_path, [decimal.Decimal(1), {(0, 1): 2}, None, 3], 3) == 2
+    for golds in ([decimal.Decimal(2), {(0, 1): 2}, None, 3], [decimal.Decimal(1), {(0, 2): 2}, None, 3]):
+        with pytest.raises(CheckpointError, match="column values: not those of the run"):
+            train(tmp_path, golds, 4)
+
+
+def test_a_checkpoint_without_these_digests_is_resumed(tmp_path):
+    train(tmp_path, [decimal.Decimal(1), 2, 3, 4], 2)
+    state = tmp_path / "checkpoints" / "step_000002" / "state.json"
+    content = json.loads(state.read_text())
+    for name in ("column values", "prompts of episodes"):
+        del content["data"][name]
+    state.write_text(json.dumps(content))
+    (state.parent / "manifest.json").unlink()
+    write_manifest(state.parent)
+    assert train(tmp_path, [decimal.Decimal(1), 2, 3, 4], 3) == 2
+
+
+@dataclass(frozen=True)
+class Judge:
+    scale: float
+
+    def score(self, completions):
+        return [self.scale for _ in completions]
+
+
+def test_digests_of_lambdas_and_methods_see_what_is_bound():
+    same = [lambda completions, scale=scale: [scale] * len(completions) for scale in (1.0, 2.0, 2.0)]
+    one, other, again = map(digest_reward, same)
+    assert one != other == again
+    one, other = digest_reward(Judge(1.0).score), digest_reward(Judge(2.0).score)
+    assert one != other
+    then = {"rewards": ["score"], "reward_sources": [one]}
+    assert compare_rewards(then, [("score", other)]) == ["the reward function score was edited"]
+    earlier = {"rewards": ["score"], "reward_sources": [one.partition("+")[0]]}
+    assert compare_rewards(earlier, [("score", other)]) == []
