@@ -170,6 +170,7 @@ def test_what_a_run_says_is_text_and_nothing_else(tmp_path, whole_run, hostile):
 
 
 def test_a_run_with_nothing_in_it_says_what_is_missing(tmp_path):
+    (tmp_path / "config.toml").touch()
     text = "".join(page_of(tmp_path).text)
     for name in ("config.toml", "metrics.jsonl", "evaluations.jsonl", "completions/step_*.jsonl", "eval_step_*.jsonl"):
         assert name in text
@@ -190,6 +191,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(FileNotFoundError, match="no file of a run in this folder"):
         write_report(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no file of a run in this folder"):
+        write_comparison([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
@@ -578,6 +581,7 @@ def test_nothing_is_written_through_planted_links(tmp_path):
     run.mkdir()
     for name in ("report.html", f".report.html.{os.getpid()}.part", ".lock"):
         os.symlink(tmp_path / "mine", run / name)
+    (run / "config.toml").touch()
     write_report(run)
     assert (tmp_path / "mine").read_text() == "precious"
     assert not (run / "report.html").is_symlink()

@@ -546,7 +546,7 @@ def test_metrics_beside_the_scores_are_logged_and_are_no_reward() -> None:
 @pytest.mark.parametrize(
     ("measures", "message"),
     [
-        ({"mean": [1, 2, 3, 4]}, "a metric named 'mean': expected text other than"),
+        ({"mean": [1, 2, 3, 4]}, "a metric named 'mean': expected text without line ends, other than"),
         ({3: 1.0}, "a metric named 3"),
         ({"words": [1, 2]}, "bad's metric 'words' returned 2 scores for 4 completions"),
         ({"words": "many"}, "bad's metric 'words' returned 'many'"),

@@ -60,7 +60,7 @@ def test_nothing_outlives_its_deadline(misbehaving: InWorkers, text: str) -> Non
         pytest.param("crash", "its worker died of SIGSEGV", marks=posix),
         ("raise", "KeyError: 'gone' (misbehaving.py, line"),
         ("sys.exit", "SystemExit: 1 (misbehaving.py, line"),
-        ("memory", "MemoryError:  (misbehaving.py, line"),
+        ("memory", "MemoryError (misbehaving.py, line"),
     ],
 )
 def test_a_failure_costs_its_own_sample_and_says_why(misbehaving: InWorkers, text: str, message: str) -> None:

@@ -41,8 +41,6 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
         OSError: A file is not a regular file or is too large, or the page cannot be written.
     """
     run = read_run(Path(run_dir))
-    if not (run.config or run.metrics or run.evaluations or run.samples or run.held_out):
-        raise FileNotFoundError(f"{run_dir}: no file of a run in this folder; a report is made from its output_dir")
     sections = {
         "Warnings": _warnings(run),
         "Curves": curves([run]),

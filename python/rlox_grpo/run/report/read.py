@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ Table = dict[int, dict[str, float | None]]
 
 MAX_BYTES = 2**28
 """Size limit of the files that a report reads, about the metrics of a hundred thousand steps."""
+
+_FILES = ("config.toml", "metrics.jsonl", "evaluations.jsonl", "warnings.jsonl", "completions")
 
 _MAX_STEP = 2**53  # JavaScript holds integers up to here
 
@@ -43,12 +46,16 @@ def read_run(run_dir: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        FileNotFoundError: The folder does not exist.
+        FileNotFoundError: The folder does not exist, or holds no file of a run.
         ValueError: A file is damaged; the message names the file and the line.
         OSError: A file is larger than ``MAX_BYTES`` or not a regular file.
     """
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir}: no such folder; a report is made from the output_dir of a run")
+    if not any(os.path.lexists(run_dir / name) for name in _FILES):
+        raise FileNotFoundError(
+            f"{run_dir}: no file of a run in this folder; a report is made from the output_dir of a run"
+        )
     metrics = _read_table(run_dir / "metrics.jsonl")
     evaluations = _read_table(run_dir / "evaluations.jsonl")
     for step, row in metrics.items():  # an evaluation may also be reported among the step's metrics
