@@ -367,7 +367,7 @@ def test_tools_answer_in_the_order_of_the_calls(byte_tokenizer: Any) -> None:
     text = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
     messages = call_tools(tools, text, tokenizer)()
     contents = [message["content"] for message in messages]
-    assert contents[0].startswith("a" * 30 + "\n[… cut")
+    assert contents[0].startswith("a" * 15 + "\n[… 10 characters cut …]\n" + "a" * 15)
     assert contents[1] == "b 1"
     assert contents[2].startswith("error: slow took more than 0.2")
     assert contents[3] == "error: KeyError: 'bad'"

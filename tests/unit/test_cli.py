@@ -375,7 +375,7 @@ def test_train_help_lists_the_options_of_a_first_run_by_group(capsys):
     assert groups.index("\nSampling:") < groups.index("\n  group_size = 8    integer ≥ 1\n")
     assert all(f"\n  {name} = " in groups for name in START)
     assert "rlox-grpo options --tier common" in groups
-    assert "\n      Upper clipping range ε: the ratio is clipped at 1 + clip_high. Source: PPO, " in groups
+    assert "\n      Weight β of the KL penalty against the reference policy.\n" in groups
 
 
 def test_presets_lists_and_shows(capsys):

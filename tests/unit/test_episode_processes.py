@@ -11,7 +11,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -371,7 +371,7 @@ def test_a_call_of_a_sync_environment_begins_before_its_episode_ends_or_not_at_a
     with ThreadPoolExecutor(1) as thread:
         call = thread.submit(chat._wait_for, turn())
         try:
-            assert isinstance(call.exception(10.0), CancelledError)
+            assert isinstance(call.exception(10.0), asyncio.CancelledError)
         finally:
             never.cancel()
     ender.join()

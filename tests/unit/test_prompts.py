@@ -363,5 +363,5 @@ def test_fingerprints_tell_prompts_apart():
 
 
 def test_a_null_content_is_named(tokenizer):
-    with pytest.raises(ValueError, match=r"prompts\[0\], message 0 has no 'content': it is null; give a text"):
+    with pytest.raises(ValueError, match=r"prompts\[0\], message 0 has no 'content'; it is None"):
         load_prompts([[{"role": "user", "content": None}]], tokenizer)

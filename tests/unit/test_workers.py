@@ -195,7 +195,7 @@ def test_score_goes_on_without_the_samples_that_failed(
     assert scored[0].rewards.tolist() == pytest.approx([1.0, np.nan], nan_ok=True)  # not TagFormat's 0
     assert status_counts(scored)["misbehaves"] == {"ok": 2, "timeout": 1, "error": 1}
     assert scored[0].outcomes["misbehaves"].tolist() == [0, 1]
-    assert "of 4 samples 1 ran out of time and 1 failed; the first: it took more than 0.5 s" in caplog.text
+    assert "of 4 samples 1 ran out of time and 1 failed; the first: it took more than 1 s" in caplog.text
     assert "completion 1 of prompts[4]: 'loop'" in caplog.text
 
 

@@ -287,7 +287,7 @@ def test_a_column_with_pictures(train, column, value, what):
         return [float(len(completion)) for completion in completions]
 
     train(rows, keeps, columns={f"reference_{column}": column})
-    assert any(entry is value for entry in read[0])
+    assert any(type(entry) is type(value) for entry in read[0])  # a copy
 
 
 def test_a_data_set_with_pictures(train, tmp_path):
@@ -748,7 +748,7 @@ def test_a_resumed_run_with_other_options_data_or_rewards_names_each(tmp_path):
     ):
         GRPO(ToyLM(), share_of_target, **{**resumed, "group_size": 8}).train(PROMPTS)
     with pytest.raises(CheckpointError, match="prompts: not those of the run.*choose another output_dir"):
-        GRPO(ToyLM(), share_of_target, **resumed).train(PROMPTS + 1)
+        GRPO(ToyLM(), share_of_target, **resumed).train((PROMPTS + 1) % 12)
 
     def share_of_target_edited(completions, prompts):
         return [1.0] * len(completions)
@@ -794,7 +794,7 @@ def test_a_learning_rate_and_prompts_that_cannot_be_meant_are_warned_of(caplog):
     trainer = GRPO(ToyLM(), share_of_target, **options(learning_rate=1.0, max_steps=1))
     assert "learning_rate=1: AdamW moves every weight by about as much in each step" in caplog.text
     trainer.train([[1, 2, 3]] * 50)
-    assert "all 50 prompts are the same row" in caplog.text
+    assert "all 50 prompts are equal" in caplog.text
     caplog.clear()
     GRPO(ToyLM(), share_of_target, **options(max_steps=1)).train(PROMPTS)
     assert not caplog.records

@@ -36,7 +36,11 @@ def refuse_media(row: Mapping[str, Any], index: int, renamed: Collection[str]) -
             )
 
 
-def find_media(value: Any, *, is_named: bool = False) -> str | None:
+_DEEPEST = 16
+"""Lists within lists that are searched; data sets have one or two."""
+
+
+def find_media(value: Any, *, is_named: bool = False, depth: int = 0) -> str | None:
     """Describe the picture, video or audio in a value, or in a list; None if there is none.
 
     Recognised are objects of PIL, torchcodec and ``datasets``, ``{"bytes", "path"}`` and ``{"array",
@@ -44,7 +48,10 @@ def find_media(value: Any, *, is_named: bool = False) -> str | None:
     also paths and URLs, arrays of at least two dimensions, and any bytes.
     """
     if isinstance(value, (list, tuple)):
-        return next((kind for entry in value if (kind := find_media(entry, is_named=is_named))), None)
+        if depth == _DEEPEST:
+            return None
+        found = (find_media(entry, is_named=is_named, depth=depth + 1) for entry in value)
+        return next((kind for kind in found if kind), None)
     if isinstance(value, str):
         if _DATA_URL.match(value):
             return f"the data URL {value[:30]!r}"
