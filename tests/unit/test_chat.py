@@ -369,10 +369,10 @@ def test_tools_answer_in_the_order_of_the_calls(byte_tokenizer: Any) -> None:
     contents = [message["content"] for message in messages]
     assert contents[0].startswith("a" * 15 + "\n[… 10 characters cut …]\n" + "a" * 15)
     assert contents[1] == "b 1"
-    assert contents[2].startswith("error: slow took more than 0.2")
+    assert contents[2].startswith("error: slow too")  # cut, as all that is longer
     assert contents[3] == "error: KeyError: 'bad'"
-    assert contents[4].startswith("error: there is no tool 'none'")
-    assert "missing a required" in contents[5]
+    assert contents[4].startswith("error: there is")
+    assert "characters cut" in contents[5]
     assert [message["role"] for message in messages] == ["tool"] * 6
     assert (tools.calls, tools.errors) == (6, 4)
     assert tools.cut >= 1

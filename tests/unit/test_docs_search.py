@@ -184,15 +184,15 @@ MORE = {
 }
 
 ABSENT = {
-    "own policy loss": "concepts/limits",
-    "process rewards": "concepts/limits",
+    "own policy loss": "guides/own_parts",
+    "process rewards": "guides/own_parts",
     "distillation": "concepts/limits",
     "best checkpoint": "concepts/limits",
     "MoE": "concepts/limits",
     "mixture of experts": "concepts/limits",
-    "share a GPU": "concepts/limits",
+    "share a GPU": "guides/several_gpus",
     "images": "concepts/limits",
-    "own advantage": "concepts/limits",
+    "own advantage": "guides/own_parts",
     "judge": "guides/rewards",
     "several test sets": "concepts/limits",
     "GGUF": "guides/save_and_load",

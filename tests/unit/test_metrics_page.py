@@ -25,17 +25,10 @@ SERVERS = {
     *(f"engines/<i>/{name}" for name in ("tokens_per_s", "requests_max", "restarts", "transfer_s")),
 }
 VLLM = {"mismatch/canary_gap_max", "weights/adapter_change_kept", "weights/adapter_matrices_unchanged"}
-ELSEWHERE = {
-    "perf/mfu",
-    "perf/gpu_memory_gib_max",
-    *TOOLS,
-    *PROGRAMS,
-    *SERVERS,
-    *VLLM,
-    "episode/cancelled_calls",
-    "eval/frac_unscored",
-}
-"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, or clients that go away."""
+ELSEWHERE = {"perf/mfu", "perf/gpu_memory_gib_max", *TOOLS, *PROGRAMS, *SERVERS, *VLLM, "episode/cancelled_calls"}
+ELSEWHERE |= {"eval/frac_unscored"}
+"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, or clients that go
+away."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
