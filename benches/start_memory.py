@@ -52,21 +52,13 @@ def map_large_blocks() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = tuple(
+    _fields_ = [
         (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    )
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 def mapped_bytes() -> int:

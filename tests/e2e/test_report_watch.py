@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import chromium
 import warm
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -92,7 +93,7 @@ def newest_step(page: Path, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-@pytest.mark.parametrize("in_browser", [False, pytest.param(True, marks=pytest.mark.browser)])
+@pytest.mark.parametrize("in_browser", [False, pytest.param(True, marks=[pytest.mark.browser, chromium.needed])])
 def test_a_watched_run_and_a_watched_comparison(
     tmp_path: Path, start: Any, runs: tuple[str, str], in_browser: bool
 ) -> None:
@@ -109,18 +110,10 @@ def test_a_watched_run_and_a_watched_comparison(
     for title in ("Zero-variance groups", "Peak memory", "Reward"):
         assert f"<h3>{title}</h3>" in text
     if in_browser:
-        assert show(tmp_path, page).count("<canvas") > 5
+        assert chromium.show(tmp_path, page).count("<canvas") > 5
     for watcher, path in ((alone, page), (both, comparison)):
         watcher.send_signal(signal.SIGINT)
         said, _ = watcher.communicate(timeout=60)
         assert "written every 1 s" in said
         assert watcher.returncode == 0
         assert 'http-equiv="refresh"' not in path.read_text(encoding="utf-8")
-
-
-def show(tmp_path: Path, page: Path) -> str:
-    """The document of a page after its scripts have run, in chromium."""
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    return subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    ).stdout

@@ -195,12 +195,12 @@ def test_text_answers() -> None:
 )
 def test_hostile_megabytes_take_linear_time(piece: str) -> None:
     text = piece * (2**20 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     Countdown()(completions=[text], nums=[[1]], target=[1])
     GSM8KAnswer()(completions=[text], answer=["1"])
     extract_answer(text)
-    # Milliseconds each where the scan is linear; a quadratic one would take minutes at 1 MiB.
-    assert time.perf_counter() - start < 2.0
+    # Milliseconds of a processor where the scan is linear; a quadratic one would take minutes at 1 MiB.
+    assert time.process_time() - start < 20.0
 
 
 # --- sums in the text ---

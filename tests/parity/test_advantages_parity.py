@@ -71,7 +71,7 @@ def test_large_batches_agree_with_torch(ddof: int):
 
 @pytest.mark.parametrize("scaling", ["group", "batch", "none"])
 def test_trl_semantics_with_none(scaling: str):
-    nanstd = pytest.importorskip("trl.trainer.utils").nanstd
+    nanstd = pytest.importorskip("trl.trainer.utils", reason="needs TRL, and so Python 3.11").nanstd
     values = torch.tensor([1, 0, torch.nan, 0.5, 0.25, 0.75, 1, 0, torch.nan, torch.nan, torch.nan, torch.nan])
     groups = values.view(-1, 4)
     deviation = nanstd(values).expand(3, 1) if scaling == "batch" else nanstd(groups, dim=1, keepdim=True)

@@ -266,9 +266,9 @@ def test_what_sets_each_system_apart(system: str, text: str, columns: dict[str, 
 def test_hostile_megabytes_take_linear_time(piece: str) -> None:
     text = piece * (2**20 // len(piece))
     columns: dict[str, Any] = {"nums": [[1]], "target": [1], "answer": ["1"]}
-    start = time.perf_counter()
+    start = time.process_time()
     for system in PUBLISHED:
         for rule in published(system, GSM8KAnswer() if "r1" in system else None):
             rule(completions=[text], **columns)
-    # About 0.1 s for all systems; a quadratic scan of 1 MiB takes minutes.
-    assert time.perf_counter() - start < 4.0
+    # About 0.1 s of a processor for all systems; a quadratic scan of 1 MiB takes minutes.
+    assert time.process_time() - start < 20.0

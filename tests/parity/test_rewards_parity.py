@@ -240,7 +240,7 @@ def test_numbers_are_read_as_fractions(text: str) -> None:
 @settings(deadline=None)  # the first example imports TRL
 @given(ids=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=4), size=st.integers(1, 4))
 def test_token_repetition_is_trls(ids: list[list[int]], size: int) -> None:
-    rewards = pytest.importorskip("trl.rewards")
+    rewards = pytest.importorskip("trl.rewards", reason="needs TRL, and so Python 3.11")
     theirs = rewards.get_repetition_penalty_reward(ngram_size=size, max_penalty=-0.5)(completion_ids=ids)
     ours = Repetition(ngram_size=size, max_penalty=-0.5, unit="tokens")(completions=[""] * len(ids), completion_ids=ids)
     assert ours == theirs
@@ -253,7 +253,7 @@ def test_token_repetition_is_trls(ids: list[list[int]], size: int) -> None:
     buffer=st.integers(0, 50),
 )
 def test_overlong_is_trls(lengths: list[int], max_length: int, buffer: int) -> None:
-    rewards = pytest.importorskip("trl.rewards")
+    rewards = pytest.importorskip("trl.rewards", reason="needs TRL, and so Python 3.11")
     buffer = min(buffer, max_length)
     ids = [[0] * length for length in lengths]
     theirs = rewards.get_soft_overlong_punishment(max_length, buffer)(completion_ids=ids)

@@ -243,7 +243,7 @@ TRL_FORMS = {
 
 @pytest.mark.parametrize(("name", "form"), TRL_FORMS.items())
 def test_the_form_of_published_templates(name: str, form: str | None, byte_tokenizer: Any) -> None:
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     tokenizer = copy.deepcopy(byte_tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|eot_id|>"]})
     path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
@@ -301,7 +301,7 @@ def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytes
 @pytest.mark.parametrize("name", ["qwen3_6", "glm4moe"])
 def test_calls_in_tags_reach_the_tool_with_their_types(name: str, byte_tokenizer: Any) -> None:
     """By a published template: the call's number is a number, and a wrong one is told to the policy."""
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
 
     def add(number: int, text: str) -> str:
         """Add.

@@ -23,7 +23,7 @@ from rlox_grpo.rollout.episodes.run_templates import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
-trl = pytest.importorskip("trl")
+trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|end|>",

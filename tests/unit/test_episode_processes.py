@@ -131,7 +131,7 @@ def test_what_an_environment_does_ends_its_episode_alone(
     assert error in (one.episode.error or "")
     assert len(one.episode.error or "") <= 2000
     assert (good.completions[0].episode.stop_reason, good.completions[0].episode.reward) == ("completed", 1.0)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 55  # turn_timeout is 60 s
     if what != "leaves a process":
         assert len(list_children() - before) <= 2
 

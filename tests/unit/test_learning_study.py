@@ -91,7 +91,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
 
 @pytest.mark.parametrize("name", ["countdown", "word_problems"])
 def test_trl_trains_a_cell_of_the_study(study, tmp_path, name):
-    pytest.importorskip("trl")
+    pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
@@ -120,7 +120,7 @@ def test_trl_trains_a_cell_of_the_study(study, tmp_path, name):
 
 def test_trl_gets_no_prompts_that_it_would_tokenise_otherwise(study, tmp_path):
     """A tokenizer that puts a token before each text puts it before a rendered chat too, unlike this library."""
-    pytest.importorskip("trl")
+    pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     from tokenizers.processors import TemplateProcessing
 
     task = study.TASKS["word_problems"]

@@ -726,9 +726,9 @@ def test_verdicts_do_not_depend_on_threads() -> None:
 def test_reading_is_linear_in_the_completion() -> None:
     def seconds(size: int) -> float:
         text = "Some reasoning with 12 numbers and $x^2$ formulas. " * (size // 50) + r"\boxed{42}"
-        start = time.perf_counter()
+        start = time.process_time()
         assert MathAnswer()(completions=[text], answer=["42"]) == [1.0]
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(1 << 16)
     small, large = (min(seconds(size) for _ in range(5)) for size in (1 << 18, 1 << 21))

@@ -1,5 +1,7 @@
 """Options that no other test names: each changes what it says."""
 
+import inspect
+import pkgutil
 from types import SimpleNamespace
 from typing import get_args
 
@@ -57,6 +59,13 @@ def test_lora_target_modules_names_the_adapted_layers():
     assert all(".q_proj." in name for name in trained)
 
 
+def record_arguments(monkeypatch, name):
+    """Put a recorder in the place of a function or class: it takes what that takes. Returns its arguments by name."""
+    found, signature = {}, inspect.signature(pkgutil.resolve_name(name))
+    monkeypatch.setattr(name, lambda *given, **named: found.update(signature.bind(*given, **named).arguments))
+    return found
+
+
 @pytest.mark.parametrize(
     ("engine", "double", "given", "expected"),
     [
@@ -68,15 +77,14 @@ def test_lora_target_modules_names_the_adapted_layers():
         ),
         (
             "vllm_server",
-            "rlox_grpo.rollout.engines.vllm.client.VLLMServerEngine",
+            "rlox_grpo.rollout.engines.vllm_server.VLLMServerEngine",
             {"server_urls": ["http://127.0.0.1:1"], "server_nccl_address": "10.0.0.1"},
             {"nccl_address": "10.0.0.1"},
         ),
     ],
 )
 def test_options_reach_the_engine(engine, double, given, expected, monkeypatch):
-    found = {}
-    monkeypatch.setattr(double, lambda *arguments, **keywords: found.update(keywords))
+    found = record_arguments(monkeypatch, double)
     trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, **ranked.options(None, output_dir=None))
     make_engine(GRPOConfig.create(engine=engine, **given), trainer.policy)
     assert {name: found[name] for name in expected} == expected
@@ -92,10 +100,7 @@ def test_a_meaning_is_given_of_every_value_or_of_none():
 
 
 def test_tensor_parallel_size_reaches_vllm_as_the_ranks_that_share_a_model(monkeypatch):
-    found = {}
-    monkeypatch.setattr(
-        "rlox_grpo.rollout.engines.vllm.engine.VLLMEngine", lambda *arguments, **keywords: found.update(keywords)
-    )
+    found = record_arguments(monkeypatch, "rlox_grpo.rollout.engines.vllm.engine.VLLMEngine")
     ranks = SimpleNamespace(engine_size=2, new_host_group=lambda size=None: HostGroup(0, size or 4))
     policy = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), vocabulary=None)
     make_engine(GRPOConfig.create(engine="vllm", tensor_parallel_size=2), policy, ranks)

@@ -237,3 +237,11 @@ def test_a_resumed_order_is_the_rest_of_the_whole(start):
 def test_fingerprints_tell_prompts_apart():
     assert fingerprint_prompts(load_prompts([[1, 2], [3]])) != fingerprint_prompts(load_prompts([[1], [2, 3]]))
     assert fingerprint_prompts(load_prompts([[1, 2]])) == fingerprint_prompts(load_prompts(torch.tensor([[1, 2]])))
+
+
+def test_parquet_leaves_no_copy_in_the_home(tmp_path, monkeypatch):
+    """A home that cannot be written, as in many containers, is no error."""
+    datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}]).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "home").write_text("a file, and no folder")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home")
+    assert read_rows(tmp_path / "rows.parquet") == [{"prompt": "a"}, {"prompt": "b"}]

@@ -61,7 +61,10 @@ def test_the_papers_configurations_are_options() -> None:
 
 
 def test_every_option_of_trl_is_on_the_page() -> None:
-    trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
+    trl, transformers = (
+        pytest.importorskip("trl", reason="needs TRL, and so Python 3.11"),
+        pytest.importorskip("transformers"),
+    )
     cells = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", read("migration/from_trl.md"), re.MULTILINE))
     inherited = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     own = [field.name for field in dataclasses.fields(trl.GRPOConfig) if field.name not in inherited]

@@ -242,10 +242,10 @@ def test_a_long_run_stays_a_small_page(tmp_path):
         for k in range(20_000)
     )
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    start = time.perf_counter()
+    start = time.process_time()
     size = write_report(tmp_path).stat().st_size
     assert size < 200_000
-    assert time.perf_counter() - start < 10  # 0.5 s when it was written; this guards against quadratic work
+    assert time.process_time() - start < 20  # 0.5 s when it was written; this guards against quadratic work
 
 
 def test_thinning_keeps_spikes_and_gaps():

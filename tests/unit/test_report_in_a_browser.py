@@ -2,15 +2,15 @@
 
 import json
 import re
-import subprocess
 from html import escape
 
 import pytest
 from synthetic_run import write_run
 
+import chromium
 from rlox_grpo.run.report import write_report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, chromium.needed]
 
 HOSTILE = "</pre></style></script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;"
 
@@ -160,15 +160,8 @@ def in_chromium(tmp_path, page, *more):
 
     On a busy machine chromium may print the document before them, and is asked again.
     """
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     for _ in range(5):
-        shown = subprocess.run(
-            [*command, *more, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
+        shown = chromium.show(tmp_path, page, *more, "--virtual-time-budget=3000")
         title = re.search("<title>(.*?)</title>", shown)[1]
         if title != "none" and ("<canvas" in shown or '<figure class="chart">' not in shown):
             break

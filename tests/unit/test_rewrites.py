@@ -28,7 +28,7 @@ from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Sampling
 
-trl = pytest.importorskip("trl")
+trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|end|>",

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rlox_grpo.run import files
-from rlox_grpo.run.console import ConsoleSink, duration
+from rlox_grpo.run.console import ConsoleSink, duration, shows_accuracy
 from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, set_broken_lines_aside, write_completions
 from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -230,12 +230,23 @@ def test_a_sink_that_cannot_start_stops_the_run(tmp_path):
         make_sinks(["tensorbord"], tmp_path)
 
 
-def test_sinks_by_name(tmp_path):
-    sinks = make_sinks(["jsonl", "tensorboard", "console"], tmp_path / "run", total_steps=1)
+@pytest.mark.parametrize(
+    ("names", "files", "printed"),
+    [
+        (["jsonl", "tensorboard", "console"], {"metrics.jsonl", "tensorboard"}, "step 4/7  reward 0.500\n"),
+        (["jsonl"], {"metrics.jsonl"}, ""),
+        (["console"], set(), "step 4/7  reward 0.500\n"),
+        ([], set(), ""),
+    ],
+)
+def test_sinks_by_name(names, files, printed, tmp_path, capsys):
+    """Each is there and no other, and a console knows where a resumed run begins and ends."""
+    sinks = make_sinks(names, tmp_path / "run", total_steps=7, resume_step=3)
     assert isinstance(sinks, MetricSink)
-    sinks.write(1, {"reward/mean": 0.5})
+    sinks.write(4, {"reward/mean": 0.5})
     sinks.close()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"metrics.jsonl", "tensorboard"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files
+    assert capsys.readouterr().out == printed
 
 
 # TensorBoard and trackers
@@ -272,19 +283,25 @@ def test_a_missing_library_names_what_to_install(tmp_path, monkeypatch, library,
 def test_a_tracker_gets_the_run_its_steps_and_its_end(tmp_path, monkeypatch):
     calls = []
 
-    class Recorder:
-        def __getattr__(self, name):
-            return lambda *args, **options: calls.append((name, args, options))
+    class Tracker:  # what the sink uses of trackio and of W&B, which both name it so
+        def init(self, *, project, name, config):
+            calls.append(("init", project, name, config))
 
-    monkeypatch.setitem(sys.modules, "trackio", Recorder())
+        def log(self, metrics, *, step):
+            calls.append(("log", metrics, step))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    monkeypatch.setitem(sys.modules, "trackio", Tracker())
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     sink = TrackingSink("trackio", tmp_path / "first", config={"seed": 0})
     sink.write(4, {"reward/mean": 0.5})
     sink.close()
     assert calls == [
-        ("init", (), {"project": "rlox-grpo", "name": "first", "config": {"seed": 0}}),
-        ("log", ({"reward/mean": 0.5},), {"step": 4}),
-        ("finish", (), {}),
+        ("init", "rlox-grpo", "first", {"seed": 0}),
+        ("log", {"reward/mean": 0.5}, 4),
+        ("finish",),
     ]
 
 
@@ -331,6 +348,29 @@ def test_without_a_terminal_slow_steps_get_a_line_every_15_seconds(seconds, step
 
 def test_without_a_terminal_a_step_with_a_warning_gets_a_line():
     assert printed_steps(steps_on_console(False, at_step={7: {"guard/kl_runaway": 1.0}})) == [1, 7, 10, 20, 23]
+
+
+def test_a_sink_that_starts_writes_an_empty_file_at_once(tmp_path):
+    make_sinks(["jsonl"], tmp_path / "run").close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""
+
+
+def test_in_a_notebook_a_resumed_run_shows_its_earlier_steps_and_no_later_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlox_grpo.run.notebook.is_notebook", lambda: True)
+    found = {}
+    monkeypatch.setattr(
+        "rlox_grpo.run.notebook.NotebookSink",
+        lambda total_steps=None, *, resume_step=0, earlier=(): found.update(
+            total=total_steps, resume=resume_step, steps=[step for step, _ in earlier]
+        ),
+    )
+    make_sinks(["console"], tmp_path, total_steps=9, resume_step=2)
+    assert found == {"total": 9, "resume": 2, "steps": []}
+    write_steps(tmp_path / "metrics.jsonl", 3)
+    make_sinks(["console"], tmp_path, total_steps=9, resume_step=2)
+    assert found == {"total": 9, "resume": 2, "steps": [1, 2]}
+    make_sinks(["console"], tmp_path, total_steps=9)
+    assert found == {"total": 9, "resume": 0, "steps": []}
 
 
 def test_accuracy_is_not_printed_for_graded_rewards():
@@ -400,6 +440,27 @@ def test_one_sink_can_be_left_out():
     assert (first.written, second.written) == ([], [0])
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "shown"),
+    [
+        ({}, False),
+        ({"accuracy": 0.5}, True),
+        ({"accuracy": 0.5, "rewards/right": 0.5}, True),
+        ({"accuracy": 0.0, "rewards/right": 0.0}, True),
+        ({"accuracy": 0.25, "rewards/right": 0.5}, True),  # some samples have no score
+        ({"accuracy": 0.5, "rewards/right": 1.0}, True),
+        ({"accuracy": 0.5, "rewards/right": 1.1}, False),
+        ({"accuracy": 0.5, "rewards/right": 0.25}, False),
+        ({"accuracy": 0.0, "rewards/right": 0.25}, False),
+        ({"rewards/right": 0.5}, False),
+        ({"accuracy": 0.0, "rewards/right/std": 0.4}, True),  # not the mean of a reward
+        ({"accuracy": 0.0, "rewards/right": None}, True),
+    ],
+)
+def test_accuracy_is_shown_where_the_first_reward_is_0_or_1(evaluation, shown):
+    assert shows_accuracy(evaluation) == shown
+
+
 def test_on_a_terminal_a_bar_and_the_numbers():
     text = steps_on_console(True)
     assert "━" in text
@@ -414,7 +475,17 @@ def test_a_run_of_unknown_length():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0.0 s"), (8.44, "8.4 s"), (59.97, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (math.inf, "?")],
+    [
+        (0, "0.0 s"),
+        (8.44, "8.4 s"),
+        (59.97, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (60.4, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (math.inf, "?"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

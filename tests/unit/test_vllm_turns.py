@@ -93,7 +93,7 @@ def test_answers_of_servers_come_in_any_order() -> None:
         session.submit(ask(prompt))
     start = time.monotonic()
     assert session.step() == []  # it does not hold up the environments
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 25
     assert len(session) == 3
     gates[1].set()
     assert drain(session, 1) == [1]

@@ -23,8 +23,8 @@ from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import START_SECONDS, Outcomes, Worker
 from rlox_grpo.rewards.workers import closing_workers
 
-TIMEOUT = 0.5
-SLACK = 3.0
+TIMEOUT = 1.0
+SLACK = 20.0
 """What a kill, a new process and this machine's other work may add."""
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
@@ -103,10 +103,10 @@ def test_coroutines_wait_together_each_under_its_own_deadline() -> None:
     with closing_workers([function]):
         function.start()
         start = time.monotonic()
-        outcomes, messages, _ = outcomes_of(function, ["a"] * 60 + ["slow", "raise"])
-        assert time.monotonic() - start < TIMEOUT + SLACK  # 60 sleeps of 0.05 s in turn would be 3 s more
-        assert outcomes == ["ok"] * 60 + ["timeout", "error"]
-        assert messages[61].startswith("KeyError: 'gone'")
+        outcomes, messages, _ = outcomes_of(function, ["a"] * 1000 + ["slow", "raise"])
+        assert time.monotonic() - start < TIMEOUT + SLACK  # 500 sleeps of 0.05 s in turn would be 25 s
+        assert outcomes == ["ok"] * 1000 + ["timeout", "error"]
+        assert messages[1001].startswith("KeyError: 'gone'")
 
 
 def test_a_coroutine_that_blocks_the_loop_is_killed_too() -> None:
@@ -195,7 +195,7 @@ def test_score_goes_on_without_the_samples_that_failed(
     assert scored[0].rewards.tolist() == [1.0, 0.0]  # the total is of what applies
     assert status_counts(scored)["misbehaves"] == {"ok": 2, "timeout": 1, "error": 1}
     assert scored[0].outcomes["misbehaves"].tolist() == [0, 1]
-    assert "of 4 samples 1 ran out of time and 1 failed; the first: it took more than 0.5 s" in caplog.text
+    assert "of 4 samples 1 ran out of time and 1 failed; the first: it took more than 1 s" in caplog.text
     assert "completion 1 of prompts[4]: 'loop'" in caplog.text
 
 
@@ -246,7 +246,7 @@ def test_a_worker_that_dies_at_the_start_is_no_endless_loop() -> None:
     start = time.monotonic()
     with pytest.raises(RewardError, match="cannot run in a worker process: exited with code 7"):
         InWorkers(Dies(), workers=2)(completions=["a"] * 10)
-    assert time.monotonic() - start < START_SECONDS / 10
+    assert time.monotonic() - start < START_SECONDS / 2
 
 
 def test_arguments_that_no_column_gives_are_named_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -285,7 +286,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         import datasets
 
-        return list(datasets.Dataset.from_parquet(str(path)))
+        # Its cache is an uncompressed copy, which stays: not in the user's home, and no longer than the rows are read.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+            return list(datasets.Dataset.from_parquet(str(path), cache_dir=cache))
     try:
         return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
     except UnicodeDecodeError as error:

@@ -105,10 +105,12 @@ class Server:
         # A ruleset of exact files, which all processes share. A second ruleset of each process allows its own folder.
         exact = [(path, READ) for folder in standard for path in _list_library(folder)]
         exact += [(path, READ) for path in libraries]
-        exact += [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES]
+        exact += (devices := [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES])
         self._shared = make_ruleset([*exact, (work, OWN_FOLDER)])
         broad = standard | {os.path.dirname(path) for path in libraries}
-        self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
+        # Whole folders are fewer rules, but a folder above the programs' folders would allow each of them the others'.
+        is_above = any(f"{os.path.realpath(work)}/".startswith(f"{os.path.realpath(path)}/") for path in broad)
+        self._broad = exact if is_above else [*((path, READ) for path in broad), *devices]
         self._jobs: list[Job] = []
         self._selector = selectors.DefaultSelector()
         gc.collect()
