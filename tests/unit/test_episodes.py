@@ -178,7 +178,7 @@ def test_a_straggler_ends_at_the_timeout_of_episodes(bound: int | None, model: A
             await chat.turn("b")
         return 1.0
 
-    options = {"turn_timeout": 30.0, "episode_timeout": 0.4, "max_turns": 1000, "max_live_episodes": bound}
+    options = {"turn_timeout": 30.0, "episode_timeout": 2.0, "max_turns": 1000, "max_live_episodes": bound}
     slow, fast = play(dawdles, model, tokenizer, **options)
     assert [completion.episode.stop_reason for completion in slow.completions] == ["timeout"] * 2
     assert [completion.episode.reward for completion in slow.completions] == [None, None]

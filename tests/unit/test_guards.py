@@ -113,6 +113,139 @@ def test_what_is_near_trouble_is_not_yet_trouble(name):
     assert not any(guard(history_of(NEAR[name])) for guard in GUARDS)
 
 
+def levels(**values):
+    """A history in which each metric has one value in the first steps, one before the last steps, and one in those."""
+    values = {"reward__mean": (0.25, 0.25, 0.25), "reward__std": (0.5, 0.5, 0.5), **values}
+    first, before, now = (
+        {name.replace("__", "/"): at[when] for name, at in values.items() if at[when] is not None} for when in range(3)
+    )
+    return History([first] * guards.FIRST, [before] * guards.RECENT + [now] * guards.LAST)
+
+
+SHORT = {"completions__mean_length": (300, 300, 50)}
+FORMAT = {"rewards__format__mean": (0.5, 1.0, 1.0), "rewards__format__std": (0.1, 0.1, 0.1)}
+ANSWER = {"rewards__right__std": (0.5, 0.5, 0.5)}
+
+
+def hollow(answer, **changes):
+    return {**FORMAT, **ANSWER, "rewards__right__mean": answer, **changes}
+
+
+def exploited(answer, spread=0.5):
+    spread = {"rewards__right__std": (spread, 0.25, 0.25)}
+    return {"reward__mean": (0.25, 0.5, 0.5), "rewards__right__mean": (0.5, 0.5, answer), **spread}
+
+
+EDGES = [  # on each side of each threshold
+    ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.91, 0.96)}, True),
+    ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.89, 0.96)}, False),
+    ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.91, 0.94)}, False),
+    ("reward_collapse", {"reward__mean": (0.5, 0.625, 0.375)}, True),
+    ("reward_collapse", {"reward__mean": (0.5, 0.625, 0.376)}, False),
+    ("reward_collapse", {"reward__mean": (0.5, 0.75, 0.49)}, True),
+    ("reward_collapse", {"reward__mean": (0.5, 0.75, 0.5)}, False),
+    ("reward_collapse", {"reward__mean": (0.5, 0.625, 0.375), "reward__std": (0.0, 0.5, 0.5)}, False),
+    ("short_completions", {"completions__mean_length": (300, 300, 100)}, True),
+    ("short_completions", {"completions__mean_length": (300, 300, 101)}, False),
+    ("long_completions", {"completions__mean_length": (100, 100, 250)}, True),
+    ("long_completions", {"completions__mean_length": (100, 100, 249)}, False),
+    ("truncated_completions", {"completions__clipped_ratio": (0.25, 0.25, 0.5)}, True),
+    ("truncated_completions", {"completions__clipped_ratio": (0.25, 0.25, 0.49)}, False),
+    ("truncated_completions", {"completions__clipped_ratio": (None, None, 1.0)}, True),
+    ("truncated_completions", {"completions__clipped_ratio": (1.0, 1.0, 0.9)}, True),
+    ("truncated_completions", {"completions__clipped_ratio": (1.0, 1.0, 1.0)}, False),
+    ("repetition", {"completions__repeated_share": (0.25, 0.25, 0.5)}, True),
+    ("repetition", {"completions__repeated_share": (0.25, 0.25, 0.49)}, False),
+    ("repetition", {"completions__repeated_share": (0.5, 0.5, 0.75)}, True),
+    ("repetition", {"completions__repeated_share": (0.5, 0.5, 0.74)}, False),
+    ("repetition", {"completions__repeated_share": (None, None, 0.5)}, True),
+    ("kl_runaway", {"policy__kl": (0.0, 0.0, 0.31)}, True),
+    ("kl_runaway", {"policy__kl": (0.0, 0.0, 0.29)}, False),
+    ("kl_runaway", {"policy__kl": (0.0, 0.5, 1.5)}, True),
+    ("kl_runaway", {"policy__kl": (0.0, 0.5, 1.49)}, False),
+    ("entropy_collapse", {"policy__entropy": (20, 20, 1.0)}, True),
+    ("entropy_collapse", {"policy__entropy": (20, 20, 1.01)}, False),
+    ("entropy_explosion", {"policy__entropy": (1.0, 1.0, 2.5)}, True),
+    ("entropy_explosion", {"policy__entropy": (1.0, 1.0, 2.49)}, False),
+    ("template_collapse", {"mutual_information__reply": (1.0, 1.0, 0.25)}, True),
+    ("template_collapse", {"mutual_information__reply": (1.0, 1.0, 0.26)}, False),
+    ("template_collapse", {"mutual_information__reply": (0.21, 0.2, 0.0)}, True),
+    ("template_collapse", {"mutual_information__reply": (0.19, 0.2, 0.0)}, False),
+    ("log_prob_gap", {"mismatch__gap_mean": (0.0, 0.0, 0.021)}, True),
+    ("log_prob_gap", {"mismatch__gap_mean": (0.0, 0.0, 0.019)}, False),
+    ("log_prob_gap", {"mismatch__gap_mean": (0.5, 0.5, 1.5)}, True),
+    ("log_prob_gap", {"mismatch__gap_mean": (0.5, 0.5, 1.49)}, False),
+    ("gradient_spikes", {"update__grad_norm": (0.5, 0.5, 5.0)}, True),
+    ("gradient_spikes", {"update__grad_norm": (0.5, 0.5, 4.9)}, False),
+    # The reward has risen: by a tenth of its first deviation, and it has not fallen by a tenth since.
+    ("short_completions", {**SHORT, "reward__mean": (0.25, 0.25, 0.29), "reward__std": (0.5, 0.1, 0.1)}, True),
+    ("short_completions", {**SHORT, "reward__mean": (0.25, 0.25, 0.31), "reward__std": (0.5, 5.0, 5.0)}, False),
+    ("short_completions", {**SHORT, "reward__mean": (0.25, 0.5, 0.44)}, True),
+    ("short_completions", {**SHORT, "reward__mean": (0.25, 0.5, 0.46)}, False),
+    ("short_completions", {**SHORT, "reward__mean": (0.25, 0.25, 0.26), "reward__std": (None, 5.0, 5.0)}, False),
+    # A format at its maximum: with little spread, and not from the start while answers are right.
+    ("hollow_format", hollow((0.25, 0.25, 0.25)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.25), rewards__format__std=(0.1, 0.1, 0.21)), False),
+    ("hollow_format", hollow((0.25, 0.25, 0.25), rewards__format__std=(0.1, 0.1, 0.19)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.25), rewards__format__mean=(0.81, 1.0, 1.0)), False),
+    ("hollow_format", hollow((0.25, 0.25, 0.25), rewards__format__mean=(0.79, 1.0, 1.0)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.25), rewards__format__mean=(None, 1.0, 1.0)), True),
+    ("hollow_format", hollow((0.09, 0.09, 0.09), rewards__format__mean=(1.0, 1.0, 1.0)), True),
+    ("hollow_format", hollow((0.11, 0.11, 0.11), rewards__format__mean=(1.0, 1.0, 1.0)), False),
+    # Answers that rise: by a tenth of their deviation or a hundredth above the start and the steps before.
+    ("hollow_format", hollow((0.25, 0.25, 0.29)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.31)), False),
+    ("hollow_format", hollow((0.25, 0.375, 0.4)), True),
+    ("hollow_format", hollow((0.375, 0.25, 0.4)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.255), rewards__right__std=(0.5, 0.5, 0.0)), True),
+    ("hollow_format", hollow((0.25, 0.25, 0.265), rewards__right__std=(0.5, 0.5, 0.0)), False),
+    ("hollow_format", hollow((0.49, 0.49, 0.49)), True),
+    ("hollow_format", hollow((0.5, 0.5, 0.5)), False),
+    ("hollow_format", hollow((0.75, 0.75, 0.75), rewards__format__mean=(1.0, 2.0, 2.0)), True),
+    (
+        "hollow_format",
+        hollow((0.3, 0.3, 0.3), rewards__format__mean=(0.25, 0.5, 0.5), rewards__format__std=[0] * 3),
+        True,
+    ),
+    # The answers: not a reward for the format or for the length.
+    ("hollow_format", {**FORMAT, "rewards__overlong__mean": (0.25, 0.25, 0.25)}, False),
+    ("hollow_format", {**FORMAT, "rewards__repetition__mean": (0.25, 0.25, 0.25)}, False),
+    ("hollow_format", {**FORMAT, "rewards__reasoning_length__mean": (0.25, 0.25, 0.25)}, False),
+    ("reward_without_answers", exploited(0.34), True),
+    ("reward_without_answers", exploited(0.36), False),
+    ("reward_without_answers", exploited(0.44, 0.0), True),
+    ("reward_without_answers", exploited(0.46, 0.0), False),
+    ("reward_without_answers", {**exploited(0.34), "reward__mean": (0.25, 0.25, 0.25)}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "warns"), EDGES)
+def test_thresholds(name, values, warns):
+    assert (getattr(guards, name)(levels(**values)) is not None) == warns
+
+
+METRICS = sorted({name for _, values, _ in EDGES for name in values})
+
+
+@pytest.mark.parametrize("missing", METRICS)
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_a_metric_may_be_missing_in_any_steps(missing, when):
+    """That is no error, and what is not there in the last steps is nothing to warn of, but for a reward that rises."""
+    for name, values, _ in EDGES:
+        if missing in values:
+            at = [None if place == when else value for place, value in enumerate(values[missing])]
+            said = getattr(guards, name)(levels(**{**values, missing: at}))
+            assert said is None or when < 2 or missing.endswith("__std") or "completions__mean_length" in values
+
+
+def test_a_resumed_watch_forgets_the_warnings_of_later_steps(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    for step in (5, 9):
+        guards.write_warnings(tmp_path, step, {"kl_runaway": "the message"})
+    guards.resume_watch(tmp_path, 6)
+    assert [row["step"] for row in read_jsonl(tmp_path / "warnings.jsonl")] == [5]
+
+
 @pytest.mark.parametrize(
     "name", ["short_completions", "long_completions", "entropy_collapse", "entropy_explosion", "gradient_spikes"]
 )

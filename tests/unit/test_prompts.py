@@ -365,3 +365,11 @@ def test_fingerprints_tell_prompts_apart():
 def test_a_null_content_is_named(tokenizer):
     with pytest.raises(ValueError, match=r"prompts\[0\], message 0 has no 'content'; it is None"):
         load_prompts([[{"role": "user", "content": None}]], tokenizer)
+
+
+def test_parquet_leaves_no_copy_in_the_home(tmp_path, monkeypatch):
+    """A home that cannot be written, as in many containers, is no error."""
+    datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}]).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "home").write_text("a file, and no folder")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home")
+    assert read_rows(tmp_path / "rows.parquet") == [{"prompt": "a"}, {"prompt": "b"}]

@@ -34,6 +34,11 @@ def test_past_the_end_it_stays_at_the_floor():
     assert rates([50], 10, learning_rate=1.0, lr_schedule="cosine", min_lr_ratio=0.1) == pytest.approx([0.1])
 
 
+def test_a_warm_up_as_long_as_the_run_ends_at_the_peak():
+    found = rates(range(2, 6), 4, learning_rate=1.0, lr_schedule="linear", warmup_steps=4)
+    assert found == [0.75, 1.0, 1.0, 0.0]  # step 4 is the one after the last
+
+
 def test_unknown_schedule():
     with pytest.raises(ValueError, match="lr_schedule: .*got 'step'"):
         rates([0], 1, lr_schedule="step")

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from rlox_grpo.run import files
-from rlox_grpo.run.console import ConsoleSink, duration
+from rlox_grpo.run.console import ConsoleSink, duration, shows_accuracy
 from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, set_broken_lines_aside, write_completions
 from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -376,6 +376,29 @@ def test_without_a_terminal_a_step_with_a_warning_gets_a_line():
     assert printed_steps(steps_on_console(False, at_step={7: {"guard/kl_runaway": 1.0}})) == [1, 7, 10, 20, 23]
 
 
+def test_a_sink_that_starts_writes_an_empty_file_at_once(tmp_path):
+    make_sinks(["jsonl"], tmp_path / "run").close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""
+
+
+def test_in_a_notebook_a_resumed_run_shows_its_earlier_steps_and_no_later_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlox_grpo.run.notebook.is_notebook", lambda: True)
+    found = {}
+    monkeypatch.setattr(
+        "rlox_grpo.run.notebook.NotebookSink",
+        lambda total_steps=None, *, resume_step=0, earlier=(): found.update(
+            total=total_steps, resume=resume_step, steps=[step for step, _ in earlier]
+        ),
+    )
+    make_sinks(["console"], tmp_path, total_steps=9, resume_step=2)
+    assert found == {"total": 9, "resume": 2, "steps": []}
+    write_steps(tmp_path / "metrics.jsonl", 3)
+    make_sinks(["console"], tmp_path, total_steps=9, resume_step=2)
+    assert found == {"total": 9, "resume": 2, "steps": [1, 2]}
+    make_sinks(["console"], tmp_path, total_steps=9)
+    assert found == {"total": 9, "resume": 0, "steps": []}
+
+
 def test_accuracy_is_not_printed_for_graded_rewards():
     graded = {"eval/accuracy": 0.0, "eval/mean_reward": 0.2, "eval/rewards/graded": 0.3}
     lines = steps_on_console(False, at_step={3: EVALUATED, 7: graded}).splitlines()
@@ -443,6 +466,27 @@ def test_one_sink_can_be_left_out():
     assert (first.written, second.written) == ([], [0])
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "shown"),
+    [
+        ({}, False),
+        ({"accuracy": 0.5}, True),
+        ({"accuracy": 0.5, "rewards/right": 0.5}, True),
+        ({"accuracy": 0.0, "rewards/right": 0.0}, True),
+        ({"accuracy": 0.25, "rewards/right": 0.5}, True),  # some samples have no score
+        ({"accuracy": 0.5, "rewards/right": 1.0}, True),
+        ({"accuracy": 0.5, "rewards/right": 1.1}, False),
+        ({"accuracy": 0.5, "rewards/right": 0.25}, False),
+        ({"accuracy": 0.0, "rewards/right": 0.25}, False),
+        ({"rewards/right": 0.5}, False),
+        ({"accuracy": 0.0, "rewards/right/std": 0.4}, True),  # not the mean of a reward
+        ({"accuracy": 0.0, "rewards/right": None}, True),
+    ],
+)
+def test_accuracy_is_shown_where_the_first_reward_is_0_or_1(evaluation, shown):
+    assert shows_accuracy(evaluation) == shown
+
+
 def test_on_a_terminal_a_bar_and_the_numbers():
     text = steps_on_console(True)
     assert "━" in text
@@ -457,7 +501,17 @@ def test_a_run_of_unknown_length():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0.0 s"), (8.44, "8.4 s"), (59.97, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (math.inf, "?")],
+    [
+        (0, "0.0 s"),
+        (8.44, "8.4 s"),
+        (59.97, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (60.4, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (math.inf, "?"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

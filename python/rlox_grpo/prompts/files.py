@@ -6,6 +6,7 @@ import csv
 import functools
 import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         import datasets
 
-        return list(read_table(datasets.Dataset.from_parquet(str(path))))
+        # Its cache is an uncompressed copy, which stays: not in the user's home, and no longer than the rows are read.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+            return list(read_table(datasets.Dataset.from_parquet(str(path), cache_dir=cache)))
     try:
         return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
     except UnicodeDecodeError as error:
