@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from own_parts import even_tokens
 from rlox_grpo import GRPO
 
 VOCABULARY = 61
@@ -134,12 +135,22 @@ class Break:
 
 
 def train(
-    folder, *, held_out=False, evaluate_first=False, tied=False, momentum=None, broken_at=None, source=None, **changes
+    folder,
+    *,
+    held_out=False,
+    evaluate_first=False,
+    tied=False,
+    momentum=None,
+    broken_at=None,
+    source=None,
+    by_steps=False,
+    **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
     broken = [] if broken_at is None else [Break(broken_at)]
     policy = tiny_policy(tied=tied) if source is None else source
-    trainer = GRPO(policy, share_of_even, optimizer=sgd, callbacks=broken, **options(folder, **changes))
+    reward = even_tokens if by_steps else share_of_even
+    trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, **options(folder, **changes))
     for callback in broken:
         callback.model = trainer.model
     if HOW == "nan":

@@ -85,6 +85,8 @@ WHOLE_STEP = {
     "p3o": {"policy_loss": "p3o"},
     "optimal_token": {"baseline": "optimal_token", "reward_scaling": "none"},
     "reward_variance_share": {"reward_variance_share": 0.6},
+    "own": {"policy_loss": "own_parts:standardized", "advantage_fn": "own_parts:fading"},
+    "steps": {"by_steps": True},
 }
 TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}
 WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}

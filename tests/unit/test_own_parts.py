@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import played
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
@@ -164,6 +165,22 @@ def test_every_built_in_loss_goes_through_the_door(name: str) -> None:
         return
     changes = {"updates_per_batch": 2, "max_steps": 1, **more}
     assert torch.equal(run(policy_loss=name, **changes)[0], run(policy_loss=find_policy_loss(name), **changes)[0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"async_steps": 1}, {"lora_rank": 2}, {"turn_credit": "turn"}])
+def test_an_own_loss_trains_episodes_of_several_turns(changes: dict[str, Any], tmp_path: Any) -> None:
+    seen: list[Any] = []
+
+    def loss(inputs: LossInputs) -> torch.Tensor:
+        if inputs.log_probs.requires_grad:
+            seen.append(inputs.turns)
+        return own_clip(inputs)
+
+    own = played.train(tmp_path / "own", policy_loss=loss, updates_per_batch=2, **changes)
+    built_in = played.train(tmp_path / "built_in", updates_per_batch=2, **changes)
+    for (name, one), other in zip(own.model.named_parameters(), built_in.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert max(int(turns.max()) for turns in seen if turns is not None) >= 1  # of two turns or more
 
 
 # --- advantages ---

@@ -1,0 +1,41 @@
+"""A policy loss, an advantage function and a reward of steps as a user writes them; ranks import them by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlox_grpo.rewards import StepScores
+
+
+class Standardized:
+    """−A times the log-ratio over its root mean square in the whole optimizer step, plus the ratio's gradient."""
+
+    def measure(self, step):
+        kept = torch.cat([inputs.log_ratio[inputs.mask].double() for inputs in step.micro_batches])
+        sums = sum(step.gather(np.array([float(kept.square().sum()), len(kept)])))
+        return float((sums[0] / sums[1]) ** 0.5)
+
+    def __call__(self, inputs):
+        return -(inputs.ratio + inputs.log_ratio / (0.1 + inputs.measured)) * inputs.advantages
+
+
+standardized = Standardized()
+
+
+def fading(groups):
+    """Advantages of tokens: the centred reward, halved from each token to the next."""
+    return [
+        [
+            (value * 0.5 ** np.arange(len(completion.token_ids))).astype(np.float32)
+            for completion, value in zip(scored.group.completions, scored.rewards - scored.rewards.mean(), strict=True)
+        ]
+        for scored in groups
+    ]
+
+
+def even_tokens(completions, prompts):
+    """Each token is a step: 1 if it is even."""
+    return [
+        StepScores(range(1, len(ids) + 1), (ids % 2 == 0).float().tolist()) if len(ids) else None for ids in completions
+    ]
