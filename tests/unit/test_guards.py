@@ -140,6 +140,7 @@ EDGES = [  # on each side of each threshold
     ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.91, 0.96)}, True),
     ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.89, 0.96)}, False),
     ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, 0.91, 0.94)}, False),
+    ("constant_rewards", {"rollout__frac_reward_zero_std": (0.5, None, 0.96)}, False),
     ("reward_collapse", {"reward__mean": (0.5, 0.625, 0.375)}, True),
     ("reward_collapse", {"reward__mean": (0.5, 0.625, 0.376)}, False),
     ("reward_collapse", {"reward__mean": (0.5, 0.75, 0.49)}, True),
