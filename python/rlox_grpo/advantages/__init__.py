@@ -1,18 +1,16 @@
-"""Advantages: from the rewards of a step's groups to the advantage of each completion, turn or token."""
+"""Advantages: from the rewards of a step's groups to the advantage of each completion, turn or token.
+
+A file for each form; ``choose`` selects one by the options, and ``door`` is the interface, also for a user's function.
+"""
 
 from __future__ import annotations
 
-from rlox_grpo.advantages.functions import (
-    broadcast_advantages,
-    component_advantages,
-    gae_advantages,
-    group_advantages,
-    make_advantages,
-    make_turn_advantages,
-    make_zero_variance_test,
-    mean_scaled_advantages,
-    turn_advantages,
-)
+from rlox_grpo.advantages.choose import make_advantages, make_turn_advantages, make_zero_variance_test
+from rlox_grpo.advantages.component import component_advantages
+from rlox_grpo.advantages.gae import gae_advantages
+from rlox_grpo.advantages.group import broadcast_advantages, group_advantages
+from rlox_grpo.advantages.mean_scaled import mean_scaled_advantages
+from rlox_grpo.advantages.turn import turn_advantages
 
 __all__ = [
     "broadcast_advantages",

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.advantages.functions import make_advantages, make_turn_advantages, make_zero_variance_test
+from rlox_grpo.advantages.choose import make_advantages, make_turn_advantages, make_zero_variance_test
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import AdvantageFn, has_equal_steps, with_step_advantages
 from rlox_grpo.config.records import AdvantageConfig
