@@ -460,3 +460,11 @@ def test_a_run_with_own_parts_resumes_exactly(tmp_path: Any) -> None:
     stopped = {"output_dir": str(tmp_path), "checkpoint_steps": 3, **own}
     run(by_thirds, max_steps=3, **stopped)
     assert torch.equal(run(by_thirds, max_steps=6, **stopped)[0], whole)
+
+
+def test_the_report_shows_the_first_advantages_of_long_completions(tmp_path: Any) -> None:
+    from rlox_grpo.run.report import write_report
+
+    run(by_thirds, max_steps=2, output_dir=str(tmp_path), log_completions=4, log_to=("jsonl",))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "advantages by turn or token" in page

@@ -15,6 +15,7 @@ _MAX_PAIRS = 8
 _MAX_STEPS = 4
 _MAX_GROUPS = 2
 _MAX_MESSAGES = 64
+_MAX_VALUES = 12
 _MAX_ROWS = 32
 
 Row = dict[str, Any]
@@ -61,13 +62,19 @@ def _step(step: int, path: Path, *, is_open: bool) -> str:
     return f"<details{' open' if is_open else ''}><summary><h3>Step {step:,}</h3></summary>{body}</details>"
 
 
+def _join(values: list[Any]) -> str:
+    """Join the first values; those of all tokens of a long completion would fill the page."""
+    shown = " · ".join(map(number, values[:_MAX_VALUES]))
+    return shown if len(values) <= _MAX_VALUES else f"{shown} … {len(values)} in all"
+
+
 def _completion(row: Row, title: str) -> str:
     rewards, advantage = row.get("rewards"), row.get("advantage")
     by_turn = advantage if isinstance(advantage, list) else [advantage]
     facts = [
         ("reward", number(row.get("reward"))),
         *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
-        ("advantage" if len(by_turn) < 2 else "advantages by turn", " · ".join(map(number, by_turn))),
+        ("advantage" if len(by_turn) < 2 else "advantages by turn or token", _join(by_turn)),
         ("tokens", number(row.get("length"))),
         ("ended by", number(row.get("stop_reason") or row.get("finish_reason"))),
     ]
