@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,19 @@ class SampleError(ValueError):
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.rows = tuple(rows)
+
+
+@contextmanager
+def naming_errors(what: str) -> Iterator[None]:
+    """Turn an error of the user's code in the block into a SampleError that names ``what``, its file and its line."""
+    try:
+        yield
+    except (SampleError, ConfigError):
+        raise
+    except Exception as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        where = f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
+        raise SampleError(f"{what} raised {type(error).__name__}: {error} ({where})") from error
 
 
 class CheckpointError(RuntimeError):

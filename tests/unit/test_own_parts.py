@@ -13,13 +13,14 @@ import played
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
-from rlox_grpo.errors import CheckpointError, ConfigError, SampleError
+from rlox_grpo.errors import CheckpointError, ConfigError, EngineError, SampleError
 from rlox_grpo.loss import LossInputs, PolicyTerm
 from rlox_grpo.loss.inputs import make_loss_inputs, number_turns
 from rlox_grpo.loss.policies import POLICY_LOSSES, find_policy_loss
 from rlox_grpo.loss.policy_term import compute_policy_term
 from rlox_grpo.rewards import RewardError, StepScores, score
 from rlox_grpo.rewards.steps import locate_steps
+from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
@@ -112,6 +113,14 @@ SAMPLE = r"row \d+ is completion \d+ of prompts\[\d+\]"
         (lambda inputs: own_clip(inputs).detach(), f"the loss has no gradient.*{SAMPLE}"),
         (lambda inputs: own_clip(inputs) / 0, f"is (-?inf|nan) at token 0 of a sample, and it is not finite; {SAMPLE}"),
         (lambda inputs: PolicyTerm(own_clip(inputs), low=inputs.mask[0]), r"low has shape \(6,\), expected \(32, 6\)"),
+        (
+            lambda inputs: PolicyTerm(own_clip(inputs), metrics={"loss": inputs.ratio}),
+            "the metric 'loss' is one of every",
+        ),
+        (lambda inputs: PolicyTerm(own_clip(inputs), metrics={"x": 3.0}), "x is float, expected a tensor"),
+        (lambda inputs: PolicyTerm(own_clip(inputs), inputs.ratio / 0), "ratio is not finite at a token"),
+        (lambda inputs: own_clip(inputs) + 1j, "the loss has dtype torch.complex64"),
+        (lambda inputs: inputs.nothing, r"raised AttributeError: .*\(test_own_parts.py, line \d+\)"),
     ],
 )
 def test_a_wrong_loss_names_the_function_and_the_sample(loss: Any, message: str) -> None:
@@ -249,6 +258,30 @@ def test_options_that_an_advantage_function_replaces_are_errors() -> None:
     assert GRPOConfig.create(advantage_fn=own_advantages, preset="dr_grpo").reward_scaling == "none"
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda groups: [np.stack([np.arange(6.0) + r for r in g.rewards]) for g in groups],
+            "return a list of 8 arrays",
+        ),
+        (lambda groups: [[*rows, rows[0]] for rows in of_tokens(groups)], "got 9 arrays for 8 completions"),
+        (lambda groups: [np.subtract(g.rewards, 1, out=g.rewards) for g in groups], "raised ValueError.*read-only"),
+        (lambda groups: groups[0].nothing, r"raised AttributeError: .*test_own_parts.py, line \d+"),
+    ],
+)
+def test_mistakes_that_an_attack_found(function: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=rf"advantage function <lambda>.*{message}"):
+        run(advantage_fn=function)
+
+
+def test_numbers_and_tensors_are_advantages_of_completions() -> None:
+    def of_numbers(groups: Any) -> Any:
+        return [[torch.tensor(value) for value in values] for values in own_advantages(groups)]
+
+    assert torch.equal(run(advantage_fn=of_numbers)[0], run(advantage_fn=own_advantages)[0])
+
+
 # --- scores of steps ---
 
 
@@ -295,6 +328,20 @@ def test_scores_of_steps_beside_another_function() -> None:
     _, outcome = run(share_of_target, max_steps=1)
     both = alone.last_rollout[1] + outcome.last_rollout[1][:, None]
     np.testing.assert_allclose(trainer.last_rollout[1], both, rtol=1e-4, atol=1e-5)
+
+
+def test_a_constant_reward_beside_steps_adds_exactly_nothing() -> None:
+    def constant(completions: Any, prompts: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    def ten(completions: Any, prompts: Any) -> list[StepScores]:
+        return [StepScores([1, 6], [float(row), 10.0]) for row in range(len(completions))]
+
+    alone = run(by_thirds, max_steps=1, std_epsilon=1e-8)[1].last_rollout[1]
+    np.testing.assert_array_equal(run([by_thirds, constant], max_steps=1, std_epsilon=1e-8)[1].last_rollout[1], alone)
+    # A weight of 0 only measures.
+    measured = run([by_thirds, ten], max_steps=1, std_epsilon=1e-8, reward_weights=[1.0, 0.0])[1]
+    np.testing.assert_array_equal(measured.last_rollout[1], alone)
 
 
 def test_steps_of_text_end_at_the_token_that_has_their_last_character() -> None:
@@ -378,6 +425,55 @@ def test_an_engine_of_a_user_learns() -> None:
     trainer = GRPO(model, share_of_target, engine=OwnEngine(model), **options())
     assert trainer.train(PROMPTS)["mean_reward"] > 0.9
     assert GRPOConfig.create(engine=OwnEngine(model)).model_dump()["engine"] == "test_own_parts:OwnEngine"
+
+
+class Reversed(OwnEngine):
+    def generate(self, prompts, *given, **more):
+        return super().generate(prompts, *given, **more)[::-1]
+
+
+class Fewer(OwnEngine):
+    def generate(self, prompts, group_size, *given, **more):
+        return super().generate(prompts, group_size - 1, *given, **more)
+
+
+class Nothing(OwnEngine):
+    def generate(self, *given, **more):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            Reversed,
+            r"engine Reversed: group 0 is of prompts\[\d\], expected prompts\[\d\]: return the groups in the order",
+        ),
+        (Fewer, r"engine Fewer returned 7 completions for prompts\[\d\], expected 8"),
+        (Nothing, "engine Nothing returned NoneType for 4 prompts"),
+    ],
+)
+def test_what_an_engine_returns_is_checked(kind: Any, message: str) -> None:
+    model = ToyLM()
+    with pytest.raises(EngineError, match=message):
+        GRPO(model, share_of_target, engine=kind(model), **options()).train(PROMPTS)
+
+
+def test_a_function_that_makes_an_engine_is_an_engine() -> None:
+    def make(config: Any, policy: Any, ranks: Any) -> OwnEngine:
+        return OwnEngine(policy.model)
+
+    assert isinstance(run(engine=make)[1].engine, OwnEngine)
+
+
+def test_completions_without_text_are_decoded() -> None:
+    class Tokenizer:
+        def batch_decode(self, rows: Any, **_: Any) -> list[str]:
+            return [" ".join(map(str, row)) for row in rows]
+
+    group = RolloutGroup(Prompt(np.array([1]), 0), (Completion(np.array([4, 5]), np.zeros(2, np.float32), "stop"),))
+    assert fill_texts([group], None) == [group]
+    assert fill_texts([group], Tokenizer())[0].completions[0].text == "4 5"
 
 
 def test_what_an_engine_lacks_is_named() -> None:

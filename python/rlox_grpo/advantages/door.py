@@ -13,6 +13,7 @@ All groups of a step have the same form. docs/guides/own_parts.md shows how to w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -23,8 +24,8 @@ from rlox_grpo.advantages.choose import make_advantages, make_turn_advantages, m
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import AdvantageFn, has_equal_steps, with_step_advantages
 from rlox_grpo.config.records import AdvantageConfig
-from rlox_grpo.errors import ConfigError, SampleError
-from rlox_grpo.groups import compute_group_offsets, flag_sampled
+from rlox_grpo.errors import ConfigError, SampleError, naming_errors
+from rlox_grpo.groups import compute_group_offsets, count_turns, flag_sampled
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.types import Float32Array, ScoredGroup
@@ -107,20 +108,27 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
             token that the policy did not sample. The message names the function and the sample.
     """
     name = f"advantage function {function_name(function)}"
-    returned = function(groups)
+    with naming_errors(name):
+        returned = function([_make_read_only(scored) for scored in groups])
     if not isinstance(returned, (list, tuple)) or len(returned) != len(groups):
         got = f"{len(returned)} values" if isinstance(returned, (list, tuple)) else type(returned).__name__
         raise SampleError(
             f"{name} returned {got} for {len(groups)} groups: expected a list with the advantages of each group"
         )
-    by_token = [isinstance(values, (list, tuple)) and not np.isscalar(next(iter(values), 0.0)) for values in returned]
+    by_token = [isinstance(values, (list, tuple)) and np.ndim(next(iter(values), 0.0)) > 0 for values in returned]
     if any(by_token) and not all(by_token):
         raise SampleError(f"{name} returned advantages of tokens for some groups and not for others")
     if all(by_token):
+        for scored, values in zip(groups, returned, strict=True):
+            if len(values) != len(scored.rewards):
+                raise SampleError(
+                    f"{name}, the group of prompts[{scored.group.prompt.index}]: got {len(values)} arrays for "
+                    f"{len(scored.rewards)} completions"
+                )
         return [
-            _check_tokens(name, scored, place, values[place] if place < len(values) else None)
+            _check_tokens(name, scored, place, own)
             for scored, values in zip(groups, returned, strict=True)
-            for place in range(len(scored.rewards))
+            for place, own in enumerate(values)
         ]
     checked = [_check_group(name, *pair) for pair in zip(groups, returned, strict=True)]
     if len({values.ndim for values in checked}) > 1:
@@ -165,9 +173,24 @@ def _split(values: NDArray[Any], groups: Sequence[ScoredGroup]) -> list[NDArray[
     return [values[start:stop] for start, stop in pairwise(compute_group_offsets(groups).tolist())]
 
 
+def _make_read_only(scored: ScoredGroup) -> ScoredGroup:
+    """Return the group with copies of its rewards and components that cannot be written."""
+    rewards = scored.rewards.copy()
+    components = {name: values.copy() for name, values in scored.components.items()}
+    for values in (rewards, *components.values()):
+        values.flags.writeable = False
+    return replace(scored, rewards=rewards, components=components)
+
+
+def _to_array(values: Any) -> NDArray[Any]:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
 def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
     """Return the advantages of a group's completions or turns as ``float32 [G]`` or ``[G, K]``."""
-    array = np.asarray(values)
+    if isinstance(values, (list, tuple)):
+        values = [_to_array(value) for value in values]
+    array = _to_array(values)
     size, where = len(scored.rewards), f"{name}, the group of prompts[{scored.group.prompt.index}]"
     if array.dtype.kind not in "iuf" or array.ndim not in (1, 2) or len(array) != size:
         raise SampleError(
@@ -175,20 +198,34 @@ def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
             f"completion, or a list of {size} arrays, one for each completion with a number for each of its tokens"
         )
     result = array.astype(np.float32)
-    for place, row in enumerate(result):
-        broken = not np.isfinite(row).all() if array.ndim == 1 else not np.isfinite(row[~np.isnan(row)]).all()
-        if broken and not (array.ndim == 1 and np.isnan(row) and np.isnan(scored.rewards[place])):
+    if array.ndim == 2:
+        _check_turns(where, scored, result)
+        return result
+    for place, value in enumerate(result):
+        if not np.isfinite(value) and not (np.isnan(value) and np.isnan(scored.rewards[place])):
             raise SampleError(
-                f"{where}: the advantage of completion {place} is {row}, expected a finite number{_hint(scored)}"
+                f"{where}: the advantage of completion {place} is {value}, expected a finite number{_hint(scored)}"
             )
-    return np.nan_to_num(result, nan=0.0) if array.ndim == 1 else result
+    return np.nan_to_num(result, nan=0.0)
+
+
+def _check_turns(where: str, scored: ScoredGroup, advantages: Float32Array) -> None:
+    """Check advantages of turns ``[G, K]``: finite for each turn of a completion, NaN after its last."""
+    for place, (row, completion) in enumerate(zip(advantages, scored.group.completions, strict=True)):
+        turns = count_turns(completion)
+        if len(row) < turns or not np.isfinite(row[:turns]).all() or not np.isnan(row[turns:]).all():
+            raise SampleError(
+                f"{where}: got an array of shape {advantages.shape}, a column for each turn, and completion {place} "
+                f"has {turns}: expected finite numbers for its turns and NaN after them; for advantages of tokens "
+                f"return a list of {len(advantages)} arrays"
+            )
 
 
 def _check_tokens(name: str, scored: ScoredGroup, place: int, values: Any) -> Float32Array:
     """Return the advantages of one completion's tokens as ``float32 [T]``."""
     completion = scored.group.completions[place]
     where = f"{name}, completion {place} of prompts[{scored.group.prompt.index}]"
-    array, length = np.asarray(values), len(completion.token_ids)
+    array, length = _to_array(values), len(completion.token_ids)
     if completion.branches:
         raise SampleError(
             f"{where} has branches: advantages of tokens need episodes of one row; return one number for it"

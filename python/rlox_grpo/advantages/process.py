@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlox_grpo.config.records import AdvantageConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
+from rlox_grpo.rewards.verdicts import sum_weighted
 from rlox_grpo.types import Float32Array, ScoredGroup
 
 GroupAdvantages: TypeAlias = "NDArray[Any] | list[NDArray[Any]]"
@@ -75,7 +76,7 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
             of_completions: Sequence[Any] = [np.zeros(len(group.rewards)) for group in groups]
         else:
             of_completions = outcome(
-                [replace(group, rewards=_subtract_steps(group, with_steps, factors)) for group in groups]
+                [replace(group, rewards=_sum_others(group, with_steps, factors)) for group in groups]
             )
         return [_add(group, factors, own, config) for group, own in zip(groups, of_completions, strict=True)]
 
@@ -97,6 +98,8 @@ def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: A
     ends: list[list[int]] = [[] for _ in completions]
     scores: list[list[float]] = [[] for _ in completions]
     for name, of_group in scored.step_scores.items():
+        if factors[name] == 0:  # only measured
+            continue
         for place, steps in enumerate(of_group):
             if steps is not None and not np.isnan(scored.rewards[place]):  # a sample that failed has no score
                 ends[place] += steps.ends
@@ -110,12 +113,15 @@ def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: A
     ]
 
 
-def _subtract_steps(scored: ScoredGroup, with_steps: Collection[str], factors: dict[str, float]) -> Float32Array:
-    """Return the rewards without those of the functions ``with_steps``, ``float32 [G]``."""
-    rest = scored.rewards.astype(np.float64)
-    for name in with_steps:
-        rest -= factors[name] * np.nan_to_num(scored.components[name].astype(np.float64))
-    return rest.astype(np.float32)
+def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[str, float]) -> Float32Array:
+    """Return the weighted total of the functions without steps, ``float32 [G]``; NaN where none of them applies.
+
+    It is a sum of their own scores, and not a difference to the total: equal scores stay exactly equal.
+    """
+    names = [name for name in factors if name not in with_steps]
+    scores = [scored.components[name].astype(np.float64) for name in names]
+    total = sum_weighted(scores, [factors[name] for name in names])
+    return np.where(np.isnan(scored.rewards), np.nan, total).astype(np.float32)
 
 
 def _refuse_other_options(config: AdvantageConfig) -> None:

@@ -162,7 +162,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
         old_log_probs=old_log_probs,
         log_ratio=log_ratio,
         advantages=torch.where(mask, advantages, 0),  # [N, T]
-        mask=mask,
+        mask=mask.clone(),
         sequences=batch.row_index,
         totals=StepTotals(batch.num_loss_tokens, batch.num_sequences),
         options=options,

@@ -8,7 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossConfig
+from rlox_grpo.config.records.option import name_object
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import naming_errors
 from rlox_grpo.loss.inputs import StepInputs, make_loss_inputs
 from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.types import Batch
@@ -45,12 +47,13 @@ def with_step_statistics(
         seed=seed,
         ranks=ranks or Ranks(),
     )
-    measured = measure(step)
+    with naming_errors(f"measure of policy_loss={name_object(config.policy_loss)!r}"):
+        measured = measure(step)
     if not isinstance(measured, list):
         measured = [measured] * len(batches)
     if len(measured) != len(batches):
         raise ValueError(
-            f"measure of policy_loss={config.policy_loss!r} returned a list of {len(measured)} values for "
+            f"measure of policy_loss={name_object(config.policy_loss)!r} returned a list of {len(measured)} values for "
             f"{len(batches)} micro-batches: expected one for each, or one value for all that is not a list"
         )
     return [replace(batch, measured=values) for batch, values in zip(batches, measured, strict=True)]

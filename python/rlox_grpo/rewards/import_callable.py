@@ -35,7 +35,9 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
         )
     try:
         with _search_also(folders):
-            found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+            found: Any = importlib.import_module(module)
+            for word in attribute.split("."):
+                found = getattr(found, word)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{place} ({name}): {error}") from error
     except Exception as error:  # of the user's module, which may raise any
@@ -46,7 +48,8 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
         ) from error
     if not callable(found):
         raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
-    return found
+    imported: Callable[..., Any] = found
+    return imported
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from rlox_grpo.errors import EngineError
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
@@ -51,13 +52,35 @@ def generate(
     if not sampled:
         return []
     repeated = [prompt for prompt, count in sampled for _ in range(count)]
-    found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=sum(parts[:first])))
+    returned = engine.generate(repeated, unit, sampling, seed, first_prompt=sum(parts[:first]))
+    _refuse_other_groups(type(engine).__name__, returned, repeated, unit)
+    found = iter(returned)
     groups = []
     for prompt, count in sampled:
         part = [next(found) for _ in range(count)]
         completions = tuple(completion for group in part for completion in group.completions)
         groups.append(RolloutGroup(prompt, completions, part[0].policy_version))
     return groups[start - first : stop - first]
+
+
+def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], group_size: int) -> None:
+    """Raise EngineError unless there is a group for each prompt, in their order, with ``group_size`` completions."""
+    if not isinstance(groups, (list, tuple)) or len(groups) != len(prompts):
+        got = f"{len(groups)} groups" if isinstance(groups, (list, tuple)) else type(groups).__name__
+        raise EngineError(
+            f"engine {engine} returned {got} for {len(prompts)} prompts: expected a RolloutGroup for each"
+        )
+    for place, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+        if group.prompt.index != prompt.index:
+            raise EngineError(
+                f"engine {engine}: group {place} is of prompts[{group.prompt.index}], expected prompts[{prompt.index}]"
+                ": return the groups in the order of the prompts"
+            )
+        if len(group.completions) != group_size:
+            raise EngineError(
+                f"engine {engine} returned {len(group.completions)} completions for prompts[{prompt.index}], expected "
+                f"{group_size}"
+            )
 
 
 @dataclass(frozen=True, eq=False)

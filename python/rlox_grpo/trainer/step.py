@@ -17,6 +17,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import BackgroundEngine, PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
+from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
@@ -30,7 +31,7 @@ from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.run import Run
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
 from rlox_grpo.trainer.parts import Parts
-from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
+from rlox_grpo.types import Batch, Float32Array, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
 
 class StepTaker:
@@ -117,8 +118,12 @@ class StepTaker:
             weights=config.reward_weights,
             on_error=config.on_reward_error,
             ranks=self._ranks,
-            generate=parts.episodes or generate,
+            generate=self._generate_texts,
         )
+
+    def _generate_texts(self, *arguments: Any) -> list[RolloutGroup]:
+        sample = self._parts.episodes or generate
+        return fill_texts(sample(*arguments), self._parts.policy.tokenizer)
 
     def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
         """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
@@ -199,7 +204,12 @@ class StepTaker:
     def _score(self, batch: PendingBatch) -> list[ScoredGroup]:
         """Score this rank's groups, and all-gather the scored groups of all ranks."""
         config, reward_fns = self._config, self._parts.reward_fns
-        mine = score(batch.groups.result(), reward_fns, config.reward_weights, on_error=config.on_reward_error)
+        mine = score(
+            fill_texts(batch.groups.result(), self._parts.policy.tokenizer),
+            reward_fns,
+            config.reward_weights,
+            on_error=config.on_reward_error,
+        )
         tokenizer = self._parts.policy.tokenizer
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
         return gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self._ranks)

@@ -31,6 +31,10 @@ def find_policy_loss(policy_loss: Any) -> AnyPolicyLoss:
     else:
         found = policy_loss
     if isinstance(found, type) or not callable(found):
-        kind = f"the class {found.__name__}: give an instance" if isinstance(found, type) else repr(found)
+        kind = (
+            f"the class {found.__name__}: give an instance, or the module:name of one"
+            if isinstance(found, type)
+            else repr(found)
+        )
         raise ConfigError(f"policy_loss is {kind}; expected a function of LossInputs")
     return found

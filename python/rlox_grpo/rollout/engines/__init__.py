@@ -108,7 +108,8 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 
     engine = config.engine
     if not isinstance(engine, str):
-        return _check_members(engine)
+        is_maker = callable(engine) and not hasattr(engine, "generate")
+        return _check_members(engine(config, policy, ranks or Ranks()) if is_maker else engine)
     make: Callable[[GRPOConfig, Policy, Ranks], GenerationEngine]
     is_own = ":" in engine
     make = import_callable("engine", engine) if is_own else import_module(f"{__name__}.{engine}").make_engine

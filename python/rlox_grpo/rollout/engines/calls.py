@@ -97,6 +97,19 @@ class Limits:
             raise ValueError(f"{owner}token_ids[{at}] is {ids[at]}, outside the model's vocabulary{size}")
 
 
+def fill_texts(groups: Sequence[RolloutGroup], tokenizer: Any) -> list[RolloutGroup]:
+    """Return the groups with the text of completions that have none, as an engine of a user may leave it out."""
+    if tokenizer is None or all(own.text is not None for group in groups for own in group.completions):
+        return list(groups)
+    filled = []
+    for group in groups:
+        texts = decode(tokenizer, [completion.token_ids.tolist() for completion in group.completions])
+        pairs = zip(group.completions, texts, strict=True)
+        completions = tuple(own if own.text is not None else replace(own, text=text) for own, text in pairs)
+        filled.append(replace(group, completions=completions))
+    return filled
+
+
 def make_groups(
     prompts: Sequence[Prompt], completions: Sequence[Completion], tokenizer: Any, policy_version: int
 ) -> list[RolloutGroup]:
