@@ -75,6 +75,12 @@ KNOWN = {
         lambda gold, answer: "^{-" in gold,
         "theirs compares the difference to fifteen digits, where all small values are equal",
     ),
+    "a decimal is no bare percent": Known(
+        ("percents",),
+        False,
+        lambda gold, answer: "." in answer,
+        "theirs takes 25 for 25% and refuses 25.0; the two numbers are equal by the house rules",
+    ),
     "units are dropped": Known(
         ("units",),
         True,
