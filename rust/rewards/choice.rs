@@ -1,6 +1,6 @@
 //! Multiple choice: 1 if the completion states the gold's option letter.
 
-use super::answer::{after_thinking, boxed, hashed, said, tagged};
+use super::answer::{after_thinking, boxed, hashed, is_denied, legible, said, tagged};
 use super::work::looked_at;
 use super::{RewardRule, Status, Verdict, strip};
 use crate::error::KernelError;
@@ -33,11 +33,12 @@ impl MultipleChoice {
 
 impl RewardRule for MultipleChoice {
     fn score(&self, row: usize, completion: &str) -> Verdict {
-        let text = after_thinking(completion);
+        let legible = legible(completion);
+        let text = after_thinking(&legible);
         let marked = boxed(text)
             .or_else(|| tagged(text, "answer"))
             .or_else(|| hashed(text).next())
-            .or_else(|| said(text).next_back());
+            .or_else(|| said(text).rfind(|answer| !is_denied(text, answer)));
         match (marked, read_letter(marked.unwrap_or(text), &self.options)) {
             (_, Some(letter)) => Verdict::right(letter == self.golds[row]),
             (Some(_), None) => Verdict::none(Status::Unparseable),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::answer::{after_thinking, stated, tagged};
+use super::answer::{after_thinking, legible, stated, tagged};
 use super::{RewardRule, Status, Verdict, strip};
 
 /// Exact-match rule: the stripped gold of each row of a batch.
@@ -28,7 +28,10 @@ impl ExactAnswer {
 impl RewardRule for ExactAnswer {
     fn score(&self, row: usize, completion: &str) -> Verdict {
         let answer = match &self.tag {
-            Some(tag) => tagged(after_thinking(completion), tag).map(|answer| Cow::Borrowed(strip(answer))),
+            Some(tag) => {
+                let legible = legible(completion);
+                tagged(after_thinking(&legible), tag).map(|answer| Cow::Owned(strip(answer).to_owned()))
+            }
             None => stated(completion),
         };
         let Some(answer) = answer else { return Verdict::none(Status::NoAnswer) };

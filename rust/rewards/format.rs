@@ -4,7 +4,7 @@
 //! scan that accepts the same texts as Python's `re`; the parity tests compare the two.
 
 use super::tags::{Tag, closes_at_end, find, is_end, len, only, starts};
-use super::{RewardRule, Verdict, is_space, strip};
+use super::{RewardRule, Verdict, is_blank, is_space, strip};
 
 /// A named format rule. `T1` and `T2` are the two tag names; `…` is any text, newlines included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,8 +96,8 @@ impl TagFormat {
         }
         close2 + len(&self.second.close) == bytes.len()
             && strip(&text[gap..open2]).is_empty()
-            && !strip(&text[body1..close1]).is_empty()
-            && !strip(&text[body2..close2]).is_empty()
+            && !is_blank(&text[body1..close1])
+            && !is_blank(&text[body2..close2])
     }
 
     fn nano_aha(&self, text: &str) -> f64 {
@@ -235,7 +235,7 @@ const DIGIT_ZEROS: [u32; 66] = [
     0x16ac0, 0x16b50, 0x1d7ce, 0x1d7d8, 0x1d7e2, 0x1d7ec, 0x1d7f6, 0x1e140, 0x1e2f0, 0x1e950, 0x1fbf0,
 ];
 
-fn is_decimal_digit(c: char) -> bool {
+pub(super) fn is_decimal_digit(c: char) -> bool {
     let code = u32::from(c);
     let after = DIGIT_ZEROS.partition_point(|&zero| zero <= code);
     after > 0 && code - DIGIT_ZEROS[after - 1] < 10

@@ -1,6 +1,7 @@
 //! GSM8K: 1 if the final number of the completion equals the gold, compared as exact rationals.
 
-use super::answer::{after_thinking, boxed_with_signs, hashed, said, tagged};
+use super::answer::denied::{MOST_DENIED, before_denial, denial, is_denied_behind};
+use super::answer::{after_thinking, boxed_with_signs, hashed, is_denied, legible, said, tagged};
 use super::number::{self, Number};
 use super::work::looked_at;
 use super::{RewardRule, Status, Verdict};
@@ -62,7 +63,8 @@ impl RewardRule for Gsm8kAnswer {
 /// # Errors
 /// [`Status::NoAnswer`] without any number, otherwise as [`number::read`].
 pub fn stated_number(completion: &str) -> Result<Number, Status> {
-    let text = after_thinking(completion);
+    let legible = legible(completion);
+    let text = after_thinking(&legible);
     let has_digit = |span: &&str| {
         looked_at(span.len());
         span.bytes().any(|byte| byte.is_ascii_digit())
@@ -77,10 +79,22 @@ pub fn stated_number(completion: &str) -> Result<Number, Status> {
     if let Some(span) = tagged(text, "answer") {
         return number::read(span).or_else(|status| single(span).unwrap_or(Err(status)));
     }
-    if let Some(span) = said(text).rfind(has_digit) {
+    if let Some(span) = said(text).rfind(|span| has_digit(span) && !is_denied(text, span)) {
         return number::first(span);
     }
-    number::last(text).ok_or(Status::NoAnswer)?.number
+    last_number(text)
+}
+
+/// The last number that no words beside it deny.
+fn last_number(mut text: &str) -> Result<Number, Status> {
+    for _ in 0..MOST_DENIED {
+        let last = number::last(text).ok_or(Status::NoAnswer)?;
+        let Some(denied) = denial(&text[..last.start]) else {
+            return if is_denied_behind(&text[last.end..]) { Err(Status::NoAnswer) } else { last.number };
+        };
+        text = before_denial(text, denied).ok_or(Status::NoAnswer)?;
+    }
+    Err(Status::NoAnswer)
 }
 
 /// The number of a sentence with a single number: an `<answer>` with two is a hedge.

@@ -123,6 +123,30 @@ pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
 
+/// A character that shows nothing: of the property Default_Ignorable_Code_Point (Unicode 16), a control character, or a
+/// blank that is no whitespace.
+#[must_use]
+pub fn is_invisible(c: char) -> bool {
+    !is_space(c)
+        && (c.is_control()
+            || matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+                | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+                | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+                | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'))
+}
+
+/// Whether a text shows nothing.
+#[must_use]
+pub fn is_blank(text: &str) -> bool {
+    text.chars().all(|c| is_space(c) || is_invisible(c))
+}
+
+/// A minus sign, or a hyphen or dash that stands for one before a number.
+#[must_use]
+pub fn is_minus(c: char) -> bool {
+    matches!(c, '-' | '−' | '‐' | '‑' | '‒' | '–' | '—' | '―' | '﹣' | '－')
+}
+
 /// Whether a character belongs to a script that writes words without spaces between them (Chinese, Japanese, Korean
 /// syllables, Thai): a digit beside it is a number of its own.
 #[must_use]

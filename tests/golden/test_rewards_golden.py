@@ -143,6 +143,48 @@ def test_gsm8k(text: str, gold: str, right: bool) -> None:
     assert GSM8KAnswer()(completions=[text], answer=[f"3 + 4 = 7, so\n#### {gold}"]) == [float(right)]
 
 
+# Denied, struck through, or digits of two scripts: nobody states the gold.
+UNSTATED = [
+    ("4", r"\boxed{\cancel{4}}"),
+    ("4", r"It is \cancel{4}."),
+    ("4", "The answer is 4\u0336."),
+    ("4", "The answer is 4\u0338."),
+    ("4", "~~4~~"),
+    ("4", "The answer is ~~4~~."),
+    ("4", "<strike>4</strike>"),
+    ("4", "The answer isn't 4"),
+    ("4", "The answer is not 4."),
+    ("4", "It cannot be 4."),
+    ("4", r"It is not \boxed{4}"),
+    ("4", "5, not 4"),
+    ("4", "The answer is 5, not 4"),
+    ("4", "4 is wrong"),
+    ("4", "#### not 4"),
+    ("4", "x \u2260 4"),
+    ("3", "\\boxed{\\text{3\u0968}}"),
+    ("3", "\\boxed{3\u0968}"),
+    ("3", "#### 3\u0968"),
+    ("42", "#### not 7O/2 = 42.0"),
+]
+
+
+@pytest.mark.parametrize(("gold", "text"), UNSTATED)
+def test_what_is_denied_or_struck_through_is_not_paid(gold: str, text: str) -> None:
+    assert MathAnswer()(completions=[text], answer=[gold]) == GSM8KAnswer()(completions=[text], answer=[gold]) == [0.0]
+
+
+@pytest.mark.parametrize("text", ["5, not 4", "It is not 4. The answer is 5.", "~~4~~ 5", "The answer is 5, not 4"])
+def test_what_stands_beside_a_denied_value_is_paid(text: str) -> None:
+    assert MathAnswer()(completions=[text], answer=["5"]) == GSM8KAnswer()(completions=[text], answer=["5"]) == [1.0]
+
+
+@pytest.mark.parametrize("dash", "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d")
+@pytest.mark.parametrize("text", ["#### {}5", "The answer is {}5.", r"\boxed{{{}5}}"])
+def test_every_dash_is_a_minus_sign(dash: str, text: str) -> None:
+    rows: dict[str, Any] = {"completions": [text.format(dash)] * 2, "answer": ["-5", "5"]}
+    assert MathAnswer()(**rows) == GSM8KAnswer()(**rows) == [1.0, 0.0]
+
+
 PERCENT = [
     # Gold, answer; right by default, for the strict MathAnswer, for the strict GSM8KAnswer. 25% is the number 25/100.
     ("25", "25%", True, False, False),

@@ -79,7 +79,15 @@ def strict_format(text: str, first: str = "think", second: str = "answer") -> fl
     tags = [f"<{first}>", f"</{first}>", f"<{second}>", f"</{second}>"]
     match = re.fullmatch(rf"{tags[0]}([\s\S]*){tags[1]}\s*{tags[2]}([\s\S]*){tags[3]}", text.strip())
     once = all(text.count(tag) == 1 for tag in tags)
-    return float(match is not None and once and bool(match[1].strip()) and bool(match[2].strip()))
+    return float(match is not None and once and all(_BLANK.fullmatch(body) is None for body in match.groups()))
+
+
+# White space, control characters, Default_Ignorable_Code_Point of Unicode 16, and the blank of Braille.
+_BLANK = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e0fff]*"
+)
 
 
 def number(text: str) -> Fraction | None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlox_grpo.rewards import STATUSES, Composite, MajorityVote, MathAnswer, math_equal, unreadable_golds
+from rlox_grpo.rewards import STATUSES, Composite, GSM8KAnswer, MajorityVote, MathAnswer, math_equal, unreadable_golds
 
 # Equal by the house rules, each pair by hand.
 EQUAL = [
@@ -530,6 +532,34 @@ DIFFERENT = [
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
 def test_equal(gold: str, answer: str) -> None:
     assert math_equal(gold, answer) is True
+
+
+@given(
+    st.integers(1, 10**6),
+    st.sampled_from(["The answer is {}.", "#### {}", "<answer>{}</answer>", "So {}", r"so \boxed{{{}}}"]),
+    st.data(),
+)
+def test_a_wrong_answer_by_sign_digit_or_negation_is_never_paid(gold: int, text: str, data: st.DataObject) -> None:
+    digits = str(gold)
+    at = data.draw(st.integers(0, len(digits) - 1))
+    digit = data.draw(st.sampled_from("0123456789\u0967\u0968".replace(digits[at], "")))
+    wrong = data.draw(
+        st.sampled_from(
+            [
+                *(text.format(dash + digits) for dash in "-\u2010\u2013\u2212\uff0d"),
+                text.format(digits[:at] + digit + digits[at + 1 :]),
+                text.format("\u0336".join(digits) + "\u0336"),
+                text.format(f"~~{digits}~~"),
+                text.format(rf"\cancel{{{digits}}}"),
+                text.format(f"not {digits}"),
+                f"The answer isn't {digits}.",
+                rf"It cannot be \boxed{{{digits}}}.",
+                f"The answer is {gold + 1}, not {digits}.",
+            ]
+        )
+    )
+    rows: dict[str, Any] = {"completions": [wrong], "answer": [digits]}
+    assert MathAnswer()(**rows) == GSM8KAnswer()(**rows) == [0.0], wrong
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)

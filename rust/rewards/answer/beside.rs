@@ -1,11 +1,12 @@
 //! What stands beside a box and belongs to it: signs before it, and percent and degrees behind it.
 
+use super::super::is_minus;
 use super::super::work::looked_at;
 
 /// The sign that a box inherits: `x = -\boxed{5}`. A dash that opens a line is a bullet, and `3 - \boxed{5}` a difference.
 pub(super) fn sign(before: &str) -> &'static str {
     let before = before.trim_end_matches(' ');
-    let (rest, sign) = match (before.strip_suffix(['-', '−']), before.strip_suffix("\\pm")) {
+    let (rest, sign) = match (before.strip_suffix(is_minus), before.strip_suffix("\\pm")) {
         (Some(rest), _) => (rest, "-"),
         (_, Some(rest)) => (rest, "\\pm "),
         _ => return "",
@@ -56,5 +57,5 @@ pub(super) fn behind_percent_word(after: &str) -> Option<&str> {
 
 /// The length of the dash that a text ends with.
 pub(super) fn dash_length(before: &str) -> usize {
-    before.chars().next_back().filter(|c| "-−".contains(*c)).map_or(0, char::len_utf8)
+    before.chars().next_back().filter(|c| is_minus(*c)).map_or(0, char::len_utf8)
 }

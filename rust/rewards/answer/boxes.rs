@@ -4,9 +4,10 @@ use std::borrow::Cow;
 
 use memchr::{memchr3_iter, memmem};
 
-use super::super::is_space;
 use super::super::work::looked_at;
+use super::super::{is_minus, is_space};
 use super::beside::{behind_percent_word, dash_length, sign, suffix};
+use super::denied::{denial, is_denied_behind};
 
 /// Longest content of a box in bytes; a longer box is ignored.
 pub(super) const LONGEST_BOX: usize = 16 * 1024;
@@ -54,6 +55,7 @@ fn boxes(text: &str) -> Vec<Boxed> {
             }
         }
     }
+    found.retain(|found| denial(&text[..found.command]).is_none() && !is_denied_behind(&text[found.after..]));
     found
 }
 
@@ -213,7 +215,7 @@ fn start_with_name(text: &str, found: &Boxed) -> usize {
 fn name_at(text: &str, found: &Boxed) -> Option<(usize, usize)> {
     let mut before = text[..found.command].trim_end_matches(' ');
     if !sign(before).is_empty() {
-        before = before.strip_suffix("\\pm").unwrap_or(before.trim_end_matches(['-', '−'])).trim_end_matches(' ');
+        before = before.strip_suffix("\\pm").unwrap_or(before.trim_end_matches(is_minus)).trim_end_matches(' ');
     }
     let before = before.strip_suffix('=')?.trim_end_matches(' ');
     let end = before.len();

@@ -4,8 +4,9 @@ use memchr::memchr2_iter;
 
 use super::super::number::{self, Token as Number};
 use super::super::work::looked_at;
-use super::super::{is_letter, starts_with_scale, strip};
+use super::super::{is_letter, is_minus, starts_with_scale, strip};
 use super::boxes::LONGEST_BOX;
+use super::denied::{MOST_DENIED, before_denial, denial, is_denied_behind};
 use super::pieces::{Kind, Piece, pieces};
 
 /// How far from its last number an unmarked formula may reach, in bytes.
@@ -14,6 +15,19 @@ const FARTHEST: usize = 256;
 /// The last formula or the last number, whichever ends later. A number inside an unmarked formula stands for that
 /// formula: `x^2 + 1` is not 1. None where such a formula has brackets that do not close.
 pub(super) fn last_value(text: &str) -> Option<&str> {
+    let mut text = text;
+    for _ in 0..MOST_DENIED {
+        let value = value_at_end(text)?;
+        let start = value.as_ptr() as usize - text.as_ptr() as usize;
+        let Some(denied) = denial(&text[..start]) else {
+            return Some(value).filter(|_| !is_denied_behind(&text[start + value.len()..]));
+        };
+        text = before_denial(text, denied)?;
+    }
+    None
+}
+
+fn value_at_end(text: &str) -> Option<&str> {
     let formula = last_formula(text);
     match (formula, number::last(text)) {
         (Some((start, end)), Some(number)) if number.start < end => Some(with_percent(text, start, end)),
@@ -40,7 +54,7 @@ fn whole(text: &str) -> Option<&str> {
     let (first, last) = (pieces.first()?, pieces.last()?);
     let starts = matches!(first.kind, Kind::Operand | Kind::Prefix | Kind::Open)
         || (first.kind == Kind::Operator
-            && text.starts_with(['-', '−'])
+            && text.starts_with(is_minus)
             && pieces.get(1).is_some_and(|next| !next.space));
     let ends = matches!(last.kind, Kind::Operand | Kind::Close | Kind::Postfix);
     let mut depth = 0i32;
@@ -311,7 +325,7 @@ fn trimmed(
             Kind::Relation(_) | Kind::Script | Kind::Close | Kind::Comma | Kind::Postfix => true,
             // A sign touches its value; apart from it, a dash or a star opens the line.
             Kind::Operator => {
-                let sign = text[pieces[first].start..].starts_with(['-', '−', '±', '\\']);
+                let sign = text[pieces[first].start..].starts_with(|c| is_minus(c) || c == '±' || c == '\\');
                 !(sign && (relation || !pieces[first + 1].space)) || (starts_line && pieces[first + 1].space)
             }
             _ => false,

@@ -6,9 +6,11 @@
 
 mod beside;
 mod boxes;
+pub(super) mod denied;
 mod formula;
 mod pieces;
 mod spoken;
+mod struck;
 
 use std::borrow::Cow;
 
@@ -18,9 +20,11 @@ use super::strip;
 use super::work::looked_at;
 
 pub use boxes::{all_boxes, boxed, boxed_with_signs, listed_boxes, percent_box};
+use denied::{denial, is_denial};
 pub(super) use formula::last_formula;
 use formula::last_value;
 pub use spoken::said;
+pub use struck::legible;
 
 /// The text after the last `</think>`, or the whole text; without an unclosed think block.
 #[must_use]
@@ -46,16 +50,31 @@ pub fn after_thinking(text: &str) -> &str {
 /// `x^2 + 1`, never 1.
 #[must_use]
 pub fn stated(text: &str) -> Option<Cow<'_, str>> {
+    match legible(text) {
+        Cow::Borrowed(text) => stated_in(text),
+        Cow::Owned(text) => stated_in(&text).map(|answer| Cow::Owned(answer.into_owned())),
+    }
+}
+
+fn stated_in(text: &str) -> Option<Cow<'_, str>> {
     let text = after_thinking(text);
     if let Some(answer) = listed_boxes(text) {
         return Some(answer);
     }
     tagged(text, "answer")
         .or_else(|| hashed(text).next())
-        .or_else(|| said(text).next_back())
+        .or_else(|| said(text).rfind(|answer| !is_denied(text, answer)))
         .or_else(|| last_value(text))
         .or_else(|| lone_label(text))
         .map(|answer| Cow::Borrowed(strip(answer)))
+}
+
+/// Whether the words before a part of the text, or its first word, deny it.
+pub(super) fn is_denied(text: &str, part: &str) -> bool {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    let first =
+        part.trim_start_matches(['*', '_', ' ']).split(|c: char| !(c.is_alphabetic() || c == '\'' || c == '’')).next();
+    first.is_some_and(is_denial) || denial(&text[..start]).is_some()
 }
 
 /// The letter of a choice in a text that is this letter and marks around it.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::work::looked_at;
-use super::super::{is_space, math};
+use super::super::{is_minus, is_space, math};
 
 /// What a piece of plain text is in a formula.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,8 @@ fn piece(rest: &str, c: char, before: Option<&Piece>, space: bool, words: bool) 
         '-' if next == '>' => Kind::Other,
         '=' if next == '>' => return (Some(Kind::Other), 2, false),
         '<' | '>' | '!' if next == '=' => return (Some(Kind::Relation(false)), 2, true),
-        '+' | '-' | '−' | '*' | '/' | '×' | '÷' | '·' | '±' => Kind::Operator,
+        c if is_minus(c) => Kind::Operator,
+        '+' | '*' | '/' | '×' | '÷' | '·' | '±' => Kind::Operator,
         ':' if operand_before && next.is_ascii_digit() => return (Some(Kind::Operator), length, true),
         '∪' | '∩' => return (Some(Kind::Operator), length, true),
         '=' | '≈' => Kind::Relation(true),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::super::is_invisible;
 use super::lexer::command::is_command;
 
 /// `text` with every mathematical character spelled out; borrowed when it is ASCII. Linear, at most about eight bytes for each
@@ -152,10 +153,6 @@ fn overlined(out: &mut String, first: char, rest: &mut std::iter::Peekable<std::
 
 fn is_overline(c: char) -> bool {
     matches!(c, '\u{304}' | '\u{305}')
-}
-
-fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{fe0e}' | '\u{fe0f}' | '\u{ad}')
 }
 
 fn superscript(c: char) -> Option<char> {

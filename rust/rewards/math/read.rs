@@ -3,6 +3,8 @@
 use dashu_ratio::RBig;
 
 use super::super::Status;
+use super::super::answer::denied::is_denial;
+use super::super::answer::legible;
 use super::ast::{Ast, Comparison, Node, NodeId, NumberForm};
 use super::label::{self, labelled};
 use super::lexer::token::{Kind, Token};
@@ -36,7 +38,8 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
     if text.len() > LONGEST_ANSWER {
         return Err(Status::Undecided);
     }
-    let text = notation::unescaped(text);
+    let text = legible(text);
+    let text = notation::unescaped(&text);
     let text = unwrapped(&text);
     if let Some(number) = plain_number(text) {
         return Ok(Ast::leaf(number));
@@ -45,6 +48,13 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
         return Err(Status::NoAnswer);
     }
     let text = notation::spelled_out(text);
+    // `3२`: digits of two scripts, of which only the first are read.
+    if !text.is_ascii()
+        && text.contains(|c: char| c.is_ascii_digit())
+        && text.contains(|c: char| !c.is_ascii() && c.is_numeric())
+    {
+        return Err(Status::Unparseable);
+    }
     let mut ast = Ast::new();
     let mut options = Options { grouped: true, exponents: true, lines: false };
     let mut roots = readings(&text, options, &mut ast)?;
@@ -101,6 +111,9 @@ fn words(text: &str, options: Options) -> Result<Option<String>, Status> {
 fn right_side(text: &str, options: Options, ast: &mut Ast) -> Result<Vec<NodeId>, Status> {
     let tokens = lexer::tokens(text, options)?.tokens;
     for (left, right) in sentence::sides(text, &tokens).take(MOST_SIDES) {
+        if left.split(|c: char| !c.is_alphabetic()).any(|word| is_denial(word) || word == "isn") {
+            break;
+        }
         let found = readings(right, options, ast)?;
         let mut roots = Vec::with_capacity(found.len());
         for root in found {
@@ -161,8 +174,16 @@ fn read<'t>(
     choices: Choices,
     roots: &mut Vec<NodeId>,
 ) -> Result<Seen, Status> {
+    let denies = |token: &Token<'_>| matches!(token.kind, Kind::Word(word) if is_denial(word));
+    let judged = |token: &Token<'_>| matches!(token.kind, Kind::Word("wrong" | "incorrect" | "false"));
+    if tokens.len() > 1 && tokens.iter().any(judged) {
+        return Ok(Seen::default());
+    }
     cut_tail(tokens);
     keep_conclusion(text, tokens);
+    if tokens.iter().any(denies) {
+        return Ok(Seen::default());
+    }
     if let Some(letter) = label::alone(tokens) {
         roots.extend(label::readings(letter, ast)?);
         return Ok(Seen::default());

@@ -9,6 +9,8 @@ mod reader;
 mod surroundings;
 mod value;
 
+use super::answer::denied::{denial, is_denied_behind};
+use super::format::is_decimal_digit;
 use super::work::looked_at;
 use super::{Status, strip};
 use reader::{Reader, fraction_command, run};
@@ -51,6 +53,9 @@ pub fn read(text: &str) -> Result<Number, Status> {
 pub fn first(text: &str) -> Result<Number, Status> {
     looked_at(text.len());
     let token = next(text, 0, true).ok_or(Status::NoAnswer)?;
+    if denial(&text[..token.start]).is_some() || is_denied_behind(&text[token.end..]) {
+        return Err(Status::Unparseable);
+    }
     if continues(&text[token.end..]) {
         return match text[token.end..].rsplit_once('=') {
             Some((_, result)) => read(result),
@@ -96,7 +101,10 @@ fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
     let mut at = from;
     loop {
         at += bytes.get(at..)?.iter().position(|&byte| byte.is_ascii_digit() || byte == b'\\' || byte == b'.')?;
-        let identifier = text[from..at].chars().next_back().is_some_and(|c| super::is_letter(c) || c == '_');
+        let identifier = text[from..at]
+            .chars()
+            .next_back()
+            .is_some_and(|c| super::is_letter(c) || c == '_' || !c.is_ascii() && is_decimal_digit(c));
         let digit_follows = bytes.get(at + 1).is_some_and(u8::is_ascii_digit);
         match bytes[at] {
             b'\\' if fraction_command(&text[at..]).is_some() => break,
@@ -118,8 +126,7 @@ fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
 fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
     let bare = trim_currency(&text[from..at]);
     let spaced = bare.trim_end_matches(super::is_space);
-    let is_minus = |c: char| c == '-' || c == '−';
-    let Some(before) = spaced.strip_suffix(is_minus) else {
+    let Some(before) = spaced.strip_suffix(super::is_minus) else {
         return (from + bare.len(), false);
     };
     let previous = before.trim_end_matches(super::is_space).chars().next_back();
@@ -127,7 +134,7 @@ fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
     let unary = match previous {
         // `is -3` is a negative number; `10 -3` and `apples - 3 each` are not.
         Some(c) if super::is_letter(c) => touches && before.ends_with(super::is_space),
-        Some(c) => !((c.is_alphanumeric() && !super::is_ideograph(c)) || is_minus(c) || ")]}%.".contains(c)),
+        Some(c) => !((c.is_alphanumeric() && !super::is_ideograph(c)) || super::is_minus(c) || ")]}%.".contains(c)),
         // At the start of a line, a minus sign apart from its number marks a list item; after a number, a difference.
         None => from == 0 && (leads || touches),
     };

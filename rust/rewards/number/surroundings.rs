@@ -1,6 +1,6 @@
 //! Text around a number: marks and units that leave its value unchanged.
 
-use super::super::{is_ideograph, is_letter, is_space, starts_with_scale, strip};
+use super::super::{is_ideograph, is_invisible, is_letter, is_minus, is_space, starts_with_scale, strip};
 use super::reader::run;
 
 /// Single letters that are units directly after a number. Any other letter is algebra or a magnitude (`5k`).
@@ -71,6 +71,11 @@ pub(super) fn closes(text: &str) -> bool {
 
 /// Whether the text after a number changes its value: an operator, a list, a range, algebra.
 pub(super) fn continues(text: &str) -> bool {
+    // Digits that only seem to be another number: an invisible character stands between.
+    let seen = text.trim_start_matches(is_invisible);
+    if seen.len() < text.len() && seen.starts_with(|c: char| c.is_numeric()) {
+        return true;
+    }
     // 5万 is fifty thousand.
     if starts_with_scale(text) || text.starts_with('半') {
         return true;
@@ -105,10 +110,10 @@ pub(super) fn continues(text: &str) -> bool {
         return false;
     }
     match rest.chars().next() {
-        Some(
-            c @ ('+' | '-' | '−' | '–' | '*' | '/' | '×' | '÷' | '·' | '=' | '<' | '>' | ':' | ';' | ',' | '(' | '|'
-            | '&' | '~'),
-        ) => operand(&rest[c.len_utf8()..]),
+        Some(c @ ('+' | '*' | '/' | '×' | '÷' | '·' | '=' | '<' | '>' | ':' | ';' | ',' | '(' | '|' | '&' | '~')) => {
+            operand(&rest[c.len_utf8()..])
+        }
+        Some(c) if is_minus(c) => operand(&rest[c.len_utf8()..]),
         Some('\\') => {
             let command = &rest[1..1 + run(&rest.as_bytes()[1..], u8::is_ascii_alphabetic)];
             !command.is_empty() && !is_wrapper(command)
