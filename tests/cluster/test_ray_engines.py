@@ -23,7 +23,8 @@ def run(train, cluster, folder):
     """
 
     def start(name, layout, *options, **changes):
-        served = (*SERVED, str(folder), "--shard_parameters", "true")
+        *settings, by_folder = SERVED  # the last is --server_sync_dir
+        served = (*settings, *(() if by_folder in options else (by_folder, str(folder))), "--shard_parameters", "true")
         done = train("--ray", cluster, "--layout", layout, *served, *SAVED, name, *options, **changes)
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
