@@ -174,7 +174,7 @@ def test_a_straggler_ends_at_the_timeout_of_episodes(bound: int | None, model: A
     async def dawdles(row: Any, chat: Any) -> float:
         await chat.turn("a")
         while row["secret"] == 3:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.4)  # so that a fast machine does not fill the context before the timeout
             await chat.turn("b")
         return 1.0
 
