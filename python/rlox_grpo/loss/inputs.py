@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -138,9 +138,6 @@ class PolicyLoss(Protocol):
     def __call__(self, inputs: LossInputs, /) -> Tensor | PolicyTerm:
         """Return the loss of each token, ``[N, T]``."""
         ...
-
-
-AnyPolicyLoss: TypeAlias = Callable[[LossInputs], "Tensor | PolicyTerm"]
 
 
 def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> LossInputs:

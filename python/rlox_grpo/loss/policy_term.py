@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.errors import SampleError, naming_errors
-from rlox_grpo.loss.inputs import AnyPolicyLoss, LossInputs, PolicyTerm
+from rlox_grpo.loss.inputs import LossInputs, PolicyLoss, PolicyTerm
 from rlox_grpo.rewards.calls import function_name
 
 
@@ -24,7 +24,7 @@ class FilledTerm:
     metrics: dict[str, Tensor]
 
 
-def compute_policy_term(policy_loss: AnyPolicyLoss, inputs: LossInputs) -> FilledTerm:
+def compute_policy_term(policy_loss: PolicyLoss, inputs: LossInputs) -> FilledTerm:
     """Call ``policy_loss`` and fill in what it leaves out: the token's ratio, and no clip marks.
 
     Raises:

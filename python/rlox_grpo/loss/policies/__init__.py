@@ -11,19 +11,19 @@ from typing import Any
 
 from rlox_grpo.config.records.loss import POLICY_LOSSES
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.loss.inputs import AnyPolicyLoss
+from rlox_grpo.loss.inputs import PolicyLoss
 from rlox_grpo.rewards.import_callable import import_callable
 
 __all__ = ["POLICY_LOSSES", "find_policy_loss"]
 
 
-def find_policy_loss(policy_loss: Any) -> AnyPolicyLoss:
+def find_policy_loss(policy_loss: Any) -> PolicyLoss:
     """Return the callable of the option ``policy_loss``: a built-in name, ``module:name``, or the callable itself.
 
     Raises:
         ConfigError: an unknown name, a module that cannot be imported, or something that is not callable.
     """
-    found: AnyPolicyLoss
+    found: PolicyLoss
     if isinstance(policy_loss, str) and policy_loss in POLICY_LOSSES:
         found = getattr(import_module(f"{__name__}.{policy_loss}"), policy_loss)
     elif isinstance(policy_loss, str):
