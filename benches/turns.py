@@ -305,7 +305,7 @@ def time_rollouts(shape: Turns, rounds: int) -> dict[str, Any]:
             longest = most
             waits.clear()
             start = time.perf_counter()
-            trainer.sampler._generate(trainer.sampler.engine, prompts, [shape.group] * len(prompts), sampling, turn)
+            trainer.sampler.generate(trainer.sampler.engine, prompts, [shape.group] * len(prompts), sampling, turn)
             seconds.append(time.perf_counter() - start)
         if turn:  # the first warms up
             found.append({"alone": seconds[0], "with_waits": seconds[1], "slowest_wait": max(waits.values())})

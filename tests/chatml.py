@@ -61,7 +61,7 @@ def count_trained_tokens(trainer: Any, scored: Any, num_sequences: int) -> int:
     tokens = 0
     for part in trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1), 0):
         for batch in part:
-            log_probs, _ = trainer.learner._forward(batch)
+            log_probs, _ = trainer._step.fixed_tensors.forward(batch)
             mask = batch.loss_mask
             np.testing.assert_allclose(log_probs[mask].detach(), batch.sampling_log_probs[mask], atol=2e-5)
             tokens += int(mask.sum())

@@ -154,7 +154,7 @@ def train(
     for callback in broken:
         callback.model = trainer.model
     if HOW == "nan":
-        trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
+        trainer.updater._loss_fn = breaking(trainer.updater._loss_fn)
     if evaluate_first:
         trainer.evaluate(PROMPTS[:3])
     metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
@@ -165,7 +165,7 @@ def train(
             json.dumps(any(kind is not None for kind in (trainer.policy.shards, trainer.policy.stored)))
         )
     if trainer.config.updater == "torch":
-        optimizer = trainer.learner.updater._optimizer  # None where the moments lie in host memory
+        optimizer = trainer.updater._optimizer  # None where the moments lie in host memory
         moments = [value for state in (optimizer.state.values() if optimizer else ()) for value in state.values()]
         held = trainer.ranks.gather([held_bytes(trainer.model.parameters()), held_bytes(moments)])
         (Path(folder) / "held.json").write_text(json.dumps(held))

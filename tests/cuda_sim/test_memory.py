@@ -258,7 +258,7 @@ def test_an_offloaded_run_keeps_bfloat16_on_the_device_and_float32_on_the_host(g
         **{"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 6, "max_steps": 2, "log_to": (), "guards": False},
     )
     assert trainer.train(torch.arange(24).reshape(4, 6) % 60 + 2)["update/grad_norm"] > 0
-    masters = trainer.learner.updater.masters
+    masters = trainer.updater.masters
     for name, parameter in trainer.model.named_parameters():
         assert (parameter.device.type, parameter.dtype, parameter.grad) == ("cuda", torch.bfloat16, None)
         assert (masters[name].device.type, masters[name].dtype) == ("cpu", torch.float32)

@@ -26,7 +26,7 @@ def weights(trainer):
 
 def fail_once(trainer, call, error):
     """Let the optimizer step number ``call`` raise ``error`` before it changes weights."""
-    step, calls = trainer.learner.updater.step, []
+    step, calls = trainer.updater.step, []
 
     def fail(*given):
         calls.append(None)
@@ -34,7 +34,7 @@ def fail_once(trainer, call, error):
             raise error
         return step(*given)
 
-    trainer.learner.updater.step = fail
+    trainer.updater.step = fail
 
 
 def whole_run(**changes):
@@ -61,7 +61,7 @@ def test_the_checkpoint_after_an_error_has_the_moving_averages_of_its_step(tmp_p
     first = make(**MOVING, max_steps=5)
     first.train(toy.PROMPTS)
     saved = read_state(tmp_path / "checkpoints" / "step_000005")
-    assert saved["moving_baselines"] == first.learner.moving_baselines.state()
+    assert saved["moving_baselines"] == first._step.moving_baselines.state_dict()
     trainer = make(**MOVING, output_dir=tmp_path, checkpoint_steps=50)
     assert trainer.train(toy.PROMPTS)["resumed_from_step"] == 5
     assert torch.equal(weights(trainer), whole_run(**MOVING))

@@ -42,7 +42,7 @@ def test_a_periodic_reference_takes_over_the_policy(tmp_path):
     trainer, metrics = trained(
         tmp_path, reference="periodic", reference_refresh_steps=2, max_steps=4, checkpoint_steps=1
     )
-    held = trainer.learner.reference.state_dict()
+    held = trainer.reference.state_dict()
     assert held.keys() == weights(trainer).keys()
     for name, tensor in weights(trainer).items():
         assert torch.equal(held[name], tensor), name
@@ -55,7 +55,7 @@ def test_a_mixed_reference_by_hand(tmp_path):
     trainer, _ = trained(
         tmp_path, reference="periodic", reference_refresh_steps=1, reference_mix=0.25, max_steps=1, checkpoint_steps=0
     )
-    for name, tensor in trainer.learner.reference.state_dict().items():  # 1/4 of the new weights and 3/4 of the old
+    for name, tensor in trainer.reference.state_dict().items():  # 1/4 of the new weights and 3/4 of the old
         expected = 0.25 * weights(trainer)[name].double() + 0.75 * before[name].detach().double()
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)  # one rounding to float32
 
@@ -67,8 +67,8 @@ def test_a_periodic_reference_resumes_exactly(tmp_path):
     resumed, _ = trained(tmp_path / "resumed", **options, max_steps=8, resume=str(checkpoint))
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
-    for name, tensor in whole.learner.reference.state_dict().items():
-        assert torch.equal(tensor, resumed.learner.reference.state_dict()[name]), name
+    for name, tensor in whole.reference.state_dict().items():
+        assert torch.equal(tensor, resumed.reference.state_dict()[name]), name
 
 
 def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):

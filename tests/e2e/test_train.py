@@ -308,7 +308,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
     trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=0))
-    forward = trainer.learner.updater.forward
+    forward = trainer.updater.forward
 
     def broken(batch):
         log_probs, entropy = forward(batch)
@@ -316,7 +316,7 @@ def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
             log_probs = log_probs * torch.where(batch.row_index == batch.row_index.max(), torch.nan, 1.0)[:, None]
         return log_probs, entropy
 
-    trainer.learner.updater.forward = broken
+    trainer.updater.forward = broken
     with pytest.raises(NonFiniteError, match=r"step 4: .*not finite.*is completion \d of prompts\[\d\]: \[\d+"):
         trainer.train(PROMPTS)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]

@@ -14,9 +14,8 @@ from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.inputs import make_loss_inputs
 from rlox_grpo.loss.kl import kl_penalty
 from rlox_grpo.loss.objective import grpo_loss
-from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.loss.policies.p3o import policy_sample_size
-from rlox_grpo.loss.policy_term import compute_policy_term
+from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.types import Batch
 
@@ -34,7 +33,10 @@ def policy_term(config, log_probs, log_ratio, advantages, mask, measured=None):
         old_log_probs=(log_probs - log_ratio).detach(),
         measured=measured,
     )
-    return compute_policy_term(find_policy_loss(config.policy_loss), make_loss_inputs(log_probs, batch, config))
+    inputs = make_loss_inputs(log_probs, batch, config)
+    term = make_policy_loss(config.policy_loss)(inputs)
+    low, high = (torch.zeros_like(mask) if marks is None else marks for marks in (term.low, term.high))
+    return replace(term, ratio=inputs.ratio if term.ratio is None else term.ratio, low=low, high=high)
 
 
 def term(kind, ratios, advantage, *, old=None, mask=None, **options):

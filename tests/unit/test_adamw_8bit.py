@@ -83,11 +83,11 @@ def test_a_resumed_run_ends_with_the_same_bits(make_tiny_model, tmp_path, extra)
 
     whole, _ = train("whole", 4), train("parts", 2)
     resumed = train("parts", 4)
-    expected, found = (trainer.learner.updater.state_dict() for trainer in (whole, resumed))
+    expected, found = (trainer.updater.state_dict() for trainer in (whole, resumed))
     assert found.keys() == expected.keys()
     assert {tensor.dtype for tensor in expected.values()} == {torch.uint8, torch.float32}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
-    weights, again = (dict(trainer.learner.updater.weights()) for trainer in (whole, resumed))
+    weights, again = (dict(trainer.updater.weights()) for trainer in (whole, resumed))
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.items())
 
 
@@ -95,7 +95,7 @@ def test_the_estimate_counts_a_byte_for_a_moment(make_tiny_model):
     pytest.importorskip("bitsandbytes")
     trainer = GRPO(make_tiny_model("qwen2", **SIZES), even_share, **OPTIONS, max_steps=1)
     trainer.train(PROMPTS)
-    held = sum(t.numel() * t.element_size() for t in trainer.learner.updater.state_dict().values())
+    held = sum(t.numel() * t.element_size() for t in trainer.updater.state_dict().values())
     shape = measure_shape(trainer.model)
     small, usual = (
         estimate_update(shape, GRPOConfig.create(optim=optim), UpdateLayout(64, 64)).moments

@@ -118,9 +118,9 @@ def test_the_trainers_log_probs_are_those_of_a_prompt(wrap):
     """At temperature 1 over every id, whatever the run samples at."""
     model = ranked.tiny_policy()
     trainer = GRPO(wrap(model), ranked.share_of_even, **ranked.options(None, temperature=0.6, kl_coef=0.0))
-    trainer.learner.updater.start()
+    trainer.updater.start()
     ids = choose_tokens(ranked.VOCABULARY)
-    found = trainer.learner.measure_tokens(ids)
+    found = trainer._step.engine_sync.measure_tokens(ids)
     with torch.no_grad():
         values = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1], dim=-1)
     expected = values.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

@@ -209,7 +209,7 @@ def test_an_adapter_on_a_tied_layer_is_sampled_saved_and_merged_as_it_was_traine
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
             by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
         torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-5, rtol=0)
-        trainer._step_taker.sync_engine(again=True)
+        trainer._step.engine_sync.push(trainer.step, again=True)
         trainer.engine.keep_weights()  # waits until the engine's thread has read them
         sampled = trainer.engine._engine._model(ids).logits
         torch.testing.assert_close(sampled, wanted, atol=1e-5, rtol=0)

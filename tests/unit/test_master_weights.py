@@ -157,14 +157,14 @@ def test_a_resumed_run_ends_with_the_same_bits(make_tiny_model, tmp_path, lora_r
     resumed = train("parts", 4)
     assert resumed.step == 4
     for one, other in ((whole, resumed), (resumed, whole)):
-        own, theirs = one.learner.updater, other.learner.updater
+        own, theirs = one.updater, other.updater
         assert own.masters
         assert all(torch.equal(own.masters[name], theirs.masters[name]) for name in own.masters)
         assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in own.state_dict().items())
     for left, right in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(left, right)
     saved = load_file(tmp_path / "whole/checkpoints/step_000004/model.safetensors")
-    masters = whole.learner.updater.masters
+    masters = whole.updater.masters
     assert all(torch.equal(saved[name], masters[name]) for name in masters)
 
 
@@ -175,7 +175,7 @@ def test_a_run_may_go_on_without_the_option(make_tiny_model, tmp_path):
     second = GRPO(make_tiny_model("qwen2"), even_share, **{**options, "offload_optimizer": False}, max_steps=1)
     second.train(PROMPTS)
     assert second.step == 1
-    masters = first.learner.updater.masters
+    masters = first.updater.masters
     assert all(torch.equal(parameter, masters[name]) for name, parameter in second.model.named_parameters())
 
 
@@ -184,7 +184,7 @@ def test_saved_models_hold_the_float32_weights(make_tiny_model, tmp_path):
     trainer.train(PROMPTS)
     trainer.save(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    masters = trainer.learner.updater.masters
+    masters = trainer.updater.masters
     for name, parameter in loaded.named_parameters():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, masters[name])
@@ -198,7 +198,7 @@ def test_the_frozen_reference_begins_as_the_policy_to_the_bit(make_tiny_model):
 def test_the_engine_gets_the_models_own_weights(make_tiny_model):
     trainer = GRPO(make_tiny_model("qwen2"), even_share, **OPTIONS, async_steps=1, max_steps=2)
     trainer.train(PROMPTS)
-    trainer._step_taker.sync_engine()
+    trainer._step.engine_sync.push(trainer.step)
     copied = trainer.engine.submit(lambda engine: engine._model).result()
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
     own = dict(trainer.model.named_parameters())
@@ -231,7 +231,7 @@ def test_saved_adapters_hold_the_float32_weights(make_tiny_model, tmp_path):
     trainer.train(PROMPTS)
     trainer.save(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    masters = {name.replace(".default", ""): value for name, value in trainer.learner.updater.masters.items()}
+    masters = {name.replace(".default", ""): value for name, value in trainer.updater.masters.items()}
     assert saved.keys() == masters.keys()
     assert all(torch.equal(saved[name], masters[name]) for name in saved)
     trainer.save(tmp_path / "merged", merged=True)
@@ -243,7 +243,7 @@ def test_references_are_made_of_the_float32_weights(make_tiny_model):
     """A run may go on with or without the option, so the digest is one; a periodic reference mixes float32 weights."""
     options = {**OPTIONS, "kl_coef": 0.1}
     digests = {
-        GRPO(make_tiny_model("qwen2"), even_share, **{**options, "offload_optimizer": offload}).learner.reference
+        GRPO(make_tiny_model("qwen2"), even_share, **{**options, "offload_optimizer": offload}).reference
         .fingerprint
         for offload in (False, True)
     }  # fmt: skip
@@ -251,9 +251,9 @@ def test_references_are_made_of_the_float32_weights(make_tiny_model):
     trainer = GRPO(
         make_tiny_model("qwen2"), even_share, **options, reference="periodic", reference_refresh_steps=1, max_steps=1
     )
-    state, masters = trainer.learner.reference.state_dict(), trainer.learner.updater.masters
+    state, masters = trainer.reference.state_dict(), trainer.updater.masters
     assert all(torch.equal(state[name], masters[name]) for name in masters)
     trainer.train(PROMPTS)
-    moved = trainer.learner.reference.state_dict()
+    moved = trainer.reference.state_dict()
     assert any(not torch.equal(moved[name], state[name]) for name in state)
     assert {tensor.dtype for tensor in moved.values()} == {torch.float32}

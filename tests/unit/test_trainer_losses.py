@@ -123,7 +123,7 @@ def test_the_mutual_information_is_measured_every_so_many_steps_and_changes_noth
 
 def test_mini_batches_are_optimizer_steps():
     _, _, trainer = trained(mini_batches=4, updates_per_batch=2)
-    steps = {int(value) for name, value in trainer.learner.updater.state_dict().items() if name.endswith("/step")}
+    steps = {int(value) for name, value in trainer.updater.state_dict().items() if name.endswith("/step")}
     assert steps == {8}
 
 
@@ -135,7 +135,7 @@ def test_mini_batches_of_groups_that_teach_nothing_are_left_out():
 
     trainer = GRPO(ToyLM(), one_group_differs, **options(max_steps=1, mini_batches=4))
     trainer.train(PROMPTS)
-    steps = {int(value) for name, value in trainer.learner.updater.state_dict().items() if name.endswith("/step")}
+    steps = {int(value) for name, value in trainer.updater.state_dict().items() if name.endswith("/step")}
     assert steps == {1}
 
 
@@ -144,8 +144,8 @@ def test_an_adaptive_kl_coef_follows_its_target():
     _, metrics, low = trained(kl_target=1e-6, **common)
     # Step 1 has KL 0: 0.1 · (1 − 0.2 · 32/100). Six more are far over the target: · (1 + 0.064) each.
     assert metrics["policy/kl_coef"] == pytest.approx(0.1 * 0.936 * 1.064**6)
-    assert low.learner.kl_weight.value == pytest.approx(0.1 * 0.936 * 1.064**7)
-    assert trained(kl_target=100.0, **common)[2].learner.kl_weight.value == pytest.approx(0.1 * 0.936**8)
+    assert low._step.kl_weight.value == pytest.approx(0.1 * 0.936 * 1.064**7)
+    assert trained(kl_target=100.0, **common)[2]._step.kl_weight.value == pytest.approx(0.1 * 0.936**8)
 
 
 def test_a_scheduled_kl_coef_is_reported():

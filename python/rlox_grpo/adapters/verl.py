@@ -236,7 +236,6 @@ def compute_policy_loss(
 
     from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
     from rlox_grpo.loss.objective import aggregate
-    from rlox_grpo.loss.policy_term import fill_term
     from rlox_grpo.loss.ratios import clipped
 
     if config is None:
@@ -250,7 +249,8 @@ def compute_policy_loss(
     advantages = torch.where(mask, advantages, 0)
     term = clipped(log_ratio, advantages, low, high, dual_clip=config.get("clip_ratio_c", 3.0))
     ratio = log_ratio.detach().exp()
-    single = fill_term(clipped(log_ratio.detach(), advantages, low, high), ratio)  # verl counts the two clips apart
+    single = clipped(log_ratio.detach(), advantages, low, high)  # verl counts the two clips apart
+    is_clipped = torch.stack([marks for marks in (single.low, single.high) if marks is not None]).any(dim=0)
     token_loss = term.loss
     if rollout_is_weights is not None:
         token_loss = token_loss * torch.where(mask, rollout_is_weights, 0)
@@ -260,7 +260,7 @@ def compute_policy_loss(
         return float(aggregate(values.detach().double(), mask, "token_mean"))
 
     return loss.to(dtype), {
-        "actor/pg_clipfrac": token_mean(single.low | single.high),
+        "actor/pg_clipfrac": token_mean(is_clipped),
         "actor/ppo_kl": token_mean(-log_ratio),
         "actor/pg_clipfrac_lower": token_mean(term.loss.detach() < single.loss),
         "actor/ratio_mean": token_mean(ratio),

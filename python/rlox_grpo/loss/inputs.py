@@ -145,8 +145,13 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
 
     A batch without ``old_log_probs`` was sampled from the current weights: the old log-probs are then ``log_probs``
     without gradient.
+
+    Raises:
+        ValueError: ``log_probs`` has another shape than the masks of the batch.
     """
     mask = batch.loss_mask
+    if log_probs.shape != mask.shape:
+        raise ValueError(f"log_probs has shape {tuple(log_probs.shape)} and batch.loss_mask {tuple(mask.shape)}")
     # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs

@@ -170,3 +170,11 @@ class KLWeight:
         if self._config.kl_schedule == "adaptive" and "policy/kl" in metrics:
             self.value = adapted_kl_coef(used, metrics["policy/kl"], self._config, num_sequences)
         return {"policy/kl_coef": used}
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the weight for a checkpoint."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Load the result of :meth:`state_dict`."""
+        self.value = float(state["value"])

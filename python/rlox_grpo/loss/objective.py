@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
-from rlox_grpo.loss.inputs import make_loss_inputs
+from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import token_kl
-from rlox_grpo.loss.policies import find_policy_loss
-from rlox_grpo.loss.policy_term import compute_policy_term
+from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.types import Batch, LossOutput
 
 _DEFAULTS = LossConfig()
@@ -113,26 +112,45 @@ def grpo_loss(
     config = config or _DEFAULTS
     if options:
         config = LossConfig.create(**{**dict(config), **options})
+    inputs = make_loss_inputs(log_probs, batch, config)
+    term = make_policy_loss(config.policy_loss)(inputs)
+    return combine_terms(
+        term, inputs, log_probs, batch, entropy=entropy, distribution_kl=distribution_kl, max_length=max_length
+    )
+
+
+def combine_terms(
+    term: PolicyTerm,
+    inputs: LossInputs,
+    log_probs: Tensor,
+    batch: Batch,
+    *,
+    entropy: Tensor | None = None,
+    distribution_kl: Tensor | None = None,
+    max_length: int | None = None,
+) -> LossOutput:
+    """Aggregate a policy term with the other terms of the objective; arguments and errors are :func:`grpo_loss`'s.
+
+    Args:
+        term: what the policy loss returned for ``inputs``.
+        inputs: its inputs, with the options of the loss.
+        log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask``.
+        batch, entropy, distribution_kl, max_length: see :func:`grpo_loss`.
+    """
+    config, mask = inputs.options, batch.loss_mask
     kl_coef, entropy_coef = config.kl_coef, config.entropy_coef
-    if log_probs.shape != batch.loss_mask.shape:
-        raise ValueError(
-            f"log_probs has shape {tuple(log_probs.shape)} and batch.loss_mask {tuple(batch.loss_mask.shape)}"
-        )
     if kl_coef > 0 and batch.ref_log_probs is None and distribution_kl is None:
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
-    mask, of_all_tokens = batch.loss_mask, log_probs
-    inputs = make_loss_inputs(log_probs, batch, config)
-    log_probs = inputs.log_probs
-    term = compute_policy_term(find_policy_loss(config.policy_loss), inputs)
+    ratio = inputs.ratio if term.ratio is None else term.ratio
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
-    kl = token_kl(config, log_probs, batch, distribution_kl)
+    kl = token_kl(config, inputs.log_probs, batch, distribution_kl)
     if kl is not None:
         if config.kl_bias_correction:
-            kl = kl * term.ratio
+            kl = kl * ratio
         if kl_coef > 0:
             token_loss = token_loss + kl_coef * kl
     loss = aggregate(
@@ -152,13 +170,14 @@ def grpo_loss(
         loss = loss - entropy_coef * token_mean(entropy)
     environment_loss = None
     if config.environment_loss_coef > 0:
-        environment_loss = _environment_loss(of_all_tokens, batch)
+        environment_loss = _environment_loss(log_probs, batch)
         loss = loss + config.environment_loss_coef * environment_loss
+    nowhere = torch.zeros_like(mask)  # bool [N, T]: no token is clipped
     metrics = {
         "policy/loss": loss.detach(),
-        "policy/ratio_mean": token_mean(term.ratio.detach()),
-        "policy/clip_fraction_low": token_mean(term.low.float()),
-        "policy/clip_fraction_high": token_mean(term.high.float()),
+        "policy/ratio_mean": token_mean(ratio.detach()),
+        "policy/clip_fraction_low": token_mean((nowhere if term.low is None else term.low).float()),
+        "policy/clip_fraction_high": token_mean((nowhere if term.high is None else term.high).float()),
     }
     metrics |= {f"policy/{name}": token_mean(values.detach()) for name, values in term.metrics.items()}
     if kl is not None:

@@ -1,8 +1,9 @@
-"""Call a policy loss, and check what a loss of the user returns."""
+"""Find the policy loss of a run, and check what a loss of the user returns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,59 +11,40 @@ from torch import Tensor
 
 from rlox_grpo.errors import SampleError, naming_errors
 from rlox_grpo.loss.inputs import LossInputs, PolicyLoss, PolicyTerm
+from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.rewards.calls import function_name
 
 
-@dataclass(frozen=True, eq=False)
-class FilledTerm:
-    """A :class:`PolicyTerm` without None: loss, ratio and clip marks, all ``[N, T]``, and its metrics."""
-
-    loss: Tensor
-    ratio: Tensor
-    low: Tensor
-    high: Tensor
-    metrics: dict[str, Tensor]
-
-
-def compute_policy_term(policy_loss: PolicyLoss, inputs: LossInputs) -> FilledTerm:
-    """Call ``policy_loss`` and fill in what it leaves out: the token's ratio, and no clip marks.
+def make_policy_loss(policy_loss: Any) -> Callable[[LossInputs], PolicyTerm]:
+    """Return the function of the option ``policy_loss``: a built-in one itself, one of the user with checks around it.
 
     Raises:
-        SampleError: a loss that is not of this library returned another type or shape, a value that is not finite, a
-            value other than 0 outside the mask, or a loss without a gradient.
+        ConfigError: see :func:`rlox_grpo.loss.policies.find_policy_loss`.
     """
-    if _is_built_in(policy_loss):
+    function: Any = find_policy_loss(policy_loss)
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return function if module.startswith("rlox_grpo.loss.policies.") else partial(call_own_loss, function)
+
+
+def call_own_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
+    """Call a policy loss of the user, and check what it returns.
+
+    Raises:
+        SampleError: another type or shape, a value that is not finite, a value other than 0 outside the mask, or a loss
+            without a gradient.
+    """
+    name = f"policy loss {function_name(policy_loss)}"
+    with naming_errors(name):
         returned: Any = policy_loss(inputs)
-    else:
-        name = f"policy loss {function_name(policy_loss)}"
-        with naming_errors(name):
-            returned = policy_loss(inputs)
-        returned = returned if isinstance(returned, PolicyTerm) else PolicyTerm(returned)
-        _check_term(name, returned, inputs)
-    return fill_term(returned, inputs.ratio)
-
-
-def fill_term(term: PolicyTerm, ratio: Tensor) -> FilledTerm:
-    """Return the term with ``ratio [N, T]`` for a ratio that is None, and no clip marks for those that are None."""
-    nowhere = torch.zeros_like(ratio, dtype=torch.bool)
-    return FilledTerm(
-        loss=term.loss,
-        ratio=ratio if term.ratio is None else term.ratio,
-        low=nowhere if term.low is None else term.low,
-        high=nowhere if term.high is None else term.high,
-        metrics=dict(term.metrics),
-    )
+    term = returned if isinstance(returned, PolicyTerm) else PolicyTerm(returned)
+    _check_term(name, term, inputs)
+    return term
 
 
 RESERVED = frozenset(
     ("loss", "ratio", "low", "high", "ratio_mean", "clip_fraction_low", "clip_fraction_high", "kl", "entropy")
 )
 """Names of metrics that every policy loss has."""
-
-
-def _is_built_in(policy_loss: Any) -> bool:
-    module = getattr(policy_loss, "__module__", None) or type(policy_loss).__module__
-    return bool(module.startswith("rlox_grpo.loss.policies."))
 
 
 def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:

@@ -79,12 +79,12 @@ class PassRates:
             "curriculum/frac_always_right": float(np.mean(rates == 1)),
         }
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the pass rates as JSON values for a checkpoint."""
         return {"indices": list(self._rates), "rates": list(self._rates.values())}
 
-    def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Restore the pass rates from :meth:`state`.
+    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Restore the pass rates from :meth:`state_dict`.
 
         Raises:
             ValueError: the lists differ in length, or a rate is outside [0, 1].

@@ -48,21 +48,11 @@ def make_reference(
         ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
         ReferenceServerError: the server does not answer, or serves another vocabulary.
     """
-    kind, refresh_steps = config.reference, config.reference_refresh_steps
-    if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
-        raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
-    if kind == "auto":
-        if ref_model is not None:
-            kind = "frozen"
-        elif kl_coef == 0:
-            kind = "none"
-        else:
-            kind = "adapter_off" if hasattr(policy.model, "disable_adapter") else "frozen"
+    kind = choose_reference(config, policy.model, kl_coef, ref_model)
+    refresh_steps = config.reference_refresh_steps
     if kind == "none":
         return None
     if kind == "adapter_off":
-        if not hasattr(policy.model, "disable_adapter"):
-            raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
         without_adapter: Any = policy.model.disable_adapter
         compute, distributions = _measure(policy_forward, without_adapter)
         return Reference(compute, None, distributions)
@@ -115,6 +105,26 @@ def make_reference(
         state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in frozen.named_parameters()},
         load_state_dict=lambda state: _mix(frozen, state.items(), 1.0),
     )
+
+
+def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, ref_model: nn.Module | None) -> str:
+    """Return the kind of the reference: the option ``reference``, or what ``"auto"`` stands for; see make_reference.
+
+    Raises:
+        ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+    """
+    kind, has_adapter = config.reference, hasattr(model, "disable_adapter")
+    if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
+        raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
+    if kind == "adapter_off" and not has_adapter:
+        raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+    if kind != "auto":
+        return kind
+    if ref_model is not None:
+        return "frozen"
+    if kl_coef == 0:
+        return "none"
+    return "adapter_off" if has_adapter else "frozen"
 
 
 def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options: Mapping[str, Any]) -> Reference:

@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
-Generate: TypeAlias = (
-    "Callable[[GenerationEngine, Sequence[Prompt], Sequence[int], Sampling, int, slice, slice], list[RolloutGroup]]"
-)
-"""The arguments of :func:`generate`; a run with an environment calls its ``EpisodeRunner`` instead."""
+
+class Generate(Protocol):
+    """Samples the groups of a step from an engine: :func:`generate`, or the ``EpisodeRunner`` of an environment."""
+
+    def __call__(
+        self,
+        engine: GenerationEngine,
+        prompts: Sequence[Prompt],
+        group_sizes: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        share: slice = ...,
+        engine_share: slice | None = ...,
+    ) -> list[RolloutGroup]:
+        """Sample ``group_sizes[i]`` completions for ``prompts[i]``; see :func:`generate`."""
+        ...
 
 
 def generate(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import fields
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from rlox_grpo.config.generation_kwargs import split_generation_kwargs
 from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import CheckpointError
 from rlox_grpo.prompts.curriculum import PassRates
-from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, start
+from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, join_states
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
@@ -25,6 +30,7 @@ class Sampler:
     Attributes:
         engine: the generation engine.
         sampling: the sampling parameters.
+        generate: samples groups from an engine: single replies or episodes.
         pass_rates: the pass rate of each prompt, for the curriculum and for group sizes.
         ahead: the batches being sampled: of this step and, with ``async_steps``, of later steps.
         partial: the unfinished episodes with partial rollouts; else None.
@@ -50,8 +56,8 @@ class Sampler:
         self.partial: PartialRollouts | None = None
         if partial_episodes is not None:
             self.partial = PartialRollouts(partial_episodes, draws, ranks, config.async_steps)
+        self.generate = generate
         self._config = config
-        self._generate = generate
 
     @property
     def measures_pass_rates(self) -> bool:
@@ -86,11 +92,23 @@ class Sampler:
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
-
-        def generate(engine: GenerationEngine) -> list[RolloutGroup]:
-            return self._generate(engine, prompts, sizes, self.sampling, seed, share, engine_share)
-
-        return PendingBatch(prompts, start(self.engine, generate))
+        run = partial(
+            self.generate,
+            prompts=prompts,
+            group_sizes=sizes,
+            sampling=self.sampling,
+            seed=seed,
+            share=share,
+            engine_share=engine_share,
+        )
+        if isinstance(self.engine, BackgroundEngine):
+            return PendingBatch(prompts, self.engine.submit(run))
+        groups: Future[list[RolloutGroup]] = Future()
+        try:
+            groups.set_result(run(self.engine))
+        except BaseException as error:  # noqa: BLE001  `result` raises it
+            groups.set_exception(error)
+        return PendingBatch(prompts, groups)
 
     def keep_weights(self) -> None:
         """Call before an update: an engine in its own thread may not have read the current weights yet."""
@@ -103,6 +121,62 @@ class Sampler:
             self.partial.done()
         else:
             self.ahead.popleft()
+
+    def state_dict(self, *, prompts_alone: bool = False) -> dict[str, Any]:
+        """Return the batches and episodes under way as JSON values for a checkpoint; every rank calls this.
+
+        Args:
+            prompts_alone: leave out the sampled completions, which are sampled again after a resume. No other rank is
+                asked, as it may be dead.
+        """
+        batches = self.ahead.state(prompts_alone=prompts_alone)
+        return {
+            "batches": batches if prompts_alone else join_states(self._ranks.gather(batches)),
+            "partial": None if self.partial is None else self.partial.state(),
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], prompts: Sequence[Prompt] | Mapping[int, Prompt], step: int
+    ) -> None:
+        """Load the result of :meth:`state_dict`. Batches without completions are sampled again.
+
+        Args:
+            state: as saved after ``step`` steps.
+            prompts: ``prompts[index]`` is a prompt of the batches.
+            step: the steps so far; the engine has their weights.
+
+        Raises:
+            CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
+        """
+        batches, episodes = state["batches"], state["partial"]
+        if batches and self.partial is not None:
+            raise CheckpointError(
+                f"the checkpoint has {len(batches)} batches under way, sampled with async_steps, and "
+                "partial_rollout_turns is set here: restore async_steps"
+            )
+        self.ahead.restore(batches, prompts, lambda drawn, place: self.sample(drawn, step + place), self._ranks.share)
+        if self.partial is not None and episodes is not None:
+            self.partial.restore(episodes, prompts)
+        elif episodes is not None and episodes["groups"]:
+            raise CheckpointError(
+                f"the checkpoint has {len(episodes['groups'])} prompts whose episodes are under way, and "
+                "partial_rollout_turns is None here: set it as it was"
+            )
+
+    def list_failed(self) -> list[int]:
+        """Return the places of the batches that failed on any rank; every rank calls this."""
+        return sorted(set(chain.from_iterable(self._ranks.gather(self.ahead.list_failed()))))
+
+    def sample_again(self, places: Sequence[int], step: int) -> None:
+        """Sample the batches at these places again, of the same prompts; ``step`` is that of the first batch."""
+        for place in places:
+            self.ahead.replace(place, partial(self.sample, step=step + place))
+
+    def clear(self) -> None:
+        """Drop all batches and episodes under way, before another checkpoint is loaded."""
+        self.ahead.clear()
+        if self.partial is not None:
+            self.partial.clear()
 
     def _count_group(self, prompt: Prompt) -> int:
         """The group size of ``prompt``."""

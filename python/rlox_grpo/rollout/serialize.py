@@ -2,7 +2,7 @@
 
 A group is written without its prompt, because the reader has it. An array is written as its little-endian bytes in
 base64: this is exact, takes a tenth of the size of JSON numbers, and needs no pickle. Checkpoints have this format
-(``batches_under_way`` in ``state.json``), so a new version must still read old ones.
+(``rollouts`` in ``state.json``).
 """
 
 from __future__ import annotations

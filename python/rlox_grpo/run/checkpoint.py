@@ -132,22 +132,22 @@ def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
         raise CheckpointError(f"cannot write {checkpoint / _RESTORED}: {error}") from error
 
 
-def load_learning_rate_factor(checkpoint: Path, state: Mapping[str, Any]) -> float:
-    """Return the factor of :func:`save_learning_rate_factor`, or else that of the checkpoint's ``state``.
+def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
+    """Return the factor of :func:`save_learning_rate_factor`, or else that ``saved`` in the checkpoint.
 
     Raises:
         CheckpointError: the note is damaged.
     """
-    source = state
-    if os.path.lexists(checkpoint / _RESTORED):
-        note = read_object(checkpoint / _RESTORED)
-        source = {} if isinstance(note, str) else note
-        if not isinstance(source.get("learning_rate_factor"), (int, float)):
-            raise CheckpointError(
-                f"{checkpoint / _RESTORED} is damaged: it holds the factor of the learning rate after a collapse; "
-                'write it again, as {"learning_rate_factor": 0.5} after one collapse, or choose another checkpoint'
-            )
-    return float(source.get("learning_rate_factor", 1.0))  # an older checkpoint has none
+    if not os.path.lexists(checkpoint / _RESTORED):
+        return saved
+    note = read_object(checkpoint / _RESTORED)
+    factor = None if isinstance(note, str) else note.get("learning_rate_factor")
+    if not isinstance(factor, (int, float)):
+        raise CheckpointError(
+            f"{checkpoint / _RESTORED} is damaged: it holds the factor of the learning rate after a collapse; "
+            'write it again, as {"learning_rate_factor": 0.5} after one collapse, or choose another checkpoint'
+        )
+    return float(factor)
 
 
 def export_model(

@@ -20,7 +20,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.files import replace_file
-from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.protocol import Updater, gather_weights
 
 CARD = "README.md"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
@@ -114,7 +114,7 @@ def _read_foreign_card(folder: Path) -> str | None:
 def export_policy(
     folder: Path,
     policy: Policy,
-    learner: Learner,
+    updater: Updater,
     ranks: Ranks,
     config: GRPOConfig,
     *,
@@ -130,7 +130,7 @@ def export_policy(
     model: Any = policy.model
     if merged and not hasattr(model, "peft_config"):
         raise ValueError("merged=True: the model has no adapter; call save(path)")
-    whole, updater = learner.whole_weights(), learner.updater
+    whole = gather_weights(updater, ranks)
     if ranks.is_first:
         has_own = not updater.is_sharded and not updater.masters
         adapters = getattr(model, "peft_config", None)

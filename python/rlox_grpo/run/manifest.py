@@ -29,17 +29,16 @@ _KEYS = {"format", "version", "written", "files"}
 _OWN = "sha256"
 """Key of the digest of the manifest's other keys; the first manifests of format 2 had none."""
 
-_STATE_KEYS: dict[str, type | tuple[type, ...]] = {
+_STATE_KEYS: dict[str, type] = {
     "step": int,
     "config": dict,
     "data": dict,
     "rewards": list,
-    "draws": int,
-    "batches_under_way": list,
-    "pass_rates": object,
-    "kl_coef": (int, float),
-    "start_step": int,
-    "start_draw": int,
+    "progress": dict,
+    "rollouts": dict,
+    "pass_rates": dict,
+    "moving_baselines": dict,
+    "kl_weight": dict,
     "last_metrics": dict,
     "random": dict,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from math import ceil
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,29 @@ class Progress:
     Attributes:
         step: Training steps.
         draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
+        start_step, start_draw: Both at the start of the current call of ``train``.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
+        learning_rate_factor: Factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
+        weights_are_whole: False from the first weight that a training step changes until the step is complete. No
+            checkpoint may be written, and no further step taken, until a checkpoint is loaded.
     """
 
     step: int = 0
     draws: int = 0
+    start_step: int = 0
+    start_draw: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    learning_rate_factor: float = 1.0
+    weights_are_whole: bool = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress as JSON values for a checkpoint."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "weights_are_whole"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of :meth:`state_dict`; the weights are then whole."""
+        for field in fields(self):
+            if field.name != "weights_are_whole":
+                setattr(self, field.name, state[field.name])
+        self.weights_are_whole = True

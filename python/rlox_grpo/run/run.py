@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import EXITS, CheckpointError, NonFiniteError, describe_error
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.rollout.async_generation import join_states
+from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
@@ -39,11 +39,22 @@ from rlox_grpo.run.plan import Plan, Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
 from rlox_grpo.run.sinks import Sinks, make_sinks
-from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS
 from rlox_grpo.types import Float32Array, ScoredGroup
-from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.protocol import Updater, gather_weights
 
 logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """Has state that a checkpoint needs."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of ``state_dict``."""
+        ...
 
 
 class Run:
@@ -53,11 +64,13 @@ class Run:
         self,
         config: GRPOConfig,
         policy: Policy,
-        learner: Learner,
+        updater: Updater,
+        reference: Reference | None,
         sampler: Sampler,
         ranks: Ranks,
         progress: Progress,
         *,
+        owners: Mapping[str, Stateful],
         rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
@@ -69,7 +82,9 @@ class Run:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
         Args:
-            learner, sampler, progress: their state is set from the checkpoint.
+            policy, updater, reference, progress: their state is set from the checkpoint.
+            sampler: gives the batches under way to a checkpoint; see :attr:`rollouts`.
+            owners: what else has state in ``state.json``, by its key there.
             rewards: name of each reward function, and a digest of its source or None.
             data: fingerprints of the data; a resumed run must have the same.
             origin: first keys of ``config.toml``, such as the model and the data files.
@@ -82,18 +97,18 @@ class Run:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
             ConfigError: ``resume_changes`` contains a name that is not an option.
         """
-        self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
+        self._config, self._policy, self._updater, self._reference = config, policy, updater, reference
+        self._sampler, self._owners = sampler, {**owners, "progress": progress}
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data, self._callbacks = dict(data), callbacks
         self._sources = json.loads(json.dumps(sources, default=str))  # a run file may have dates
         self._folder = None if config.output_dir is None else Path(config.output_dir)
         self._own_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
-        self.start_step, self.start_draw = self._progress.step, self._progress.draws
         self.resumed_from: Path | None = None
         self.last_metrics: dict[str, float] = {}
-        self.batches_under_way: list[dict[str, Any]] = []
-        self.partial_rollouts: dict[str, Any] | None = None
+        self.rollouts: Mapping[str, Any] | None = None
+        """The batches under way in the checkpoint, as :meth:`Sampler.state_dict`; None without a checkpoint."""
         self._saved_step: int | None = None
         self._save_is_due = False
         self._sinks = Sinks({})
@@ -112,16 +127,16 @@ class Run:
                 f"an error ended the last call of train within step {progress.step + 1}, after it had changed weights, "
                 "and there is no checkpoint to go back to: make the model and the trainer anew"
             )
-        factor = learner.learning_rate_factor
+        factor = progress.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
         if restore is not None:
-            learner.learning_rate_factor = factor / 2
+            progress.learning_rate_factor = factor / 2
             changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
         self._first_step = progress.step
         ranks.gather(None)  # a barrier: rank 0 changes the folder only after every rank has read the checkpoint
         if self._own_folder is not None:
             if restore is not None:  # before later checkpoints are renamed: a start after a kill then goes on with it
-                save_learning_rate_factor(restore, learner.learning_rate_factor)
+                save_learning_rate_factor(restore, progress.learning_rate_factor)
             refuse_full_disk(self._own_folder, policy.model)
             prepare_folder(
                 self._own_folder,
@@ -142,7 +157,8 @@ class Run:
 
     def list_prompts_under_way(self) -> list[int]:
         """Return the indices of the prompts that the checkpoint's run had drawn and not trained."""
-        return [index for batch in self.batches_under_way for index in batch["prompts"]]
+        batches = [] if self.rollouts is None else self.rollouts["batches"]
+        return [index for batch in batches for index in batch["prompts"]]
 
     def announce(self, plan: Plan, *, is_new_call: bool) -> None:
         """Log that the run resumes or is complete already; warn if a step has more prompts than there are rows."""
@@ -186,7 +202,7 @@ class Run:
         try:
             yield
         except (Exception, *EXITS) as error:
-            if self._learner.weights_are_whole and self._progress.step > self.start_step:
+            if self._progress.weights_are_whole and self._progress.step > self._progress.start_step:
                 self._save_after(error)
             how = self.how_to_resume(numbers_are_bad=isinstance(error, ArithmeticError))
             logger.error("the run stopped after step %d (%s); %s", self._progress.step, describe_error(error), how)
@@ -223,7 +239,7 @@ class Run:
         """
         found: Path | None = None
         if self._has_collapsed and self._own_folder is not None:
-            found = choose_restore(self._own_folder, self._progress.step, self._learner.learning_rate_factor)
+            found = choose_restore(self._own_folder, self._progress.step, self._progress.learning_rate_factor)
         answer = self._ranks.gather("" if found is None else str(found))[0]
         return Path(answer) if answer else None
 
@@ -269,11 +285,11 @@ class Run:
             return
         failure = ["", ""]
         # Collectives: every rank takes part in gathering sharded weights and pending rollouts, and rank 0 writes them.
-        weights, moments = self._learner.whole_weights(), self._learner.updater.state_dict()
-        under_way = join_states(self._ranks.gather(self._sampler.ahead.state()))
+        weights, moments = gather_weights(self._updater, self._ranks), self._updater.state_dict()
+        rollouts = self._sampler.state_dict()
         if self._own_folder is not None:
             try:
-                self._write_checkpoint(weights, moments, under_way)
+                self._write_checkpoint(weights, moments, rollouts)
             except (CheckpointError, NonFiniteError) as error:
                 failure = [type(error).__name__, str(error)]
         kind, message = self._ranks.gather(failure)[0]  # every rank raises what rank 0 raised
@@ -287,19 +303,19 @@ class Run:
         """Save a checkpoint after ``error``. A failure of the save is only logged: the run still raises ``error``."""
         if self._saved_step == self._progress.step:
             return
-        learner = self._learner
         try:
             if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank raises it, so all take part
                 self.save()
-            elif self._own_folder is not None and not learner.updater.is_sharded:
+            elif self._own_folder is not None and not self._updater.is_sharded:
                 # Without collectives: other ranks may be dead.
-                under_way = self._sampler.ahead.state(prompts_alone=True)
-                self._write_checkpoint(learner.whole_weights(), learner.updater.state_dict(), under_way)
+                rollouts = self._sampler.state_dict(prompts_alone=True)
+                weights = gather_weights(self._updater, self._ranks)
+                self._write_checkpoint(weights, self._updater.state_dict(), rollouts)
         except (CheckpointError, NonFiniteError) as failure:
             logger.error("no checkpoint was written of step %d: %s", self._progress.step, failure)
 
     def _write_checkpoint(
-        self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], under_way: Sequence[Mapping[str, Any]]
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], rollouts: Mapping[str, Any]
     ) -> None:
         assert self._folder is not None
         state = {
@@ -309,15 +325,8 @@ class Run:
             "sources": self._sources,
             "rewards": [name for name, _ in self._rewards],
             "reward_sources": [digest for _, digest in self._rewards],
-            "draws": self._progress.draws,
-            "batches_under_way": under_way,
-            "partial_rollouts": None if self._sampler.partial is None else self._sampler.partial.state(),
-            "pass_rates": self._sampler.pass_rates.state(),
-            "moving_baselines": self._learner.moving_baselines.state(),
-            "kl_coef": self._learner.kl_weight.value,
-            "learning_rate_factor": self._learner.learning_rate_factor,
-            "start_step": self.start_step,
-            "start_draw": self.start_draw,
+            "rollouts": rollouts,
+            **{name: owner.state_dict() for name, owner in self._owners.items()},
             "last_metrics": self.last_metrics,
         }
         root, keep = self._folder / "checkpoints", self._config.keep_checkpoints
@@ -330,7 +339,7 @@ class Run:
                 state,
                 keep=keep,
                 weights=weights,
-                reference_state=None if self._learner.reference is None else self._learner.reference.state_dict(),
+                reference_state=None if self._reference is None else self._reference.state_dict(),
                 tokenizer=self._policy.tokenizer,
             )
         except CheckpointError as error:
@@ -351,7 +360,7 @@ class Run:
         way.
         """
         if self._folder is None:
-            if not self._learner.weights_are_whole:
+            if not self._progress.weights_are_whole:
                 return "nothing was saved: the run has no output_dir; the step had changed weights: make a new trainer"
             return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
         saved, resume = f"saved up to {name_newest(self._folder)}", self._config.resume
@@ -376,29 +385,21 @@ class Run:
         )
         if permitted and self._ranks.is_first:
             logger.warning("resuming with a change that resume_changes allows: %s", "; ".join(permitted))
-        load_weights(checkpoint, self._policy.model, self._learner.updater.masters, self._policy.stored)
+        load_weights(checkpoint, self._policy.model, self._updater.masters, self._policy.stored)
         moments = load_optimizer(checkpoint)
-        reference = load_reference(checkpoint) if self._learner.reference is not None else {}
+        reference = load_reference(checkpoint) if self._reference is not None else {}
         load_random_states(checkpoint)
         try:
-            self._learner.updater.load_state_dict(moments)
-            if self._learner.reference is not None:
-                self._learner.reference.load_state_dict(reference)
-            self._sampler.pass_rates.load_state(state["pass_rates"])
-            self._learner.moving_baselines.load_state(state.get("moving_baselines"))
-            factor = load_learning_rate_factor(checkpoint, state)
-            self._learner.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
+            self._updater.load_state_dict(moments)
+            if self._reference is not None:
+                self._reference.load_state_dict(reference)
+            for name, owner in self._owners.items():
+                owner.load_state_dict(state[name])
+            self.rollouts, self.last_metrics = state["rollouts"], state["last_metrics"]
+            factor = load_learning_rate_factor(checkpoint, self._progress.learning_rate_factor)
+            self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
-        self._progress.step, self._progress.draws = state["step"], state["draws"]
-        self.batches_under_way = state["batches_under_way"]
-        self.partial_rollouts = state.get("partial_rollouts")  # an older checkpoint has none
-        self._learner.kl_weight.value = state["kl_coef"]
-        self.start_step, self.start_draw = state["start_step"], state["start_draw"]
-        self.last_metrics = state["last_metrics"]
-        self._progress.prompt_tokens = int(self.last_metrics.get(PROMPT_TOKENS, 0))
-        self._progress.completion_tokens = int(self.last_metrics.get(COMPLETION_TOKENS, 0))
-        self._learner.weights_are_whole = True
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import nn
 
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
-from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import refuse_exits
 from rlox_grpo.model.load import count_vocabulary
@@ -32,15 +30,15 @@ from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
-from rlox_grpo.run.plan import Plan, Progress, make_plan
+from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_doors, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
+from rlox_grpo.trainer.build import build_step
+from rlox_grpo.trainer.held_out import HeldOut
 from rlox_grpo.trainer.on_ray import starts_on_ray
-from rlox_grpo.trainer.parts import make_parts
 from rlox_grpo.trainer.sources import record_sources, resolve_path
-from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 
@@ -98,7 +96,8 @@ class GRPO:
         """A checkpoint with whose run the options of the first evaluation are compared; None: they are not."""
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
-        self._parts = parts = make_parts(
+        self._run: Run | None = None
+        self._step, self.episodes = step, _ = build_step(
             self.config,
             model,
             reward_fn,
@@ -107,10 +106,12 @@ class GRPO:
             tools=tools,
             tokenizer=tokenizer,
             optimizer=optimizer,
+            on_episodes=self._show_episodes,
         )
-        self.ranks, self.policy, self.model = parts.ranks, parts.policy, parts.policy.model
-        self.reward_fns, self.episodes = parts.reward_fns, parts.episodes
-        self.sampler, self.engine, self.learner = parts.sampler, parts.sampler.engine, parts.learner
+        self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
+        self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
+        self.sampler, self.engine = step.sampler, step.sampler.engine
+        self._held_out = HeldOut(step.stages, step.sampler, step.reward_fns, step.policy.tokenizer, step.ranks)
         self.prompts = PromptReader(
             self.config,
             self.policy.tokenizer,
@@ -123,11 +124,10 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
         """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
-        self.progress = Progress()
-        self._step_taker = StepTaker(self.config, parts, self.progress)
+        self.progress = step.progress
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
-        self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
+        self._is_unfinished = False  # whether the last call of train was stopped
         self._stop_requested = False
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class GRPO:
 
     def _describe(self) -> dict[str, str]:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
-        is_stopped = self._unfinished is not None and self.step < self._total_steps
+        is_stopped = self._is_unfinished and self.step < self._total_steps
         progress = f"{self.step} of {self._total_steps}" if is_stopped else str(self.step)
         facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
         folder = self.config.output_dir
@@ -168,10 +168,7 @@ class GRPO:
                 step. It is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        metrics, (scored, advantages) = self._step_taker.take(draw_prompts, more, self._total_steps)
-        # A callback may edit them, and later steps draw the same prompts.
-        owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
-        self.last_rollout = owned, advantages
+        metrics, self.last_rollout = self._step.take(draw_prompts, more, self._total_steps)
         return metrics
 
     @explain_keywords
@@ -213,18 +210,16 @@ class GRPO:
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
-                        evaluation, groups = self._step_taker.evaluate_held_out(held_out)
-                        run.record_evaluation(evaluation, groups)
+                        evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self._total_steps and not self._must_stop(stop):
-                        metrics = self.train_step(draw_prompts, draws.take)
+                        metrics, self.last_rollout = self._step.take(draw_prompts, draws.take, self._total_steps)
                         self.progress.draws = draws.draws
                         evaluation = {}
                         try:
                             if held_out is not None and self._is_evaluated():
-                                evaluation, groups = self._step_taker.evaluate_held_out(held_out)
-                                run.record_evaluation(evaluation, groups)
+                                evaluation = self._evaluate_in_training(run, held_out)
                                 metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         finally:  # the step is complete, also if its evaluation fails
                             run.record(metrics, *self.last_rollout)
@@ -246,7 +241,7 @@ class GRPO:
                     f"{run.how_to_resume()}"
                 )
             if self.step >= self._total_steps:
-                self._unfinished = None
+                self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
     def _draw_prompts(self, plan: Plan, draws: PromptDraws | StreamDraws, step: int) -> list[Prompt]:
@@ -274,9 +269,13 @@ class GRPO:
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
         """
-        is_torn = self.ranks.any(not self.learner.weights_are_whole)
+        step, progress = self._step, self.progress
+        is_torn = self.ranks.any(not progress.weights_are_whole)
         if is_torn or restore is not None:
-            self._step_taker.restart()
+            self.sampler.clear()
+            step.engine_sync.forget()
+        if not self._is_unfinished:
+            progress.start_step, progress.start_draw = progress.step, progress.draws
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
@@ -288,14 +287,20 @@ class GRPO:
                 ranks=self.ranks.size,
                 prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
             )
-        reference = None if self.learner.reference is None else self.learner.reference.fingerprint
-        run = Run(
+        reference = None if self.reference is None else self.reference.fingerprint
+        self._run = run = Run(
             self.config,
             self.policy,
-            self.learner,
+            self.updater,
+            self.reference,
             self.sampler,
             self.ranks,
-            self.progress,
+            progress,
+            owners={
+                "pass_rates": self.sampler.pass_rates,
+                "moving_baselines": step.moving_baselines,
+                "kl_weight": step.kl_weight,
+            },
             rewards=digest_rewards(self.reward_fns, self.episodes),
             data={
                 **digest_data(train_prompts),
@@ -309,14 +314,12 @@ class GRPO:
             restore=restore,
             is_torn=is_torn,
         )
-        if self._unfinished is not None and run.resumed_from is None:  # continue the stopped call
-            run.start_step, run.start_draw = self._unfinished
         plan = make_plan(
             len(train_prompts) if stream is None else self.config.prompts_per_step,
             n_epochs,
             self.config.max_steps,
             self.config.prompts_per_step,
-            start_step=run.start_step,
+            start_step=progress.start_step,
         )
         self._total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
@@ -326,14 +329,35 @@ class GRPO:
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if self.step >= self._total_steps:
             return run, plan, draws, held_out
-        self._unfinished = run.start_step, run.start_draw
+        self._is_unfinished = True
         of_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
         if stream is not None:
             of_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
-        self._step_taker.restore_rollouts(run, of_index)
-        if self.episodes is not None:
-            self.episodes.on_ended = run.show_episodes
+        self._restore_rollouts(run.rollouts, of_index)
         return run, plan, draws, held_out
+
+    def _restore_rollouts(
+        self, rollouts: Mapping[str, Any] | None, prompts: Sequence[Prompt] | Mapping[int, Prompt]
+    ) -> None:
+        """Restore the batches under way of a checkpoint, and sample those again that ended an earlier call of train."""
+        failed = self.sampler.list_failed()
+        if failed or (rollouts is not None and rollouts["batches"]):  # batches may be sampled again here
+            self._step.engine_sync.push(self.step, again=bool(failed))
+        self.sampler.sample_again(failed, self.step)
+        if rollouts is not None:
+            self.sampler.load_state_dict(rollouts, prompts, self.step)
+
+    def _evaluate_in_training(self, run: Run, held_out: Sequence[Prompt]) -> dict[str, float]:
+        """Evaluate the current weights, and record the evaluation."""
+        self._step.engine_sync.push(self.step)
+        evaluation, groups = self._held_out.evaluate_in_training(held_out)
+        run.record_evaluation(evaluation, groups)
+        return evaluation
+
+    def _show_episodes(self, ended: int, total: int) -> None:
+        """Show on the console how many episodes of the current rollout have ended."""
+        if self._run is not None:
+            self._run.show_episodes(ended, total)
 
     def stop(self) -> None:
         """Stop ``train`` after the current step, with a checkpoint; for callbacks. The next call continues."""
@@ -356,7 +380,8 @@ class GRPO:
             self.compared_with = None
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)
-            return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
+            self._step.engine_sync.push(self.step)
+            return self._held_out.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
     @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
@@ -374,7 +399,7 @@ class GRPO:
         export_policy(
             Path(path),
             self.policy,
-            self.learner,
+            self.updater,
             self.ranks,
             self.config,
             merged=merged,

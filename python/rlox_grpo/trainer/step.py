@@ -1,218 +1,317 @@
-"""One training step: sample, score, compute advantages, update, measure; and the evaluation of held-out prompts."""
+"""One training step, from prompts to metrics: :meth:`TrainStep.take` reads it from top to bottom.
+
+Sample → score → advantages → mini-batches → log-probs that stay fixed → for each mini-batch: forward pass, loss,
+backward pass, optimizer step → metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
-from rlox_grpo.advantages.door import make_constant_test, pad_advantages
-from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.errors import CheckpointError
-from rlox_grpo.loss.importance import mismatch_metrics
-from rlox_grpo.rewards import score
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.advantages.door import compute_advantages, pad_advantages
+from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.advantages.process import AdvantageFn
+from rlox_grpo.config.records import OptimizerConfig, StageConfigs
+from rlox_grpo.copies import copy_value
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import NonFiniteError, SampleError
+from rlox_grpo.groups import describe_sample
+from rlox_grpo.loss.importance import gap_shares, mismatch_metrics
+from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
+from rlox_grpo.loss.kl import KLWeight
+from rlox_grpo.loss.objective import combine_terms
+from rlox_grpo.loss.step_statistics import with_step_statistics
+from rlox_grpo.model.flops import ModelSize, profile_update
+from rlox_grpo.model.policy import Policy
+from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rewards.steps import locate_steps
-from rlox_grpo.rollout.async_generation import BackgroundEngine, PendingBatch, measure_staleness
-from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
-from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
+from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
+from rlox_grpo.rollout.engines import MeasuredEngine
 from rlox_grpo.rollout.engines.calls import fill_texts
-from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.stop_strings import decode
-from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.partial import measure_dropped
-from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
-from rlox_grpo.rollout.sampler import derive_seed
+from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.metrics import by_name, combined, episode_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
-from rlox_grpo.run.run import Run
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
-from rlox_grpo.trainer.parts import Parts
-from rlox_grpo.types import Batch, Float32Array, Prompt, RolloutGroup, ScoredGroup, UpdateStats
+from rlox_grpo.trainer.engine_sync import EngineSync
+from rlox_grpo.types import Batch, Float32Array, LossOutput, Prompt, ScoredGroup, UpdateStats
+from rlox_grpo.update.fixed_tensors import FixedTensors
+from rlox_grpo.update.mini_batches import MiniBatcher
+from rlox_grpo.update.mutual_information import measure_mutual_information
+from rlox_grpo.update.parameter_groups import learning_rate_at
+from rlox_grpo.update.protocol import Updater
+from rlox_grpo.update.step_metrics import StepReport
+
+logger = logging.getLogger(__name__)
 
 
-class StepTaker:
-    """Takes training steps and evaluates with the parts of a trainer; ``progress`` counts steps and tokens."""
+def take_optimizer_step(
+    updater: Updater,
+    compute_loss: Callable[..., LossOutput],
+    batches: Sequence[Batch],
+    learning_rate: float,
+    ranks: Ranks | None = None,
+) -> UpdateStats:
+    """Take one optimizer step: forward pass, loss and backward pass of each micro-batch, then the step.
 
-    def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
-        self._config, self._parts, self._progress = config, parts, progress
-        self._sampler, self._learner, self._ranks = parts.sampler, parts.learner, parts.ranks
-        self._is_constant = make_constant_test(config.advantages)
-        self._engine_step: int | None = None  # the step whose weights the engine has
-        self._changes: AdapterChanges | None = None  # the adapter's change in these weights
+    Args:
+        updater: of the policy.
+        compute_loss: ``(log_probs, batch, entropy=…)`` → the loss of a micro-batch, also with ``distribution_kl=…``
+            where the forward pass returns one.
+        batches: this rank's micro-batches, which share their denominators.
+        learning_rate: of the step.
+        ranks: the ranks that have the step's other micro-batches; every rank calls this.
+
+    Raises:
+        NonFiniteError: the loss or the gradient is not finite; no weight has changed. Raised on every rank.
+    """
+    report = StepReport()
+    try:
+        for index, batch in enumerate(batches):
+            log_probs, entropy, *kl = updater.forward(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            output = compute_loss(log_probs, batch, entropy=entropy, **terms)
+            report.add(output, log_probs, entropy, batch)
+            # Also for a loss that is not finite: every rank must join the collectives of sharded weights.
+            updater.backward(output.loss, is_last=index + 1 == len(batches))
+        metrics = report.over_ranks(ranks or Ranks())
+    except BaseException as error:
+        updater.discard(on_every_rank=isinstance(error, NonFiniteError))
+        raise
+    return UpdateStats(updater.step(learning_rate), learning_rate, metrics)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainStep:
+    """Takes training steps.
+
+    Attributes:
+        stages: the options of the run, a record for each stage.
+        ranks: the ranks of the run; every rank takes every step.
+        policy: the model in training and its tokenizer.
+        reward_fns: the reward functions, that of the environment first.
+        runs_episodes: whether completions are episodes of an environment or of tools.
+        sampler: samples the groups of each step.
+        engine_sync: pushes the weights to the engine.
+        advantage_fn: groups with rewards → advantages.
+        is_constant: whether all advantages of a group are 0.
+        moving_baselines: the averages of ``baseline="moving"``.
+        kl_weight: the weight of the KL penalty over the run.
+        reference: the reference policy, or None.
+        batcher: lays out groups as mini-batches of micro-batches.
+        fixed_tensors: computes what stays fixed during the updates.
+        policy_loss: the policy term of a micro-batch.
+        max_length: maximum number of sampled tokens of a sequence, for the aggregation of the loss.
+        updater: takes gradients and optimizer steps.
+        schedule: the learning rate over the run.
+        size, peak_flops: the model's size and the device's speed, for ``perf/*``.
+        progress: the steps, prompts and tokens of the run.
+    """
+
+    stages: StageConfigs
+    ranks: Ranks
+    policy: Policy
+    reward_fns: Sequence[RewardFn]
+    runs_episodes: bool
+    sampler: Sampler
+    engine_sync: EngineSync
+    advantage_fn: AdvantageFn
+    is_constant: Callable[[ScoredGroup], bool]
+    moving_baselines: MovingBaselines
+    kl_weight: KLWeight
+    reference: Reference | None
+    batcher: MiniBatcher
+    fixed_tensors: FixedTensors
+    policy_loss: Callable[[LossInputs], PolicyTerm]
+    max_length: int
+    updater: Updater
+    schedule: OptimizerConfig
+    size: ModelSize | None
+    peak_flops: float | None
+    progress: Progress
 
     def take(
         self,
         draw_prompts: Callable[[int], Sequence[Prompt]],
         more: Callable[[int], Sequence[Prompt]] | None,
         total_steps: int,
-    ) -> tuple[dict[str, float], tuple[Sequence[ScoredGroup], Float32Array]]:
+    ) -> tuple[dict[str, float], tuple[list[ScoredGroup], Float32Array]]:
         """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``.
 
         Returns:
             The metrics, see docs/reference/metrics.md; and the trained groups with their advantages ``float32 [N]``,
             one for each completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
         """
-        config, sampler, learner, step = self._config, self._sampler, self._learner, self._progress.step
+        stages, sampler, step = self.stages, self.sampler, self.progress.step
+        learning_rate = self.progress.learning_rate_factor * learning_rate_at(step, total_steps, self.schedule)
         clock, refills = StageClock(), count(1)
+
         with clock("weight_sync"):
-            self.sync_engine()
+            self.engine_sync.push(step)
         with clock("rollout"):
             batch = sampler.next_batch(step, draw_prompts)
             batch.groups.result()  # wait here, so that the time counts as rollout
         with clock("rewards"):
             groups = self._score(batch)
             rollout = Rollout(groups, chosen=groups)
-        if config.zero_variance == "refill" and more is not None:
+        if stages.advantages.zero_variance == "refill" and more is not None:
             with clock("refill"):
                 rollout = refill_groups(
                     rollout.groups,
                     lambda missing: self._score(sampler.sample(more(missing), step, next(refills))),
-                    most_refills=config.max_refills,
-                    is_constant=self._is_constant,
+                    most_refills=stages.advantages.max_refills,
+                    is_constant=self.is_constant,
                 )
         scored = rollout.chosen
+
         with clock("advantages"):
-            computed = learner.advantages(scored, step, total_steps)
-        advantages = pad_advantages(computed)
+            self.kl_weight.begin(step, total_steps)
+            self.moving_baselines.begin()
+            penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
+            computed = compute_advantages(self.advantage_fn, penalised) if scored else np.zeros(0, np.float32)
+            advantages = pad_advantages(computed)
         with clock("batch"):
-            parts = learner.batches(scored, computed, step)
+            mini_batches = self.batcher.make_mini_batches(scored, computed, step)
         with clock("log_probs"):
-            parts = learner.with_log_probs(parts, scored)
-            every = config.mutual_information_steps
-            information = {} if every == 0 or step % every else learner.measure_information(rollout.groups)
+            mini_batches = self.fixed_tensors.add(mini_batches, penalised)
+            information = self._measure_information(rollout.groups, step)
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
-        with clock("update"):
-            updates = learner.update(parts, scored, step, total_steps)
-        self._progress.step += 1
+
+        updates: list[UpdateStats] = []
+        # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
+        trained = [batches for batches in mini_batches if batches and batches[0].num_loss_tokens > 0]
+        with clock("update"), self._naming_samples(scored, updates):
+            if mini_batches and not trained:
+                self._warn_of_masks(scored)
+            for _ in range(stages.update.updates_per_batch):
+                for batches in trained:
+                    batches = self._add_step_statistics(batches, seed=(stages.run.seed, step, len(updates)))
+                    updates.append(
+                        take_optimizer_step(self.updater, self._compute_loss, batches, learning_rate, self.ranks)
+                    )
+
+        self.progress.step += 1
         sampler.done()
-        learner.refresh_reference(self._progress.step)
+        if self.reference is not None:
+            self.reference.after_step(self.progress.step, self.updater.weights)
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
-        batches = [batch for part in parts for batch in part]
-        learning_rate = learner.learning_rate(step, total_steps)
+        batches = list(chain.from_iterable(mini_batches))
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
-        learner.weights_are_whole = True  # the step is complete, with everything that it changes beside the weights
-        return {**metrics, **information}, (scored, advantages)
+        self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
+        # A callback may edit the groups, and later steps draw the same prompts.
+        owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
+        return {**metrics, **information}, (owned, advantages)
 
-    def evaluate(
-        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
-    ) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate the current weights; see :func:`rlox_grpo.run.evaluation.evaluate`.
-
-        ``samples`` is by default the option ``eval_samples``. ``greedy`` decodes one completion greedily instead.
-        """
-        self.sync_engine()
-        config, parts, sampling = self._config, self._parts, self._sampler.sampling
-        return evaluate(
-            self._sampler.engine,
-            prompts,
-            parts.reward_fns,
-            replace(sampling, temperature=0.0) if greedy else sampling,
-            samples=1 if greedy else config.eval_samples if samples is None else samples,
-            seed=derive_seed(config.seed, "evaluation", 0),
-            weights=config.reward_weights,
-            on_error=config.on_reward_error,
-            ranks=self._ranks,
-            generate=self._generate_texts,
+    def _compute_loss(
+        self, log_probs: Tensor, batch: Batch, *, entropy: Tensor, distribution_kl: Tensor | None = None
+    ) -> LossOutput:
+        """Return the loss of one micro-batch; the arguments are those of :func:`rlox_grpo.loss.grpo_loss`."""
+        kl_coef = self.kl_weight.value if self.stages.loss.kl_in == "loss" else 0.0
+        inputs = make_loss_inputs(log_probs, batch, self.stages.loss.model_copy(update={"kl_coef": kl_coef}))
+        term = self.policy_loss(inputs)
+        output = combine_terms(
+            term,
+            inputs,
+            log_probs,
+            batch,
+            entropy=entropy,
+            distribution_kl=distribution_kl,
+            max_length=self.max_length,
         )
+        if batch.old_log_probs is None or self.stages.importance.bypass_old_log_probs:  # else measured before
+            return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
+        return output
 
-    def _generate_texts(self, *arguments: Any) -> list[RolloutGroup]:
-        sample = self._parts.episodes or generate
-        return fill_texts(sample(*arguments), self._parts.policy.tokenizer)
+    def _add_step_statistics(self, batches: Sequence[Batch], *, seed: Sequence[int]) -> list[Batch]:
+        """Add what the policy loss measures of the whole optimizer step, from the log-probs of the current policy.
 
-    def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
-        metrics, groups = self.evaluate(prompts)
-        if self._config.eval_greedy:
-            metrics["greedy_accuracy"] = self.evaluate(prompts, greedy=True)[0]["accuracy"]
-        return metrics, groups
-
-    def sync_engine(self, *, again: bool = False) -> None:
-        """Push the current weights to the engine if they changed since the last push, or with ``again`` always."""
-        step = self._progress.step
-        if again or self._engine_step != step:
-            updater, engine = self._learner.updater, self._sampler.engine
-            updater.start()
-            self._changes = self._expect_log_probs()
-            gather = updater.weights if updater.is_model_sharded else None
-            weights = WeightStream(self._parts.policy.model, gather, changes=self._changes)
-            engine.load_weights(weights if engine.takes_weights else (), version=step)
-            self._ranks.gather(None)  # a barrier: every engine has the weights
-            self._engine_step = step
-
-    def _expect_log_probs(self) -> AdapterChanges | None:
-        """Send the engine the log-probs to compare its next weights with; None if weights are not checked."""
-        config, engine = self._config, self._sampler.engine
-        if not isinstance(engine, CheckedEngine):
-            return None
-        if isinstance(engine, BackgroundEngine) and not engine.checks_log_probs:
-            return None
-        canary = None
-        if config.check_weights:
-            model: Any = self._parts.policy.model
-            vocabulary = self._learner.vocabulary or model.config.get_text_config(decoder=True).vocab_size
-            token_ids = choose_tokens(vocabulary, engine.max_length)
-            log_probs = self._learner.measure_tokens(token_ids)
-            canary = Canary(token_ids, log_probs, config.dtype, config.check_weights_tolerance)
-        engine.expect_log_probs(canary)
-        return AdapterChanges() if config.check_weights else None
-
-    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt] | Mapping[int, Prompt]) -> None:
-        """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again.
-
-        Every rank calls this. ``run`` is the resumed run; ``prompts[index]`` is a prompt of its batches.
-
-        Raises:
-            CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
+        In the first update they are the old policy's; each later update takes a further forward pass.
         """
-        sampler, ranks, step = self._sampler, self._ranks, self._progress.step
-        failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
-        if failed:  # they ended an earlier call of train
-            self.sync_engine(again=True)
-            for place in failed:
-                sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
-        if run.batches_under_way:
-            self.sync_engine()  # batches without saved completions are sampled again below
-        if run.batches_under_way and sampler.partial is not None:
-            raise CheckpointError(
-                f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
-                "partial_rollout_turns is set here: restore async_steps"
-            )
-        sampler.ahead.restore(
-            run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
-        )
-        if sampler.partial is not None and run.partial_rollouts is not None:
-            sampler.partial.restore(run.partial_rollouts, prompts)
-        elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
-            raise CheckpointError(
-                f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
-                "and partial_rollout_turns is None here: set it as it was"
-            )
 
-    def restart(self) -> None:
-        """Drop all pending batches and episodes, before another checkpoint is loaded."""
-        self._sampler.ahead.clear()
-        if self._sampler.partial is not None:
-            self._sampler.partial.clear()
-        self._engine_step = None
+        def measure(batch: Batch) -> Tensor:
+            is_first = seed[-1] == 0
+            if is_first and self.fixed_tensors.needs_old_log_probs and batch.old_log_probs is not None:
+                return batch.old_log_probs
+            with torch.no_grad():
+                return self.fixed_tensors.forward(batch)[0]
+
+        return with_step_statistics(batches, self.stages.loss, measure, seed=seed, ranks=self.ranks)
+
+    @contextmanager
+    def _naming_samples(self, scored: Sequence[ScoredGroup], updates: Sequence[UpdateStats]) -> Iterator[None]:
+        """Name the step and the sample in an error of the block. Until the step is complete, weights are not whole.
+
+        Args:
+            scored: the groups of the step.
+            updates: the optimizer steps that the block has taken.
+        """
+        try:
+            yield
+        except (NonFiniteError, SampleError) as error:
+            message = f"step {self.progress.step + 1}: {error}{describe_sample(scored, error.rows)}"
+            raise type(error)(message, error.rows) from error
+        finally:  # an error may come before the first change, between two optimizer steps, or within one
+            self.progress.weights_are_whole = not updates and self.updater.weights_are_whole
 
     def _score(self, batch: PendingBatch) -> list[ScoredGroup]:
         """Score this rank's groups, and all-gather the scored groups of all ranks."""
-        config, reward_fns = self._config, self._parts.reward_fns
+        tokenizer, rewards = self.policy.tokenizer, self.stages.rewards
         mine = score(
-            fill_texts(batch.groups.result(), self._parts.policy.tokenizer),
-            reward_fns,
-            config.reward_weights,
-            on_error=config.on_reward_error,
+            fill_texts(batch.groups.result(), tokenizer),
+            self.reward_fns,
+            rewards.reward_weights,
+            on_error=rewards.on_reward_error,
         )
-        tokenizer = self._parts.policy.tokenizer
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
-        return gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self._ranks)
+        return gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
+
+    def _measure_information(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
+        """Return ``mutual_information/*`` under the current policy, every ``mutual_information_steps``."""
+        every = self.stages.run.mutual_information_steps
+        if every == 0 or step % every:
+            return {}
+        return measure_mutual_information(
+            groups,
+            lambda batch: self.fixed_tensors.forward(batch)[0],
+            lambda groups, advantages: self.batcher.make_micro_batches(groups, advantages, train_truncated=True),
+            self.ranks,
+        )
+
+    def _warn_of_masks(self, scored: Sequence[ScoredGroup]) -> None:
+        """Say why no token of a step is trained."""
+        if not self.ranks.is_first:
+            return
+        loss, drop_stale = self.stages.loss, self.stages.episodes.drop_stale
+        reasons = [completion.finish_reason for group in scored for completion in group.group.completions]
+        masks = {
+            f"mask_truncated=True ({reasons.count('length')} of {len(reasons)} completions are truncated: raise "
+            f"max_new_tokens={self.stages.sampling.max_new_tokens})": loss.mask_truncated,
+            f"drop_stale={drop_stale}": drop_stale is not None,
+            "train_end_token=False": not loss.train_end_token,
+        }
+        logger.warning(
+            "step %d trains nothing: no token of its %d completions is left in the loss; tokens are left out by %s",
+            *(
+                self.progress.step + 1,
+                len(reasons),
+                " and by ".join(why for why, is_set in masks.items() if is_set) or "empty replies",
+            ),
+        )
 
     def _measure(
         self,
@@ -224,37 +323,43 @@ class StepTaker:
         learning_rate: float,
     ) -> dict[str, float]:
         """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank."""
-        progress, limit = self._progress, self._config.drop_stale
+        progress, limit = self.progress, self.stages.episodes.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
         progress.prompt_tokens += prompt_tokens
         progress.completion_tokens += completion_tokens
+        engine, changes = self.sampler.engine, self.engine_sync.changes
+        profile: dict[str, Any] = {
+            "num_updates": self.stages.update.updates_per_batch if updates else 0,
+            "seconds": seconds["update"],
+            "shares_prompts": self.batcher.shares_prompts,
+        }
         measured = {
             **measure_memory(),
             **seconds,
-            **self._learner.profile(batches, updates, seconds["update"]),
-            **(engine.take_metrics() if isinstance(engine := self._sampler.engine, MeasuredEngine) else {}),
-            **({} if self._changes is None else self._changes.metrics()),
+            **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
+            **(engine.take_metrics() if isinstance(engine, MeasuredEngine) else {}),
+            **({} if changes is None else changes.metrics()),
             **mismatch_metrics(batches),
         }
-        everywhere = by_name(self._ranks.gather(measured))
+        everywhere = by_name(self.ranks.gather(measured))
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
-        metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self._is_constant)
-        if self._parts.episodes is not None:
+        metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
+        groups = [scored.group for scored in rollout.groups]
+        if self.runs_episodes:
             # From the groups and not from the EpisodeRunner: with async_steps its last call was for a later batch.
-            prefilled = sum(scored.group.prefilled_tokens for scored in rollout.groups)
-            metrics["perf/prefilled_tokens"] = float(round(prefilled))
+            metrics["perf/prefilled_tokens"] = float(round(sum(group.prefilled_tokens for group in groups)))
         return {
             # A step in which all groups have constant rewards has no update and still reports its learning rate.
             "update/learning_rate": learning_rate,
             **metrics,
-            **self._learner.kl_weight.finish(metrics, len(advantages)),
+            **self.kl_weight.finish(metrics, len(advantages)),
             **combined(everywhere),
             **rollout.metrics(),
-            **measure_staleness(groups := [scored.group for scored in rollout.groups], progress.step - 1),
+            **measure_staleness(groups, progress.step - 1),
             **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),
-            **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
-            **self._sampler.pass_rates.metrics(),
-            **self._learner.moving_baselines.finish(),
+            **({} if self.sampler.partial is None else self.sampler.partial.metrics(progress.step - 1)),
+            **self.sampler.pass_rates.metrics(),
+            **self.moving_baselines.finish(),
             **episode_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),

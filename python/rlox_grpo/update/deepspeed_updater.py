@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,7 @@ from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError, import_extra
 from rlox_grpo.model.blank import StoredWeights, find_device, list_stored, replace_parameters
 from rlox_grpo.model.forward import Forward, ForwardModule
-from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.parameter_groups import parameter_groups, sort_moments
-from rlox_grpo.update.protocol import LossFn
-from rlox_grpo.update.step_metrics import StepReport
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -43,7 +40,6 @@ class DeepSpeedUpdater:
         self,
         model: nn.Module,
         forward: Forward,
-        loss_fn: LossFn,
         optimizer: OptimizerConfig,
         sharding: UpdaterConfig,
         *,
@@ -56,7 +52,7 @@ class DeepSpeedUpdater:
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not self._named:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
-        self._model, self._loss_fn = model, loss_fn
+        self._model = model
         self._ranks = ranks or Ranks()
         self._stage, self._bfloat16, self._config = sharding.zero_stage, bfloat16, optimizer
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
@@ -70,42 +66,42 @@ class DeepSpeedUpdater:
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
+        self._norm = float("nan")  # of the gradients, at stage 0
         self._moments: dict[str, dict[str, Tensor]] = {}
         """Loaded moments that wait for the engine."""
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        self.weights_are_whole = False  # after an error in the step the engine may hold gradients of it
-        try:
-            stats = self._take_step(batches, learning_rate)
-        except NonFiniteError:  # DeepSpeed has dropped the gradients and changed no weight
-            self.weights_are_whole = True
-            raise
-        self.weights_are_whole = True
-        return stats
+        self.weights_are_whole = False  # until ``step`` or ``discard`` the engine may hold gradients of a failed step
+        engine = self._engine()
+        engine.set_gradient_accumulation_boundary(is_last)
+        engine.backward(loss * self._ranks.size)
 
-    def _take_step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        engine, report = self._engine(), StepReport()
-        for index, batch in enumerate(batches):
-            engine.set_gradient_accumulation_boundary(index + 1 == len(batches))
-            log_probs, entropy, *kl = engine(batch)
-            terms = {"distribution_kl": kl[0]} if kl else {}
-            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
-            report.add(output, log_probs, entropy, batch)
-            # Run backward even if the loss is not finite: every rank must join its collectives, and the norm of the
-            # gradient is then not finite on every rank.
-            engine.backward(output.loss * self._ranks.size)
-        assert self._adamw is not None
+    def step(self, learning_rate: float) -> float:
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
+        engine = self._engine()
         for group in engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        self._norm = float("nan")
-        engine.step()
-        metrics = report.over_ranks(self._ranks)
-        norm = self._norm if self._stage == 0 else float(engine.get_global_grad_norm())
+        try:
+            engine.step()
+        except NonFiniteError:  # of :meth:`_clip`
+            self.weights_are_whole = True
+            raise
         if self._stage > 0 and not engine.was_step_applied():
+            self.weights_are_whole = True  # DeepSpeed has dropped the gradients and changed no weight
             raise NonFiniteError("the gradient norm is not finite though every loss is; DeepSpeed skipped the step")
         self._steps += 1
-        return UpdateStats(norm, learning_rate, metrics)
+        self.weights_are_whole = True
+        return self._norm if self._stage == 0 else float(engine.get_global_grad_norm())
+
+    def discard(self, *, on_every_rank: bool) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`.
+
+        After an error on this rank alone, DeepSpeed cannot drop its gradients: ``weights_are_whole`` stays False.
+        """
+        if on_every_rank:  # DeepSpeed drops gradients that are not finite instead of taking the step
+            with contextlib.suppress(NonFiniteError):
+                self.step(0.0)
 
     def start(self) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`: DeepSpeed casts and shards the model in place."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
-from rlox_grpo.types import Batch, LossOutput, UpdateStats
-
-LossFn = Callable[..., LossOutput]
-"""``loss_fn(log_probs, batch, entropy=entropy)`` → loss; also ``distribution_kl=`` if the forward returns one."""
 
 
 class Updater(Protocol):
-    """Takes optimizer steps on one policy.
+    """Adds up gradients of one policy and takes optimizer steps.
+
+    An optimizer step is one call of ``backward`` for each of this rank's micro-batches, then ``step`` or ``discard``.
 
     Attributes:
         forward: The policy's forward pass under this updater.
@@ -36,13 +35,29 @@ class Updater(Protocol):
     weights_are_whole: bool
     peak_learning_rate: float
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        """Take one optimizer step over micro-batches that share their denominators.
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
+        """Add the gradient of one micro-batch's loss. A collective if the model is sharded, also for a loss of NaN.
 
-        After an error, no gradient of this step adds to the next one.
+        Args:
+            loss: scalar; its denominators are those of the whole optimizer step over micro-batches and ranks.
+            is_last: whether this is the rank's last micro-batch before ``step``.
+        """
+        ...
+
+    def step(self, learning_rate: float) -> float:
+        """Sum the gradients over ranks, clip them, and take one optimizer step. Return their norm before the clipping.
 
         Raises:
-            NonFiniteError: the loss or the gradient is not finite; no weight has changed. Raised on every rank.
+            NonFiniteError: the norm is not finite; no weight has changed. Raised on every rank.
+        """
+        ...
+
+    def discard(self, *, on_every_rank: bool) -> None:
+        """Drop the gradients, so that none of them adds to the next step.
+
+        Args:
+            on_every_rank: every rank discards its gradients now, because the loss of one of them is not finite. False:
+                an error on this rank alone, so that no collective may run.
         """
         ...
 
@@ -64,3 +79,10 @@ class Updater(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of ``state_dict``."""
         ...
+
+
+def gather_weights(updater: Updater, ranks: Ranks) -> dict[str, Tensor]:
+    """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
+    return {
+        name: tensor.cpu() if updater.is_sharded else tensor for name, tensor in updater.weights() if ranks.is_first
+    }

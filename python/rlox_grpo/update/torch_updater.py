@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,9 @@ from rlox_grpo.distributed.shards import gather_shards, place_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.sharding import Shards
-from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.master_weights import MasterWeights
 from rlox_grpo.update.own_optimizer import OptimizerFactory, OwnOptimizer
 from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state, sort_moments
-from rlox_grpo.update.protocol import LossFn
-from rlox_grpo.update.step_metrics import StepReport
 
 _DEFAULTS = OptimizerConfig()
 
@@ -47,7 +44,6 @@ class TorchUpdater:
         self,
         model: nn.Module,
         forward: Forward,
-        loss_fn: LossFn,
         config: OptimizerConfig = _DEFAULTS,
         *,
         shards: Shards | None = None,
@@ -68,7 +64,6 @@ class TorchUpdater:
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.weights_are_whole = True
         self._model = model
-        self._loss_fn = loss_fn
         self._max_grad_norm = config.max_grad_norm
         self._own: OwnOptimizer | None = None
         if optimizer is not None:
@@ -77,24 +72,17 @@ class TorchUpdater:
         self._optimizer = make_adamw(self._named.values(), config) if self._taker is None else None
         self.peak_learning_rate = config.learning_rate if self._own is None else self._own.peak
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        report = StepReport()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, learning_rate: float) -> float:
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
         try:
-            for batch in batches:
-                log_probs, entropy, *kl = self.forward(batch)
-                terms = {"distribution_kl": kl[0]} if kl else {}
-                output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
-                finite = report.add(output, log_probs, entropy, batch)
-                if not finite and not self.is_sharded:
-                    break
-                # With shards, run backward even if the loss is not finite: every rank must join every gather.
-                output.loss.backward()  # type: ignore[no-untyped-call]
-            metrics = report.over_ranks(self._ranks)
             self._sum_gradients()
             grad_norm = self._clip_gradients()
         except BaseException:
-            self._free_gradients()  # else they would add to those of the next step
+            self._free_gradients()
             raise
         self.weights_are_whole = False
         if self._taker is not None:
@@ -105,7 +93,11 @@ class TorchUpdater:
             self._optimizer.step()
         self.weights_are_whole = True
         self._free_gradients()  # between updates their memory is the sampler's
-        return UpdateStats(grad_norm, learning_rate, metrics)
+        return grad_norm
+
+    def discard(self, *, on_every_rank: bool) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
+        self._free_gradients()
 
     def start(self) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`; the model is ready as it is."""

@@ -7,14 +7,13 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.update.own_optimizer import OptimizerFactory
-from rlox_grpo.update.protocol import LossFn, Updater
+from rlox_grpo.update.protocol import Updater
 
 
 def make_updater(
     config: GRPOConfig,
     policy: Policy,
     forward: Forward,
-    loss_fn: LossFn,
     ranks: Ranks | None = None,
     optimizer: OptimizerFactory | None = None,
 ) -> Updater:
@@ -23,7 +22,8 @@ def make_updater(
     Args:
         config: every option of the run.
         policy: the model, its shards, its float32 masters, or the files of its weights.
-        forward, loss_fn, ranks: how it is trained.
+        forward: the policy's forward pass.
+        ranks: the ranks that share the step.
         optimizer: the user's own, instead of AdamW.
 
     Raises:
@@ -34,7 +34,7 @@ def make_updater(
         from rlox_grpo.update.deepspeed_updater import DeepSpeedUpdater
 
         return DeepSpeedUpdater(
-            *(policy.model, forward, loss_fn, config.optimizer, config.sharding),
+            *(policy.model, forward, config.optimizer, config.sharding),
             bfloat16=config.dtype == "bfloat16",
             ranks=ranks,
             stored=policy.stored,
@@ -42,7 +42,7 @@ def make_updater(
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     return TorchUpdater(
-        *(policy.model, forward, loss_fn, config.optimizer),
+        *(policy.model, forward, config.optimizer),
         shards=policy.shards,
         offload=config.offload_optimizer,
         masters=policy.masters,

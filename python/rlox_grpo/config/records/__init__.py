@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar, get_type_hints
 
 from pydantic import ConfigDict
 
@@ -52,6 +53,27 @@ class Stage(Generic[R]):
         return self._record.model_construct(**{name: getattr(options, name) for name in self._record.model_fields})
 
 
+@dataclass(frozen=True)
+class StageConfigs:
+    """The options of a run, a record for each stage."""
+
+    preset: PresetConfig
+    prompts: PromptConfig
+    sampling: SamplingConfig
+    engine: EngineConfig
+    episodes: EpisodeConfig
+    rewards: RewardConfig
+    advantages: AdvantageConfig
+    loss: LossConfig
+    importance: ImportanceConfig
+    reference: ReferenceConfig
+    update: UpdateConfig
+    optimizer: OptimizerConfig
+    sharding: UpdaterConfig
+    lora: LoraConfig
+    run: RunConfig
+
+
 class Options(  # pydantic takes fields from the last base first
     RunConfig,
     LoraConfig,
@@ -86,6 +108,18 @@ class Options(  # pydantic takes fields from the last base first
     reference_policy = Stage(ReferenceConfig)
     optimizer = Stage(OptimizerConfig)
     sharding = Stage(UpdaterConfig)
+
+    def split(self) -> StageConfigs:
+        """Return the options as one record for each stage."""
+        kinds = get_type_hints(StageConfigs)
+        return StageConfigs(
+            **{
+                field.name: kinds[field.name].model_construct(
+                    **{name: getattr(self, name) for name in kinds[field.name].model_fields}
+                )
+                for field in fields(StageConfigs)
+            }
+        )
 
     def count_most_sampled_tokens(self) -> int:
         """Return the largest number of tokens that the policy can sample in an episode of several turns."""

@@ -46,7 +46,6 @@ class EpisodeRunner:
         environment: the adapted environment.
         source: the user's ``environment``, or None for tools only.
         prefilled_tokens: tokens that the last call ran through the model to prepare replies.
-        on_ended: called with the numbers of finished and of all episodes, as episodes finish.
     """
 
     def __init__(
@@ -56,8 +55,17 @@ class EpisodeRunner:
         config: EpisodeConfig,
         tokenizer: Any,
         prompts: PromptConfig | None = None,
+        *,
+        on_ended: Callable[[int, int], None] | None = None,
     ) -> None:
         """Check the environment, the tools, the chat template and the deadlines.
+
+        Args:
+            environment, tools: those of :class:`rlox_grpo.GRPO`.
+            config: the options of episodes.
+            tokenizer: of the policy.
+            prompts: the options of prompts; the defaults when None.
+            on_ended: called with the numbers of finished and of all episodes, as episodes finish.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -65,7 +73,7 @@ class EpisodeRunner:
         self.environment: Environment = adapt_environment(environment, tools)
         self.source = environment
         self.prefilled_tokens = 0
-        self.on_ended: Callable[[int, int], None] | None = None
+        self._on_ended = on_ended
         self._config = config
         self._prompts = prompts or PromptConfig()
         if self._prompts.prompt_template is not None:
@@ -249,7 +257,7 @@ class EpisodeRunner:
                 running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
             try:
                 await run_episodes(
-                    running, replies, self._play, config, max_live=most, on_ended=self.on_ended, must_stop=must_stop
+                    running, replies, self._play, config, max_live=most, on_ended=self._on_ended, must_stop=must_stop
                 )
             finally:
                 endpoints.close()

@@ -65,7 +65,7 @@ def decode_with_cache(
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
             ids, prefilled, which = waiting.take(free)
             lines.add_rows(prefilled, which)
-            rows.add(ids, prefilled.logits[torch.from_numpy(which).to(rows.device)])
+            rows.draw(prefilled.logits[torch.from_numpy(which).to(rows.device)], rows.add(ids))
         else:
             cache.make_room()
             newest = lines.tokens(rows.last_tokens())
@@ -187,7 +187,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]
-    rows.add(ids, select_last_logits(model(prefix)).index_select(0, which))
+    rows.draw(select_last_logits(model(prefix)).index_select(0, which), rows.add(ids))
     sequences = prefix.index_select(0, which)  # [rows, L]
     while True:
         sequences = torch.cat([sequences, rows.last_tokens()], dim=1)

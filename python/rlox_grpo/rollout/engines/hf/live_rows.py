@@ -92,8 +92,8 @@ class LiveRows(Generic[Key]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def add(self, keys: list[Key], logits: Tensor) -> None:
-        """Append live rows and draw their first tokens from ``logits [len(keys), V]``."""
+    def add(self, keys: list[Key]) -> int:
+        """Append live rows, which have no token yet; call :meth:`draw` for them next. Return the index of the first."""
         first, new = len(self), [self._describe(key) for key in keys]
         lengths = [len(row.uniforms) for row in new]
         if (missing := max(lengths) - self._uniforms.shape[1]) > 0:
@@ -111,7 +111,7 @@ class LiveRows(Generic[Key]):
         self.keys += keys
         self._rows += new
         self._find_stops()
-        self.draw(logits, first)
+        return first
 
     def draw(self, logits: Tensor, first: int = 0) -> None:
         """Draw the next token of live rows ``first`` on from ``logits [rows, V]``.

@@ -132,7 +132,7 @@ class TurnDecoder:
             prompts = [batch[which.index(place)].token_ids for place in range(len(distinct))]
             self.prefilled_tokens += sum(map(len, prompts))
             logits = self._add(prefill(self._model, prompts, self._rows.device), np.array(which))
-        self._rows.add(batch, logits)
+        self._rows.draw(logits, self._rows.add(batch))
         self._tell(len(self._rows) - len(batch))
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:

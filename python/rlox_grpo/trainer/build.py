@@ -1,0 +1,252 @@
+"""Build a trainer's step from the arguments of :class:`rlox_grpo.GRPO`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
+from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.config.records.option import find_ignored
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks, join_ranks
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.importance import correction_level
+from rlox_grpo.loss.kl import KLWeight
+from rlox_grpo.loss.policy_term import make_policy_loss
+from rlox_grpo.model.blank import find_device
+from rlox_grpo.model.flops import find_peak_flops, measure_model
+from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.policy import Policy
+from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
+from rlox_grpo.model.sharding import shard_policy
+from rlox_grpo.reference.local import choose_reference, make_reference
+from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
+from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rollout.engines import make_engine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.run.plan import Progress
+from rlox_grpo.trainer.engine_sync import EngineSync
+from rlox_grpo.trainer.step import TrainStep
+from rlox_grpo.update.fixed_tensors import FixedTensors
+from rlox_grpo.update.mini_batches import MiniBatcher
+from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
+from rlox_grpo.update.protocol import Updater
+from rlox_grpo.update.updaters import make_updater
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+LARGE_LEARNING_RATE = 0.1
+"""From here on the run warns of the learning rate."""
+
+_FOR_EPISODES = ("turn_credit", "environment_loss_coef")
+"""Options that need episodes of several turns, in one row each, also where a preset sets them."""
+
+
+def build_step(
+    config: GRPOConfig,
+    model: str | Path | nn.Module,
+    reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path],
+    ref_model: nn.Module | None,
+    *,
+    environment: Any,
+    tools: Sequence[Callable[..., Any]],
+    tokenizer: PreTrainedTokenizerBase | None,
+    optimizer: OptimizerFactory | None,
+    on_episodes: Callable[[int, int], None],
+) -> tuple[TrainStep, EpisodeRunner | None]:
+    """Build the step and, for an environment or tools, what runs the episodes.
+
+    Args:
+        config: the options.
+        on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
+        model, reward_fn, ref_model, environment, tools, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`, which has
+            the errors too.
+    """
+    _check_arguments(config, ref_model, optimizer, environment=environment is not None, tools=bool(tools))
+    policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
+    stages = config.split()
+    reward_fns = in_workers(
+        list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
+    )
+    ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
+    policy = load_policy(model, tokenizer, config, ranks=ranks)
+    if policy.shards is None and policy.stored is None:
+        ranks.broadcast(policy.model, policy.masters)
+    for function in reward_fns:
+        if isinstance(function, RewardModel):
+            function.load(find_device(policy.model))
+    sampled_by = policy
+    if config.async_steps > 0:
+        # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
+        # in a reward function would also truncate a call in the other thread.
+        sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
+    episodes = None
+    if environment is not None or tools:
+        episodes = EpisodeRunner(
+            environment, tools, stages.episodes, sampled_by.tokenizer, stages.prompts, on_ended=on_episodes
+        )
+        _refuse_branches(config, episodes)
+        if episodes.environment.has_reward:
+            reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
+    weights = reward_weights(reward_fns, config.reward_weights)
+    sampler = Sampler(
+        make_engine(config, sampled_by, ranks),
+        stages.sampling,
+        ranks,
+        seed=config.seed,
+        generate=episodes or generate,
+        partial_episodes=None if config.partial_rollout_turns is None else episodes,
+    )
+    size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
+    sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, config, ranks))
+    forward, reference, updater = _build_update(config, stages, sharded, ref_model, optimizer, ranks)
+    moving = MovingBaselines(config.baseline_decay, config.baseline_key)
+    batcher = MiniBatcher(stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks)
+    is_exact = sampler.engine.exact and sampler.partial is None
+    level = correction_level(stages.importance, exact=is_exact)
+    step = TrainStep(
+        stages=stages,
+        ranks=ranks,
+        policy=policy,
+        reward_fns=reward_fns,
+        runs_episodes=episodes is not None,
+        sampler=sampler,
+        engine_sync=EngineSync(stages, policy, forward, updater, sampler.engine, ranks),
+        advantage_fn=make_advantage_fn(stages.advantages, weights, moving),
+        is_constant=make_constant_test(stages.advantages),
+        moving_baselines=moving,
+        kl_weight=KLWeight(stages.loss),
+        reference=reference,
+        batcher=batcher,
+        fixed_tensors=FixedTensors(
+            stages=stages,
+            forward=forward,
+            reference=reference,
+            level=level,
+            # With an exact engine and one update for each batch, the old log-probs are those of the update, detached.
+            needs_old_log_probs=not config.bypass_old_log_probs
+            and (level is not None or not is_exact or config.updates_per_batch * config.mini_batches > 1),
+            batcher=batcher,
+            ranks=ranks,
+        ),
+        policy_loss=policy_loss,
+        max_length=config.max_new_tokens if episodes is None else config.count_most_sampled_tokens(),
+        updater=updater,
+        schedule=stages.optimizer.model_copy(update={"learning_rate": updater.peak_learning_rate}),
+        size=size,
+        peak_flops=peak_flops,
+        progress=Progress(),
+    )
+    return step, episodes
+
+
+def _build_update(
+    config: GRPOConfig,
+    stages: StageConfigs,
+    policy: Policy,
+    ref_model: nn.Module | None,
+    optimizer: OptimizerFactory | None,
+    ranks: Ranks,
+) -> tuple[Forward, Reference | None, Updater]:
+    """Build the policy's forward pass under its updater, the reference, and the updater.
+
+    Each tests the model in its own dtype, so that its frozen layers are cast after them. A reference that copies the
+    weights is made before the updater rounds them; one that is the policy without its adapter runs under the updater.
+    """
+    in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config"))
+    forward_options: dict[str, Any] = {
+        "temperature": config.temperature,
+        "vocabulary": policy.vocabulary,
+        "autocast_dtype": torch.bfloat16 if config.dtype == "bfloat16" else None,
+        "torch_compile": config.torch_compile,
+    }
+    plain = make_forward(
+        policy.model,
+        entropy_gradient=config.entropy_coef != 0,
+        entropy_always=config.top_entropy_share < 1,
+        run=policy.get_runner(),
+        is_rounded=policy.shards is not None and policy.shards.gather_dtype is not None,
+        **forward_options,
+    )
+
+    def build_reference(forward: Forward) -> Reference | None:
+        return make_reference(
+            stages.reference,
+            policy,
+            forward,
+            kl_coef=config.kl_coef,
+            ref_model=ref_model,
+            in_bfloat16=in_bfloat16,
+            ranks=ranks,
+            **forward_options,
+        )
+
+    is_policy = choose_reference(stages.reference, policy.model, config.kl_coef, ref_model) == "adapter_off"
+    reference = None if is_policy else build_reference(plain)
+    updater = make_updater(config, policy, plain, ranks, optimizer)
+    forward = replace(updater.forward, distributions=plain.distributions)
+    if is_policy:
+        reference = build_reference(forward)
+    if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+        cast_frozen_layers(policy.model, torch.bfloat16)
+    # No dropout: the policy in training must be the policy that sampled.
+    policy.model.train(policy.recomputes)
+    return forward, reference, updater
+
+
+def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFactory | None, **has: bool) -> None:
+    """Refuse arguments of the wrong type, and options that would be ignored; ``has``: ``environment`` and ``tools``."""
+    if ref_model is not None and not isinstance(ref_model, nn.Module):
+        raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
+    config.refuse_ignored(ref_model=ref_model is not None, **has)
+    # The check above lets a preset's own values pass. These two are what such a preset is for.
+    for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), has):
+        raise ConfigError(f"preset={config.preset!r}: {ignored}")
+    if config.advantage_fn is not None:
+        find_advantage_fn(config.advantage_fn)
+    several_turns = any(has.values())
+    if config.policy_loss == "gspo_turn" and not several_turns:
+        raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
+    if several_turns and config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
+            "would have to sample the same replies at the same time"
+        )
+    if optimizer is not None:
+        refuse_unread_options(config, optimizer)
+    elif config.learning_rate >= LARGE_LEARNING_RATE:
+        logger.warning(
+            "learning_rate=%g: AdamW moves every weight by about as much in each step, which destroys most models; "
+            "published runs have 1e-7 to 1e-3",
+            config.learning_rate,
+        )
+
+
+def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:
+    """Refuse options that need episodes of one row, if the chat template rewrites history."""
+    if not episodes.rewrites_history:
+        return
+    for name in _FOR_EPISODES:
+        value, default = getattr(config, name), GRPOConfig.model_fields[name].default
+        if value != default:
+            raise ConfigError(
+                f"{name}={value!r} needs episodes of one row, but the chat template rewrites history, which opens "
+                f"branches: set history='keep' or {name}={default!r}"
+            )

@@ -1,0 +1,135 @@
+"""Tensors of a micro-batch that stay fixed during the updates of its step, from forward passes before the first.
+
+These are the log-probs of the old policy and of the reference, the importance weights, the mask of the tokens with the
+highest entropy, and the advantages of ``baseline="optimal_token"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.batch.build import fill_if_empty
+from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.groups import compute_group_offsets
+from rlox_grpo.loss.entropy import top_entropy_masks
+from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
+from rlox_grpo.loss.kl import sequence_kl, token_kl
+from rlox_grpo.model.forward import Forward
+from rlox_grpo.model.log_probs import score_norms
+from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.types import Batch, Float32Array, ScoredGroup
+from rlox_grpo.update.mini_batches import MiniBatcher
+from rlox_grpo.update.token_baseline import with_token_advantages
+
+
+@dataclass(frozen=True, eq=False)
+class FixedTensors:
+    """Computes the tensors that stay fixed during the updates of a step.
+
+    Attributes:
+        stages: the options; read are those of the loss, importance weights, advantages and sampling.
+        forward: the policy's forward pass.
+        reference: the reference policy, or None.
+        level: the level of the importance weights, or None.
+        needs_old_log_probs: whether old log-probs are computed by ``forward``. With an exact engine and one update for
+            each batch they are those of the update, detached.
+        batcher: makes the micro-batches of a KL penalty in the reward.
+        ranks: the ranks that share the micro-batches; every rank calls each method.
+    """
+
+    stages: StageConfigs
+    forward: Forward
+    reference: Reference | None
+    level: ImportanceLevel | None
+    needs_old_log_probs: bool
+    batcher: MiniBatcher
+    ranks: Ranks
+
+    def add(self, mini_batches: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[list[Batch]]:
+        """Return the mini-batches with their fixed tensors.
+
+        Args:
+            mini_batches: this rank's micro-batches of each mini-batch.
+            scored: the groups of the step, the same on every rank, with the rewards of their advantages.
+        """
+        config = self.stages.advantages
+        with torch.no_grad(), self._reference_in_use():
+            filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
+            if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
+                return filled
+            norms = [[self._score_norms(batch) for batch in batches] for batches in filled]
+        rewards: Float32Array = np.concatenate([group.rewards for group in scored])
+        return with_token_advantages(filled, norms, rewards, compute_group_offsets(scored), self.ranks)
+
+    def penalise_rewards(self, scored: Sequence[ScoredGroup], kl_coef: float) -> list[ScoredGroup]:
+        """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``.
+
+        Raises:
+            ConfigError: a reward function scored the steps of completions.
+        """
+        if self.stages.loss.kl_in == "loss":
+            return list(scored)
+        if any(group.step_scores for group in scored):
+            raise ConfigError("kl_in='reward' with a reward function that returns StepScores: set kl_in='loss'")
+        if self.reference is None or not scored:
+            return list(scored)
+        rewards: Float32Array = np.concatenate([group.rewards for group in scored])
+        # The penalty is part of the reward, so it covers completions that are not trained too.
+        batches = self.batcher.make_micro_batches(scored, np.zeros_like(rewards), train_truncated=True)
+        batches = [fill_if_empty(batch, scored[0]) for batch in batches]
+        with torch.no_grad(), self._reference_in_use():
+            kl = sequence_kl(batches, self._compute_token_kl, num_rows=len(rewards), ranks=self.ranks)
+        penalised = (rewards - kl_coef * kl).astype(np.float32)
+        return [
+            replace(group, rewards=penalised[start:stop])
+            for group, (start, stop) in zip(scored, pairwise(compute_group_offsets(scored).tolist()), strict=True)
+        ]
+
+    def _add_to_mini_batch(self, batches: Sequence[Batch]) -> list[Batch]:
+        share = self.stages.loss.top_entropy_share
+        filled, entropies = [], []
+        for batch in batches:
+            if self.stages.importance.bypass_old_log_probs:
+                batch = replace(batch, old_log_probs=batch.sampling_log_probs)
+            if self.needs_old_log_probs or share < 1:
+                log_probs, entropy = self.forward(batch)
+                entropies.append(entropy)
+                batch = replace(batch, old_log_probs=log_probs) if self.needs_old_log_probs else batch
+            filled.append(batch if self.reference is None else self._add_reference(self.reference, batch))
+        filled = with_importance_weights(filled, self.level, self.stages.importance)
+        if share == 1:
+            return filled
+        masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], share, self.ranks)
+        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+
+    def _add_reference(self, reference: Reference, batch: Batch) -> Batch:
+        if self.stages.loss.kl_estimator == "full":
+            return replace(batch, ref_distributions=reference.distributions(batch))
+        return replace(batch, ref_log_probs=reference(batch))
+
+    def _compute_token_kl(self, batch: Batch) -> Tensor:
+        """Return the KL of each token ``[N, T]`` under the current policy."""
+        assert self.reference is not None
+        batch = self._add_reference(self.reference, batch)
+        log_probs, _, *distribution_kl = self.forward(batch)
+        kl = token_kl(self.stages.loss, log_probs, batch, *distribution_kl)
+        assert kl is not None  # the batch has its reference
+        return kl
+
+    def _score_norms(self, batch: Batch) -> Tensor:
+        """Squared norms of the scores of the tokens under ``loss_mask``, ``[M]``."""
+        ids = batch.completion_ids[batch.loss_mask]
+        return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
+
+    def _reference_in_use(self) -> Any:
+        return nullcontext() if self.reference is None else self.reference.in_use()

@@ -1,0 +1,118 @@
+"""Mini-batches of a step: the groups of each optimizer step as micro-batches of rows, and the tokens that are trained.
+
+A step of B groups is split into ``mini_batches`` parts, one for each optimizer step. A part is laid out as
+micro-batches within ``micro_batch_tokens``. The denominators of a micro-batch are those of its whole optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox_grpo.advantages.door import Advantages, has_signal, select_rows
+from rlox_grpo.batch.build import drop_tokens, fill_if_empty, microbatches
+from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.groups import compute_group_offsets, find_end_tokens, find_stale_tokens, list_rows, select_by_variance
+from rlox_grpo.model.blank import find_device
+from rlox_grpo.types import Batch, Completion, Int64Array, ScoredGroup
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatcher:
+    """Lays out the groups of a step as mini-batches of micro-batches.
+
+    Attributes:
+        stages: the options; read are those of the advantages, the loss, episodes and the update.
+        model: the policy, for its device.
+        shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
+        end_ids: ids that end a completion, for ``train_end_token=False``.
+        ranks: the ranks that share the micro-batches.
+    """
+
+    stages: StageConfigs
+    model: nn.Module
+    shares_prompts: bool
+    end_ids: tuple[int, ...]
+    ranks: Ranks
+
+    def make_mini_batches(self, scored: Sequence[ScoredGroup], advantages: Advantages, step: int) -> list[list[Batch]]:
+        """Return this rank's micro-batches of each mini-batch; ``step`` counts from 0.
+
+        Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``.
+        ``reward_variance_share`` excludes further groups.
+        """
+        rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
+        trained = self._select_groups(scored, advantages, rows)
+        mini_batches: list[list[Batch]] = []
+        for places in np.array_split(trained, self.stages.update.mini_batches):
+            if places.size == 0:
+                continue
+            groups, row_numbers = [scored[place] for place in places], np.concatenate([rows[place] for place in places])
+            batches = self.make_micro_batches(
+                groups, select_rows(advantages, row_numbers), train_truncated=not self.stages.loss.mask_truncated
+            )
+            batches = self._drop_tokens(batches, groups, step)
+            # Rows keep their indices in the whole step, so that an error message has the right sample.
+            numbers = torch.from_numpy(row_numbers)  # int64 [n], the step's row of each row of the mini-batch
+            batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
+            mini_batches.append([fill_if_empty(batch, groups[0]) for batch in batches])
+        return mini_batches
+
+    def make_micro_batches(
+        self, scored: Sequence[ScoredGroup], advantages: Advantages, *, train_truncated: bool
+    ) -> list[Batch]:
+        """Return this rank's micro-batches of these groups; see :func:`rlox_grpo.batch.build.microbatches`."""
+        return microbatches(
+            scored,
+            advantages,
+            token_budget=self.stages.update.micro_batch_tokens,
+            share_prompts=self.shares_prompts,
+            oversize="alone",
+            train_truncated=train_truncated,
+            with_environment=self.stages.loss.environment_loss_coef > 0,
+            device=find_device(self.model),
+            num_ranks=self.ranks.size,
+            rank=self.ranks.rank,
+        )
+
+    def _select_groups(
+        self,
+        scored: Sequence[ScoredGroup],
+        advantages: Advantages,
+        rows: Sequence[Int64Array],
+    ) -> list[int]:
+        """Return the places of the groups that are trained. In a group of equal rewards, every advantage is 0."""
+        config = self.stages.advantages
+        trained = [
+            place
+            for place, numbers in enumerate(rows)
+            if config.zero_variance == "keep" or has_signal(advantages, numbers)
+        ]
+        if config.reward_variance_share == 1:
+            return trained
+        chosen = select_by_variance([scored[place] for place in trained], config.reward_variance_share)
+        return [trained[index] for index in chosen]
+
+    def _drop_tokens(self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int) -> list[Batch]:
+        """Exclude end tokens and stale tokens from the masks and denominators, if the options say so."""
+        if self.stages.loss.train_end_token and self.stages.episodes.drop_stale is None:
+            return list(batches)
+        completions = [completion for group in groups for completion in group.group.completions]
+        dropped = {
+            (row, branch): self._find_dropped(branch_row, step)
+            for row, completion in enumerate(completions)
+            for branch, branch_row in enumerate(list_rows(completion))
+        }
+        return drop_tokens(batches, dropped, self.ranks)
+
+    def _find_dropped(self, row: Completion, step: int) -> list[int]:
+        """Return the offsets of a row's tokens that are excluded from the loss."""
+        drop_stale = self.stages.episodes.drop_stale
+        ends = [] if self.stages.loss.train_end_token else find_end_tokens(row, self.end_ids)
+        return ends if drop_stale is None else ends + find_stale_tokens(row, step - drop_stale)
