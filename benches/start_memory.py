@@ -95,7 +95,7 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     from rlox_grpo import GRPOConfig
     from rlox_grpo.distributed.ranks import join_ranks
     from rlox_grpo.model.load import load_policy
-    from rlox_grpo.update.learner import Learner
+    from rlox_grpo.trainer.build import build_update
 
     map_large_blocks()
     torch.set_num_threads(1)
@@ -114,17 +114,17 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     policy = load_policy(model, None, config, ranks=ranks)
     if policy.shards is None and policy.stored is None:
         ranks.broadcast(policy.model, policy.masters)
-    learner = Learner(config, policy, [1.0], None, exact_engine=False, ranks=ranks)
+    _, reference_policy, updater = build_update(config, config.split(), policy, None, None, ranks)
     blocks = [sum(4 * p.numel() for p in block.parameters()) for block in policy.model.model.layers]
     parameters = sum(p.numel() for p in policy.model.parameters())
     if zero3:  # the buffer for gradients, of 2 GB, takes no memory before they are written: not counted
-        learner.updater._settings["zero_optimization"]["reduce_bucket_size"] = 2**20
-    learner.updater.start()
+        updater._settings["zero_optimization"]["reduce_bucket_size"] = 2**20
+    updater.start()
     peak = most_mapped_bytes() - before
     unit = max(blocks[0], 4 * parameters - sum(blocks))
     reference = 0
     if kl:
-        assert learner.reference is not None
+        assert reference_policy is not None
         reference = (2 if config.dtype == "bfloat16" else 4) * parameters // ranks.size
     print(
         json.dumps(

@@ -59,9 +59,10 @@ def play_rows(
 def count_trained_tokens(trainer: Any, scored: Any, num_sequences: int) -> int:
     """Loss tokens of the trainer's batches, each of which has the log-prob that the sampler gave it."""
     tokens = 0
-    for part in trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1), 0):
+    step = trainer._step
+    for part in step.batcher.make_mini_batches(*step.compute_advantages(scored, 0, 1), 0):
         for batch in part:
-            log_probs, _ = trainer._step.fixed_tensors.forward(batch)
+            log_probs, _ = step.fixed_tensors.forward(batch)
             mask = batch.loss_mask
             np.testing.assert_allclose(log_probs[mask].detach(), batch.sampling_log_probs[mask], atol=2e-5)
             tokens += int(mask.sum())

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -101,12 +102,12 @@ def options(folder, **changes):
     }
 
 
-def breaking(loss_fn):
-    """The loss, but NaN at step DIE_AT on the last rank."""
+def breaking(policy_loss):
+    """The policy loss, but NaN at step DIE_AT on the last rank."""
 
-    def loss(log_probs, batch, **options):
-        log_probs = log_probs * torch.nan if calls == DIE_AT and is_last_rank() else log_probs
-        return loss_fn(log_probs, batch, **options)
+    def loss(inputs):
+        term = policy_loss(inputs)
+        return replace(term, loss=term.loss * torch.nan) if calls == DIE_AT and is_last_rank() else term
 
     return loss
 
@@ -154,7 +155,8 @@ def train(
     for callback in broken:
         callback.model = trainer.model
     if HOW == "nan":
-        trainer.updater._loss_fn = breaking(trainer.updater._loss_fn)
+        step = trainer._step
+        object.__setattr__(step, "policy_loss", breaking(step.policy_loss))
     if evaluate_first:
         trainer.evaluate(PROMPTS[:3])
     metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)

@@ -108,6 +108,7 @@ def measure_update(name: str) -> dict[str, Any]:
     )
 
     from rlox_grpo.loss import grpo_loss
+    from rlox_grpo.trainer.step import take_optimizer_step
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     case = UPDATES[name]
@@ -125,15 +126,15 @@ def measure_update(name: str) -> dict[str, Any]:
             checkpoint_activations(model)
         make_forward = load("rlox_grpo.model.forward").make_forward
         forward = make_forward(model, autocast_dtype=torch.bfloat16)
-        updater = TorchUpdater(model, forward, grpo_loss, **options)
+        updater = TorchUpdater(model, forward, **options)
         if not case.offload:
             store_frozen_in_bfloat16(model)
         batch = make_batch(ROWS, PROMPT, NEW, MODELS[case.model]["vocab_size"], "cuda")
-        updater.step([batch], 1e-6)
+        take_optimizer_step(updater, grpo_loss, [batch], 1e-6)
         gc.collect()
         held = gpu.live
         gpu.forget()
-        updater.step([batch], 1e-6)
+        take_optimizer_step(updater, grpo_loss, [batch], 1e-6)
         return {**_counts(gpu), "held_gib": held / GIB, "peak_gib": gpu.peak / GIB}
 
 

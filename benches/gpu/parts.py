@@ -199,6 +199,7 @@ def compare_steps(place: Place) -> Report:
 
     from rlox_grpo.loss import grpo_loss
     from rlox_grpo.model.forward import make_forward
+    from rlox_grpo.trainer.step import take_optimizer_step
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     name = "tiny" if place.small else "0.5B"
@@ -219,8 +220,10 @@ def compare_steps(place: Place) -> Report:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             norms[who] = float(torch.nn.utils.get_total_norm(gradients))
         model.zero_grad(set_to_none=True)
-        updater = TorchUpdater(model, forward, grpo_loss)
-        seconds["rlox_grpo"] = place.seconds(lambda updater=updater: updater.step([batch], 1e-6))
+        updater = TorchUpdater(model, forward)
+        seconds["rlox_grpo"] = place.seconds(
+            lambda updater=updater: take_optimizer_step(updater, grpo_loss, [batch], 1e-6)
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=place.gpu is None)
 
         def naive_step(model: Any = model, dtype: Any = dtype, optimizer: Any = optimizer) -> None:
@@ -332,6 +335,7 @@ def measure_memory(place: Place) -> Report:
 
     from rlox_grpo.loss import grpo_loss
     from rlox_grpo.model.forward import make_forward
+    from rlox_grpo.trainer.step import take_optimizer_step
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     cases = [("tiny", 0, True, "tiny")] if place.small else []
@@ -359,13 +363,15 @@ def measure_memory(place: Place) -> Report:
             model = add_lora(model, lora_rank) if lora_rank else model
             if checkpointing:
                 checkpoint_activations(model)
-            updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss)
+            updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16))
             store_frozen_in_bfloat16(model)
             tokens = place.size(16, 1024)
             batch = make_batch(place.size(2, 16), tokens, tokens, MODELS[size]["vocab_size"], place.device)
-            updater.step([batch], 1e-6)
+            take_optimizer_step(updater, grpo_loss, [batch], 1e-6)
             place.forget_peak()
-            took = place.seconds(lambda updater=updater, batch=batch: updater.step([batch], 1e-6), 1)
+            took = place.seconds(
+                lambda updater=updater, batch=batch: take_optimizer_step(updater, grpo_loss, [batch], 1e-6), 1
+            )
             peak = place.peak_gib()
             table.append({**row, "measured GiB": f"{peak:.1f}", "seconds of an update": round(took, 3)})
             if expected is not None and peak > 1.1 * expected:
@@ -419,17 +425,18 @@ def profile_update_and_token(place: Place) -> Report:
     from rlox_grpo.loss import grpo_loss
     from rlox_grpo.model.forward import make_forward
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
+    from rlox_grpo.trainer.step import take_optimizer_step
     from rlox_grpo.types import Sampling
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     name = "tiny" if place.small else "0.5B"
     model, vocabulary = _build(place, name), MODELS[name]["vocab_size"]
     engine = HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16)
-    updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss)
+    updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16))
     batch = make_batch(place.size(2, 8), place.size(8, 512), place.size(8, 256), vocabulary, place.device)
     prompts = make_prompts(1, place.size(8, 512), vocabulary)
     work = {
-        "update": lambda: updater.step([batch], 1e-6),
+        "update": lambda: take_optimizer_step(updater, grpo_loss, [batch], 1e-6),
         "16 tokens": lambda: engine.generate(prompts, place.size(2, 16), Sampling(place.size(2, 16)), 0),
     }
     on_gpu = place.device == "cuda" and place.gpu is None

@@ -26,6 +26,7 @@ from rlox_grpo.model.forward import make_forward
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Sampling
 from rlox_grpo.update.torch_updater import TorchUpdater
+from updates import Stepping
 
 ARCHITECTURES = (75, 80, 89, 90, 100, 120)
 
@@ -45,7 +46,7 @@ def measure() -> dict[str, object]:
         for name, dtype in (("bfloat16", torch.bfloat16), ("float32", None)):
             model = to_cuda(make_model("tiny"))
             forward = make_forward(model, autocast_dtype=dtype)
-            updater, batch = TorchUpdater(model, forward, grpo_loss), make_batch(4, 24, 6, 1024, "cuda")
+            updater, batch = Stepping(TorchUpdater(model, forward), grpo_loss), make_batch(4, 24, 6, 1024, "cuda")
             assert forward.shares_prompts
             for rows, worth in (("packed", 2.0), ("padded", 0.0)):
                 gpu.forget()  # what the trials cost

@@ -18,6 +18,7 @@ from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.tree_attention import EFFICIENT, FLASH, Forest, TreeAttention, choose_kernel, formula
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
+from updates import Stepping
 
 SIZES = {
     "vocab_size": 151,
@@ -101,7 +102,7 @@ def _batch(device, *, shared: bool, rows: int = 4, layers_of_sharing: int = 2):
 
 def _step(model, batch, **options):
     forward = make_forward(model, **options)
-    updater = TorchUpdater(model, forward, grpo_loss)
+    updater = Stepping(TorchUpdater(model, forward), grpo_loss)
     stats = updater.step([batch], 1e-3)
     # The first moment after one step is a tenth of the gradient.
     moments = updater.state_dict().items()

@@ -28,6 +28,7 @@ from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream, build_manifest
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
+from updates import Stepping
 
 GIB = 2**30
 LLAMA = {
@@ -92,7 +93,7 @@ def _measure_update(name, layers, layout: UpdateLayout, config: GRPOConfig):
             model.train()
         forward = make_forward(model, autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None)
         assert forward.shares_prompts
-        updater = TorchUpdater(model, forward, grpo_loss, offload=config.offload_optimizer)
+        updater = Stepping(TorchUpdater(model, forward, offload=config.offload_optimizer), grpo_loss)
         if config.lora_rank:
             cast_weights(model, torch.bfloat16, trained=False)
         if not config.offload_optimizer:  # moments, as after a first step
@@ -234,7 +235,7 @@ def test_gradients_and_weights_pass_through_page_locked_memory_without_waiting(g
     group = RolloutGroup(prompt, tuple(Completion(row, np.full(5, -1.0, np.float32), "stop") for row in rows))
     advantages = np.array([1, -1, 0.5, -0.5], np.float32)
     batch = build_batch([ScoredGroup(group, advantages, {})], advantages, device="cuda")
-    updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss, offload=True)
+    updater = Stepping(TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), offload=True), grpo_loss)
     gpu.forget()
     updater.step([batch], 1e-3)
     [copied] = {name for name in gpu.copies if name.startswith("update/master_weights.py") and "D2H" in name}

@@ -26,15 +26,15 @@ def weights(trainer):
 
 def fail_once(trainer, call, error):
     """Let the optimizer step number ``call`` raise ``error`` before it changes weights."""
-    step, calls = trainer.updater.step, []
+    backward, calls = trainer.updater.backward, []
 
-    def fail(*given):
-        calls.append(None)
-        if len(calls) == call:
+    def fail(loss, *, is_last):
+        calls.append(is_last)
+        if sum(calls) == call:
             raise error
-        return step(*given)
+        backward(loss, is_last=is_last)
 
-    trainer.updater.step = fail
+    trainer.updater.backward = fail
 
 
 def whole_run(**changes):

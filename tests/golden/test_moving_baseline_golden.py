@@ -46,13 +46,13 @@ def test_the_state_goes_round_through_a_checkpoint():
     first, second = MovingBaselines(0.9, "role"), MovingBaselines(0.9, "role")
     first.advantages(np.array([1.0, 0.5]), prompts("white", 3))
     first.finish()
-    second.load_state(first.state())
+    second.load_state_dict(first.state_dict())
     given = np.array([0.0, 0.0]), prompts("white", 3)
     np.testing.assert_array_equal(first.advantages(*given), second.advantages(*given))
-    second.load_state(None)
+    second.load_state_dict({"keys": [], "averages": []})
     assert second.finish() == {}
     with pytest.raises(ValueError, match="moving baseline of 'white' is nan"):
-        second.load_state({"keys": ["white"], "averages": [float("nan")]})
+        second.load_state_dict({"keys": ["white"], "averages": [float("nan")]})
 
 
 def test_a_row_without_the_column_is_named():

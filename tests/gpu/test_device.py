@@ -18,6 +18,7 @@ from rlox_grpo.model.tree_attention import choose_kernel
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
+from updates import Stepping
 
 pytestmark = pytest.mark.gpu
 DTYPES = [None, torch.bfloat16]
@@ -48,7 +49,7 @@ def _batch(where: Any, prompt: int, lengths: tuple[int, ...]) -> Any:
 def _grad_norm(model: Any, batch: Any, dtype: torch.dtype | None, *, share_prompts: bool = True) -> float:
     forward = make_forward(model, autocast_dtype=dtype, share_prompts=share_prompts)
     assert forward.shares_prompts == share_prompts
-    return TorchUpdater(model, forward, grpo_loss).step([batch], 1e-6).grad_norm
+    return Stepping(TorchUpdater(model, forward), grpo_loss).step([batch], 1e-6).grad_norm
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

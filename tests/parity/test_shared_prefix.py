@@ -22,6 +22,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
+from updates import Stepping
 from versions import skip_if_not_packed
 
 SHAPES = [(5, [4, 1, 7]), (9, [3, 6]), (1, [4, 5, 4])]  # the longest row is past mistral's window of 8
@@ -84,11 +85,9 @@ def steps(
         with torch.no_grad():
             batches = [dataclasses.replace(batch, old_log_probs=forward(batch)[0]) for batch in batches]
     # An epsilon of 1 makes AdamW's step smooth in the gradient; the usual one takes the sign of rounding where it is 0.
-    updater = TorchUpdater(
-        model,
-        forward,
+    updater = Stepping(
+        TorchUpdater(model, forward, OptimizerConfig(adam_epsilon=1.0, max_grad_norm=0.0)),
         lambda logp, batch, entropy: grpo_loss(logp, batch, kl_coef=kl_coef),
-        OptimizerConfig(adam_epsilon=1.0, max_grad_norm=0.0),
     )
     rows = [updater.step(batches, 0.1) for _ in range(updates)]
     found = [{**row.metrics, "grad_norm": row.grad_norm} for row in rows]
@@ -263,7 +262,8 @@ class Spied:
         self.micro_batches = 0
         base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
         base_model.base_model.register_forward_pre_hook(self._note, with_kwargs=True)
-        generate, batches = self.trainer.engine.generate, self.trainer.learner.batches
+        step = self.trainer._step
+        generate, make_mini_batches = self.trainer.engine.generate, step.batcher.make_mini_batches
 
         def generating(*arguments: Any, **options: Any) -> Any:
             groups = generate(*arguments, **options)
@@ -271,12 +271,12 @@ class Spied:
             return groups
 
         def batching(*arguments: Any) -> Any:
-            made = batches(*arguments)
+            made = make_mini_batches(*arguments)
             self.micro_batches = sum(map(len, made))
             return made
 
         self.trainer.engine.generate = generating  # type: ignore[method-assign]
-        self.trainer.learner.batches = batching  # type: ignore[method-assign]
+        object.__setattr__(step.batcher, "make_mini_batches", batching)
 
     def _note(self, module: Any, arguments: Any, options: dict[str, Any]) -> None:
         ids = options["input_ids"] if "input_ids" in options else arguments[0]

@@ -107,7 +107,7 @@ def test_a_run_reports_what_arrives(monkeypatch, async_steps):
     trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, **ranked.options(None, **options))
     found = []
     monkeypatch.setattr(trainer, "train_step", lambda *draws: found.append(step(*draws)) or found[-1])
-    step = type(trainer).train_step.__get__(trainer)
+    step = trainer._step.take
     trainer.train(ranked.PROMPTS)
     trainer.engine.close()
     assert KEPT not in found[0]  # B is zero

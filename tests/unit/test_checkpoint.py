@@ -28,12 +28,11 @@ STATE = {
     "config": {},
     "data": {},
     "rewards": [],
-    "draws": 21,
-    "batches_under_way": [],
+    "progress": {"draws": 21},
+    "rollouts": {},
     "pass_rates": {},
-    "kl_coef": 0.0,
-    "start_step": 0,
-    "start_draw": 0,
+    "moving_baselines": {},
+    "kl_weight": {},
     "last_metrics": {},
 }
 
@@ -56,7 +55,7 @@ def test_round_trip_is_exact_and_ties_stay(tmp_path):
     assert other[1].weight is other[0].weight
     for name, tensor in load_optimizer(place).items():
         assert torch.equal(tensor, optimizer[name])
-    assert read_state(place)["draws"] == 21
+    assert read_state(place)["progress"]["draws"] == 21
     assert read_state(place)["step"] == 7
 
 

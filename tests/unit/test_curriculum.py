@@ -55,10 +55,10 @@ def test_group_sizes_by_hand():
 
 def test_state_goes_and_comes_back_and_a_broken_one_is_refused():
     rates, again = measured(scored(3, [1, 0, 0, 0]), scored(0, [1, 1])), PassRates()
-    again.load_state(rates.state())
+    again.load_state_dict(rates.state_dict())
     assert (again.rate(3), again.rate(0)) == (0.25, 1.0)
     with pytest.raises(ValueError, match="prompt 4 is 1.5"):
-        again.load_state({"indices": [4], "rates": [1.5]})
+        again.load_state_dict({"indices": [4], "rates": [1.5]})
 
 
 def test_metrics():

@@ -586,7 +586,7 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
     losses = []
     for limits in ({}, {"max_episode_tokens": 6}):
         options = {**OPTIONS, "loss_aggregation": "fixed_length", "max_turns": 3, "max_new_tokens": 4, **limits}
-        learner = GRPO(copy.deepcopy(model), environment=Pays, tokenizer=tokenizer, **options).learner
+        trainer = GRPO(copy.deepcopy(model), environment=Pays, tokenizer=tokenizer, **options)
         log_probs = torch.zeros(2, 5)
         rows = torch.ones(2, 5, dtype=torch.bool)
         batch = Batch(
@@ -602,7 +602,7 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
             num_sequences=2.0,
             old_log_probs=log_probs,
         )
-        losses.append(float(learner._loss(log_probs, batch).loss))
+        losses.append(float(trainer._step._compute_loss(log_probs, batch, entropy=log_probs).loss))
     assert losses == pytest.approx([-10 / (2 * 12), -10 / (2 * 6)])
 
 

@@ -242,7 +242,7 @@ def test_a_training_step_is_profiled(make_tiny_model, device_peak, tmp_path):
         output_dir=str(tmp_path),
         log_to=(),
     )
-    trainer.learner._peak_flops = device_peak
+    object.__setattr__(trainer._step, "peak_flops", device_peak)
     metrics = trainer.train([[3, 4, 5], [6, 7]])
     assert metrics["perf/padding_share"] == 0.0
     assert metrics["perf/prompt_tokens_saved_share"] == 0.75

@@ -20,6 +20,7 @@ from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update import master_weights
 from rlox_grpo.update.torch_updater import TorchUpdater
 from toy import even_share
+from updates import Stepping
 
 PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
 OPTIONS = {
@@ -47,12 +48,10 @@ def batch_of(advantages=(1.0, -1.0, 0.5, -0.5)):
 
 
 def updater_of(model, *, offload, **options):
-    return TorchUpdater(
-        model,
-        make_forward(model, autocast_dtype=torch.bfloat16),
+    forward = make_forward(model, autocast_dtype=torch.bfloat16)
+    return Stepping(
+        TorchUpdater(model, forward, OptimizerConfig(**options), offload=offload),
         lambda log_probs, batch, entropy: grpo_loss(log_probs, batch),
-        OptimizerConfig(**options),
-        offload=offload,
     )
 
 

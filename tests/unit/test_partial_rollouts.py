@@ -25,8 +25,9 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
+from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
-from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.mini_batches import MiniBatcher
 
 LENGTHS = (3, 1, 2, 1, 1, 1)
 SAMPLING = Sampling(max_new_tokens=4)
@@ -225,15 +226,15 @@ def test_stale_replies_leave_the_loss_and_its_denominators(
 ) -> None:
     """The prompts of length 3 and 2 are trained in the step of their last reply, with replies of the steps before."""
     seen: list[Any] = []
-    build = Learner.batches
+    build = MiniBatcher.make_mini_batches
 
-    def keep(learner: Learner, scored: Any, advantages: Any, step: int) -> Any:
+    def keep(batcher: MiniBatcher, scored: Any, advantages: Any, step: int) -> Any:
         seen.append((step, [one for group in scored for one in group.group.completions]))
-        parts = build(learner, scored, advantages, step)
+        parts = build(batcher, scored, advantages, step)
         seen[-1] += (parts,)
         return parts
 
-    monkeypatch.setattr(Learner, "batches", keep)
+    monkeypatch.setattr(MiniBatcher, "make_mini_batches", keep)
     trainer = GRPO(
         copy.deepcopy(model), environment=talk, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_steps=3,
         max_new_tokens=4, max_turns=4, partial_rollout_turns=1, drop_stale=limit, zero_variance="keep", log_to=(),
@@ -261,13 +262,14 @@ def test_stale_replies_leave_the_loss_and_its_denominators(
 def test_values_of_states_are_those_of_whole_episodes(tokenizer: Any, model: Any, monkeypatch: Any) -> None:
     """turn_credit="gae" with episodes of three, one and two turns, one turn a step: each turn is paid 1."""
     seen: list[tuple[Any, Any]] = []
-    credit = Learner.advantages
+    credit = TrainStep.compute_advantages
 
-    def keep(learner: Learner, scored: Any, *given: Any) -> Any:
-        seen.append((scored, credit(learner, scored, *given)))
-        return seen[-1][1]
+    def keep(step: TrainStep, scored: Any, *given: Any) -> Any:
+        penalised, advantages = credit(step, scored, *given)
+        seen.append((scored, advantages))
+        return penalised, advantages
 
-    monkeypatch.setattr(Learner, "advantages", keep)
+    monkeypatch.setattr(TrainStep, "compute_advantages", keep)
     trainer = GRPO(
         copy.deepcopy(model), environment=Steps, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_steps=3,
         max_new_tokens=4, max_turns=4, partial_rollout_turns=1, turn_credit="gae", reward_scaling="none",

@@ -15,6 +15,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.types import Batch
 from rlox_grpo.update.torch_updater import TorchUpdater
 from rlox_grpo.update.updaters import make_updater
+from updates import Stepping
 
 
 class Bigram(nn.Module):
@@ -54,7 +55,7 @@ ROWS, ADVANTAGES = [[1, 2, 3, 4], [1, 5], [2, 6, 6]], [1.0, -1.0, 0.5]
 
 def updater_of(model, how="token_mean", **options):
     loss = lambda log_probs, batch, entropy: grpo_loss(log_probs, batch, loss_aggregation=how)  # noqa: E731
-    return TorchUpdater(model, make_forward(model), loss, OptimizerConfig(**options))
+    return Stepping(TorchUpdater(model, make_forward(model), OptimizerConfig(**options)), loss)
 
 
 @pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum"])
@@ -105,7 +106,7 @@ def test_gradients_of_a_step_that_failed_do_not_add_to_the_next():
             raise RuntimeError("CUDA out of memory")
         return grpo_loss(log_probs, batch, loss_aggregation="token_mean")
 
-    updater = TorchUpdater(model, make_forward(model), fail_once)
+    updater = Stepping(TorchUpdater(model, make_forward(model)), fail_once)
     with pytest.raises(RuntimeError, match="out of memory"):
         updater.step(batches, 0.01)
     assert updater.step(batches, 0.01).grad_norm == updater_of(whole).step(batches, 0.01).grad_norm
@@ -141,9 +142,8 @@ def test_decay_of_vectors_is_asked_for():
     batch = next_batch(ROWS, [0.0, 0.0, 0.0], num_loss_tokens=6.0, num_sequences=3.0)
     config = GRPOConfig.create(weight_decay=0.5, decay_vectors=True)
     policy = Policy(model, None, (), None)
-    make_updater(
-        config, policy, make_forward(model), lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)
-    ).step([batch], 0.1)
+    updater = make_updater(config, policy, make_forward(model))
+    Stepping(updater, lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)).step([batch], 0.1)
     torch.testing.assert_close(model.head.bias, bias * (1 - 0.1 * 0.5))
 
 

@@ -10,8 +10,8 @@ import torch
 from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, drop_tokens
 from rlox_grpo.loss.kl import sequence_kl
+from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
-from rlox_grpo.update.learner import Learner
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -187,14 +187,14 @@ def test_a_copy_is_not_needed_where_nothing_needs_a_reference():
 
 def test_the_sample_size_falls_with_the_updates_of_a_batch(monkeypatch):
     several = {"policy_loss": "p3o", "learning_rate": 0.1}
-    sizes, seen = [], Learner._with_step_statistics
+    sizes, seen = [], TrainStep._add_step_statistics
 
-    def keep(learner, *given):
-        found = seen(learner, *given)
+    def keep(step, batches, *, seed):
+        found = seen(step, batches, seed=seed)
         sizes.append(found[0].measured)
         return found
 
-    monkeypatch.setattr(Learner, "_with_step_statistics", keep)
+    monkeypatch.setattr(TrainStep, "_add_step_statistics", keep)
     _, metrics, _ = trained(updates_per_batch=4, **several)
     assert sizes[0] == pytest.approx(1.0, abs=1e-6)
     assert sizes[3] < 0.99

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
+from rlox_grpo.advantages.door import make_advantage_fn
 from rlox_grpo.batch import build_batch
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, NonFiniteError
@@ -29,8 +30,8 @@ from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.files import write_completions
 from rlox_grpo.run.metrics import step_metrics
 from rlox_grpo.run.report.samples import training_samples
+from rlox_grpo.trainer.step import take_optimizer_step
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
-from rlox_grpo.update.learner import Learner
 from toy import ToyLM
 
 BY_TURN = partial(has_zero_variance, by_turn=True)
@@ -184,28 +185,29 @@ def paid_by_turn(paid):
     return ScoredGroup(group, rewards, {}, turn_rewards=tuple(np.array(own, np.float32) for own in paid))
 
 
-def learner_of(**options):
+def step_of(**options):
     config = {"max_steps": 1, "group_size": 2, "learning_rate": 0.1, "log_to": (), **options}
     model = ToyLM()
     trainer = GRPO(model, lambda completions, prompts: [0.0], **config)
     own = GRPOConfig.create(**config, turn_credit="turn", reward_scaling="none")
-    return Learner(own, trainer.policy, [1.0], None, exact_engine=True, ranks=trainer.ranks), model
+    advantage_fn = make_advantage_fn(own.split().advantages, [1.0], trainer._step.moving_baselines)
+    return replace(trainer._step, advantage_fn=advantage_fn), model
 
 
 def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
-    learner, model = learner_of()
+    step, model = step_of()
     ended = RolloutGroup(Prompt(np.array([1, 2]), 0), (one_turn(), one_turn()))
     groups = [
         paid_by_turn([[1, 0], [0, 1]]),
         paid_by_turn([[0.5, 0.5], [0.5, 0.5]]),
         ScoredGroup(ended, np.ones(2, np.float32), {}),
     ]
-    advantages = learner.advantages(groups, 0, 1)
+    _, advantages = step.compute_advantages(groups, 0, 1)
     np.testing.assert_array_equal(advantages, [[0, -0.5], [0, 0.5], [0, 0], [0, 0], [0, np.nan], [0, np.nan]])
-    (part,) = learner.batches(groups, advantages, 0)
+    (part,) = step.batcher.make_mini_batches(groups, advantages, 0)
     assert torch.cat([batch.row_index for batch in part]).tolist() == [0, 1]  # the other groups teach nothing
     before = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
-    (stats,) = learner.update([part], groups, 0, 1)
+    stats = [take_optimizer_step(step.updater, step._compute_loss, part, 0.1)]
     after = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     change = after - before
     assert change[0, 3, 7] < 0 < change[1, 3, 6]  # the second tokens, of advantages −0.5 and 0.5
@@ -228,12 +230,15 @@ def test_the_rows_of_shorter_episodes_have_no_place_for_later_turns(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_names_its_rows_with_advantages_by_turn():
-    learner, _ = learner_of()
+    step, _ = step_of()
     groups = [paid_by_turn([[1, 0], [0, 1]])]
-    batch = learner.batches(groups, learner.advantages(groups, 0, 1), 0)[0][0]
+    batch = step.batcher.make_mini_batches(*step.compute_advantages(groups, 0, 1), 0)[0][0]
     wrong = replace(batch, advantages=torch.where(torch.arange(2)[:, None] == 1, torch.nan, batch.advantages))
-    with pytest.raises(NonFiniteError, match=r"not finite in rows \[1\]; row 1 is completion 1 of prompts\[0\]"):
-        learner.update([[wrong]], groups, 0, 1)
+    with (
+        pytest.raises(NonFiniteError, match=r"not finite in rows \[1\]; row 1 is completion 1 of prompts\[0\]"),
+        step._naming_samples(groups, []),
+    ):
+        take_optimizer_step(step.updater, step._compute_loss, [wrong], 0.1)
 
 
 def test_zero_variance_is_judged_by_turn_where_turns_are_credited():

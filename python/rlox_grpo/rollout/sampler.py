@@ -92,20 +92,12 @@ class Sampler:
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
-        run = partial(
-            self.generate,
-            prompts=prompts,
-            group_sizes=sizes,
-            sampling=self.sampling,
-            seed=seed,
-            share=share,
-            engine_share=engine_share,
-        )
+        arguments = prompts, sizes, self.sampling, seed, share, engine_share
         if isinstance(self.engine, BackgroundEngine):
-            return PendingBatch(prompts, self.engine.submit(run))
+            return PendingBatch(prompts, self.engine.submit(lambda engine: self.generate(engine, *arguments)))
         groups: Future[list[RolloutGroup]] = Future()
         try:
-            groups.set_result(run(self.engine))
+            groups.set_result(self.generate(self.engine, *arguments))
         except BaseException as error:  # noqa: BLE001  `result` raises it
             groups.set_exception(error)
         return PendingBatch(prompts, groups)

@@ -53,6 +53,7 @@ class Progress:
         step: Training steps.
         draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
         start_step, start_draw: Both at the start of the current call of ``train``.
+        total_steps: The step with which this call ends, and the schedules with it.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
         learning_rate_factor: Factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
         weights_are_whole: False from the first weight that a training step changes until the step is complete. No
@@ -63,6 +64,7 @@ class Progress:
     draws: int = 0
     start_step: int = 0
     start_draw: int = 0
+    total_steps: int = 1
     prompt_tokens: int = 0
     completion_tokens: int = 0
     learning_rate_factor: float = 1.0
@@ -70,11 +72,15 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as JSON values for a checkpoint."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "weights_are_whole"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _OF_THE_CALL}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; the weights are then whole."""
         for field in fields(self):
-            if field.name != "weights_are_whole":
+            if field.name not in _OF_THE_CALL:
                 setattr(self, field.name, state[field.name])
         self.weights_are_whole = True
+
+
+_OF_THE_CALL = ("total_steps", "weights_are_whole")
+"""Fields of :class:`Progress` that no checkpoint has."""

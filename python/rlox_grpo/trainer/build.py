@@ -116,7 +116,7 @@ def build_step(
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, config, ranks))
-    forward, reference, updater = _build_update(config, stages, sharded, ref_model, optimizer, ranks)
+    forward, reference, updater = build_update(config, stages, sharded, ref_model, optimizer, ranks)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
     batcher = MiniBatcher(stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks)
     is_exact = sampler.engine.exact and sampler.partial is None
@@ -157,7 +157,7 @@ def build_step(
     return step, episodes
 
 
-def _build_update(
+def build_update(
     config: GRPOConfig,
     stages: StageConfigs,
     policy: Policy,

@@ -39,7 +39,7 @@ from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import HeldOut
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.sources import record_sources, resolve_path
-from rlox_grpo.types import Prompt
+from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
         """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
-        self.progress = step.progress
-        self._total_steps = 1
+        self.progress, self.train_step = step.progress, step.take
         self._last_metrics: Mapping[str, float] = {}
         self._is_unfinished = False  # whether the last call of train was stopped
         self._stop_requested = False
@@ -147,8 +146,8 @@ class GRPO:
 
     def _describe(self) -> dict[str, str]:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
-        is_stopped = self._is_unfinished and self.step < self._total_steps
-        progress = f"{self.step} of {self._total_steps}" if is_stopped else str(self.step)
+        is_stopped = self._is_unfinished and self.step < self.progress.total_steps
+        progress = f"{self.step} of {self.progress.total_steps}" if is_stopped else str(self.step)
         facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
         folder = self.config.output_dir
         return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
@@ -158,18 +157,10 @@ class GRPO:
         """Number of training steps, including those before a resume."""
         return self.progress.step
 
-    def train_step(
-        self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
-    ) -> dict[str, float]:
-        """Take one step: B prompts, G completions each, ``updates_per_batch`` passes. Return its metrics.
-
-        Args:
-            draw_prompts: ``draw_prompts(step)`` draws the prompts of ``step``, with ``async_steps`` those of a later
-                step. It is called once for each step, in order, and returns no prompts after the last.
-            more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
-        """
-        metrics, self.last_rollout = self._step.take(draw_prompts, more, self._total_steps)
-        return metrics
+    @property
+    def last_rollout(self) -> tuple[list[ScoredGroup], Float32Array]:
+        """The groups of the last step and their advantages; see :class:`rlox_grpo.trainer.step.TrainStep`."""
+        return self._step.last_rollout
 
     @explain_keywords
     def train(
@@ -205,16 +196,16 @@ class GRPO:
             restore: Path | None = None
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
-                if self.step >= self._total_steps:
+                if self.step >= self.progress.total_steps:
                     return add_short_names(run.last_metrics, run.progress_fields)
                 draw_prompts = partial(self._draw_prompts, plan, draws)
-                with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
+                with run.recording(self.progress.total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
-                    while restore is None and self.step < self._total_steps and not self._must_stop(stop):
-                        metrics, self.last_rollout = self._step.take(draw_prompts, draws.take, self._total_steps)
+                    while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
+                        metrics = self.train_step(draw_prompts, draws.take)
                         self.progress.draws = draws.draws
                         evaluation = {}
                         try:
@@ -235,12 +226,12 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
-            if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
+            if self.step < self.progress.total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
                     f"{run.how_to_resume()}"
                 )
-            if self.step >= self._total_steps:
+            if self.step >= self.progress.total_steps:
                 self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
@@ -253,7 +244,7 @@ class GRPO:
     def _is_evaluated(self) -> bool:
         """Whether training evaluates now: every ``eval_steps`` and after the last step."""
         every = self.config.eval_steps
-        return self.step == self._total_steps or (every > 0 and self.step % every == 0)
+        return self.step == self.progress.total_steps or (every > 0 and self.step % every == 0)
 
     def _must_stop(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
@@ -321,13 +312,13 @@ class GRPO:
             self.config.prompts_per_step,
             start_step=progress.start_step,
         )
-        self._total_steps = plan.total_steps
+        self.progress.total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
         if stream is not None:  # the run may go back to a checkpoint from before what the stream has passed
             stream = self.prompts.open_stream(prompts, min([self.progress.draws, *run.list_prompts_under_way()]))
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
-        if self.step >= self._total_steps:
+        if self.step >= self.progress.total_steps:
             return run, plan, draws, held_out
         self._is_unfinished = True
         of_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts

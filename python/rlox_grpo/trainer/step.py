@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.advantages.door import compute_advantages, pad_advantages
+from rlox_grpo.advantages.door import Advantages, compute_advantages, pad_advantages
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import AdvantageFn
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
@@ -94,7 +94,7 @@ def take_optimizer_step(
     return UpdateStats(updater.step(learning_rate), learning_rate, metrics)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TrainStep:
     """Takes training steps.
 
@@ -119,6 +119,8 @@ class TrainStep:
         schedule: the learning rate over the run.
         size, peak_flops: the model's size and the device's speed, for ``perf/*``.
         progress: the steps, prompts and tokens of the run.
+        last_rollout: the trained groups of the last step with their advantages ``float32 [N]``, one for each
+            completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
     """
 
     stages: StageConfigs
@@ -142,20 +144,20 @@ class TrainStep:
     size: ModelSize | None
     peak_flops: float | None
     progress: Progress
+    last_rollout: tuple[list[ScoredGroup], Float32Array] = field(default_factory=lambda: ([], np.zeros(0, np.float32)))
 
     def take(
-        self,
-        draw_prompts: Callable[[int], Sequence[Prompt]],
-        more: Callable[[int], Sequence[Prompt]] | None,
-        total_steps: int,
-    ) -> tuple[dict[str, float], tuple[list[ScoredGroup], Float32Array]]:
-        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``.
+        self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
+    ) -> dict[str, float]:
+        """Take one step: B prompts, G completions each, ``updates_per_batch`` passes. Return its metrics.
 
-        Returns:
-            The metrics, see docs/reference/metrics.md; and the trained groups with their advantages ``float32 [N]``,
-            one for each completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
+        Args:
+            draw_prompts: ``draw_prompts(step)`` draws the prompts of ``step``, with ``async_steps`` those of a later
+                step. It is called once for each step, in order, and returns no prompts after the last.
+            more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        stages, sampler, step = self.stages, self.sampler, self.progress.step
+        stages, sampler = self.stages, self.sampler
+        step, total_steps = self.progress.step, self.progress.total_steps
         learning_rate = self.progress.learning_rate_factor * learning_rate_at(step, total_steps, self.schedule)
         clock, refills = StageClock(), count(1)
 
@@ -178,13 +180,9 @@ class TrainStep:
         scored = rollout.chosen
 
         with clock("advantages"):
-            self.kl_weight.begin(step, total_steps)
-            self.moving_baselines.begin()
-            penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
-            computed = compute_advantages(self.advantage_fn, penalised) if scored else np.zeros(0, np.float32)
-            advantages = pad_advantages(computed)
+            penalised, advantages = self.compute_advantages(scored, step, total_steps)
         with clock("batch"):
-            mini_batches = self.batcher.make_mini_batches(scored, computed, step)
+            mini_batches = self.batcher.make_mini_batches(scored, advantages, step)
         with clock("log_probs"):
             mini_batches = self.fixed_tensors.add(mini_batches, penalised)
             information = self._measure_information(rollout.groups, step)
@@ -211,11 +209,28 @@ class TrainStep:
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))
-        metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
+        padded = pad_advantages(advantages)
+        metrics = self._measure(rollout, padded, batches, updates, clock.timings(), learning_rate)
         self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
         # A callback may edit the groups, and later steps draw the same prompts.
         owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
-        return {**metrics, **information}, (owned, advantages)
+        self.last_rollout = owned, padded
+        return {**metrics, **information}
+
+    def compute_advantages(
+        self, scored: Sequence[ScoredGroup], step: int, total_steps: int
+    ) -> tuple[list[ScoredGroup], Advantages]:
+        """Return the groups with the rewards that the advantages are of, and their advantages, prompt-major.
+
+        The rewards are less the KL penalty with ``kl_in="reward"``. ``step`` counts from 0.
+
+        Raises:
+            SampleError: an advantage function of the user returned something wrong.
+        """
+        self.kl_weight.begin(step, total_steps)
+        self.moving_baselines.begin()
+        penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
+        return penalised, compute_advantages(self.advantage_fn, penalised) if scored else np.zeros(0, np.float32)
 
     def _compute_loss(
         self, log_probs: Tensor, batch: Batch, *, entropy: Tensor, distribution_kl: Tensor | None = None
