@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from credit import make_advantages, make_turn_advantages
 from rlox_grpo.advantages import (
     broadcast_advantages,
     group_advantages,
-    make_advantages,
-    make_turn_advantages,
     mean_scaled_advantages,
 )
 from rlox_grpo.config.schema import GRPOConfig

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.advantages import make_advantages
+from credit import make_advantages
 from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.config.presets.page import presets_page
 from rlox_grpo.config.schema import GRPOConfig

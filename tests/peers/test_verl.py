@@ -549,7 +549,7 @@ def test_the_adaptive_controller_is_verls(core_algos: Any) -> None:
 
 def test_reinforce_plus_plus_baseline_is_ours(core_algos: Any) -> None:
     """Less the group's mean, then whitened over the batch; verl's deviation is over tokens, so equal lengths here."""
-    from rlox_grpo.advantages import make_advantages
+    from credit import make_advantages
     from rlox_grpo.config.schema import GRPOConfig
 
     rewards = torch.randn(12, generator=torch.Generator().manual_seed(0))

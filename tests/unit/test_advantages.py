@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from credit import make_advantages
 from rlox_grpo import GRPOConfig, _native
-from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages, make_advantages
+from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages
+from rlox_grpo.advantages.forms import find_form, list_forms
+from rlox_grpo.config.records import AdvantageConfig
 from versions import NAMES_ARGUMENTS
 
 REWARDS = [1.0, 0.0, 0.5, 0.25]
@@ -228,3 +231,11 @@ def test_no_more_rewards_than_ddof_have_no_scale(options: dict[str, Any]):
     found = make_advantages(config, [1.0])(rewards, np.array([0, 3]), {"a": rewards})
     assert found.tolist() == [0, 0, 0]
     assert component_advantages([[0.1, 0.2]], [1.0], 2, ddof=2, std_epsilon=1e-6).tolist() == [0, 0]
+
+
+def test_the_options_of_each_form_choose_it() -> None:
+    forms = list_forms()
+    assert {len(form.CHOSEN_BY) for form in forms} == {0, 1}
+    assert sum(not form.CHOSEN_BY for form in forms) == 1  # the default
+    for form in forms:
+        assert find_form(AdvantageConfig.create(**form.CHOSEN_BY)) is form

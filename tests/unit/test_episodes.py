@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import chatml
+from credit import make_turn_advantages
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.advantages import make_turn_advantages
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.groups import check_turns, number_states

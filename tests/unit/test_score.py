@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from credit import make_advantages, make_turn_advantages
 from rlox_grpo import GRPOConfig
-from rlox_grpo.advantages import make_advantages, make_turn_advantages
 from rlox_grpo.groups import compute_group_offsets
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rewards import (

@@ -1,11 +1,12 @@
 """Advantages: from the rewards of a step's groups to the advantage of each completion, turn or token.
 
-A file for each form; ``choose`` selects one by the options, and ``door`` is the interface, also for a user's function.
+``forms`` has a module for each built-in function, ``choose`` selects one by the options, and ``door`` is the interface,
+also for a user's function.
 """
 
 from __future__ import annotations
 
-from rlox_grpo.advantages.choose import make_advantages, make_turn_advantages, make_zero_variance_test
+from rlox_grpo.advantages.choose import make_zero_variance_test
 from rlox_grpo.advantages.component import component_advantages
 from rlox_grpo.advantages.gae import gae_advantages
 from rlox_grpo.advantages.group import broadcast_advantages, group_advantages
@@ -17,8 +18,6 @@ __all__ = [
     "component_advantages",
     "gae_advantages",
     "group_advantages",
-    "make_advantages",
-    "make_turn_advantages",
     "make_zero_variance_test",
     "mean_scaled_advantages",
     "turn_advantages",

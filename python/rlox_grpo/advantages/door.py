@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.advantages.choose import make_advantages, make_turn_advantages, make_zero_variance_test
+from rlox_grpo.advantages.choose import make_built_in, make_zero_variance_test
+from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
-from rlox_grpo.advantages.process import AdvantageFn, has_equal_steps, with_step_advantages
+from rlox_grpo.advantages.process import has_equal_steps, with_step_advantages
 from rlox_grpo.config.records import AdvantageConfig
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
-from rlox_grpo.groups import compute_group_offsets, count_turns, flag_sampled
+from rlox_grpo.groups import count_turns, flag_sampled
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.types import Float32Array, ScoredGroup
@@ -48,29 +48,7 @@ def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving:
     """
     if config.advantage_fn is not None:
         return find_advantage_fn(config.advantage_fn)
-    return with_step_advantages(_make_built_in(config, weights, moving), config, weights)
-
-
-def _make_built_in(config: AdvantageConfig, weights: Sequence[float], moving: MovingBaselines) -> AdvantageFn:
-    if config.turn_credit != "episode":
-        of_turns = make_turn_advantages(config)
-        return lambda groups: _split(of_turns(groups, _concatenate_rewards(groups)), groups)
-    if config.baseline == "moving":
-        return lambda groups: _split(
-            moving.advantages(
-                _concatenate_rewards(groups), [group.group.prompt for group in groups for _ in group.group.completions]
-            ),
-            groups,
-        )
-    normalise = make_advantages(config, weights)
-
-    def of_completions(groups: Sequence[ScoredGroup]) -> list[NDArray[Any]]:
-        components = {
-            name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components
-        }
-        return _split(normalise(_concatenate_rewards(groups), compute_group_offsets(groups), components), groups)
-
-    return of_completions
+    return with_step_advantages(make_built_in(config, weights, moving), config, weights)
 
 
 def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
@@ -161,16 +139,6 @@ def pad_advantages(advantages: Advantages) -> Float32Array:
     for row, values in zip(padded, advantages, strict=True):
         row[: len(values)] = values
     return padded
-
-
-def _concatenate_rewards(groups: Sequence[ScoredGroup]) -> Float32Array:
-    rewards: Float32Array = np.concatenate([group.rewards for group in groups])
-    return rewards
-
-
-def _split(values: NDArray[Any], groups: Sequence[ScoredGroup]) -> list[NDArray[Any]]:
-    """Return the rows of each group."""
-    return [values[start:stop] for start, stop in pairwise(compute_group_offsets(groups).tolist())]
 
 
 def _make_read_only(scored: ScoredGroup) -> ScoredGroup:

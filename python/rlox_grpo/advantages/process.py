@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
 from rlox_grpo.config.records import AdvantageConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.verdicts import sum_weighted
 from rlox_grpo.types import Float32Array, ScoredGroup
-
-GroupAdvantages: TypeAlias = "NDArray[Any] | list[NDArray[Any]]"
-AdvantageFn: TypeAlias = Callable[[Sequence[ScoredGroup]], "Sequence[GroupAdvantages]"]
 
 
 def step_advantages(

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.advantages.door import Advantages, compute_advantages, pad_advantages
+from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
-from rlox_grpo.advantages.process import AdvantageFn
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
 from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.ranks import Ranks
