@@ -297,7 +297,7 @@ def time_rollouts(shape: Turns, rounds: int) -> dict[str, Any]:
     rng, kept = random.Random(0), list[Any]()
     trainer = make_trainer(shape, SlowWalk)
     prompts = trainer.prompts.read(make_rows(shape))
-    sampling = make_sampling(trainer.config.sampling)
+    sampling = make_sampling(trainer.config.split().sampling)
     found = []
     for turn in range(rounds + 1):
         seconds = []

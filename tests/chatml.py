@@ -50,7 +50,7 @@ def play_rows(
     from rlox_grpo.rollout.episodes.run import EpisodeRunner
     from rlox_grpo.types import Sampling
 
-    runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).episodes, tokenizer)
+    runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).split().episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
     groups = runner(engine, load_rows(rows), [completions] * len(rows), Sampling(max_new_tokens=5), 7)
     return [completion for group in groups for completion in group.completions]

@@ -207,7 +207,7 @@ async def count(row, chat):
 
 def play(engine, tokenizer, environment, seed=7):
     config = GRPOConfig.create()
-    runner = EpisodeRunner(environment, (), config.episodes, tokenizer)
+    runner = EpisodeRunner(environment, (), config.split().episodes, tokenizer)
     groups = runner(engine, load_rows(ROWS), [3, 3], SAMPLING, seed)
     check_turns([completion for group in groups for completion in group.completions])
     assert runner.prefilled_tokens > 0
@@ -285,7 +285,7 @@ def test_a_server_streams_what_it_samples(at_server, tokenizer, monkeypatch):
 
     found = []
     for is_streamed in (True, False):  # noqa: B007  read by the agent
-        runner = EpisodeRunner(agent, (), GRPOConfig.create().episodes, tokenizer)
+        runner = EpisodeRunner(agent, (), GRPOConfig.create().split().episodes, tokenizer)
         (group,) = runner(engine, load_rows(ROWS[:1]), [1], Sampling(max_new_tokens=40), 7)
         check_turns(group.completions)
         found.append(group.completions[0].token_ids.tolist())

@@ -107,7 +107,7 @@ def test_broadcast():
 
 def configured(rewards, **options):
     config = GRPOConfig(group_size=2, **options)
-    return make_advantages(config.advantages, [1.0])(
+    return make_advantages(config.split().advantages, [1.0])(
         np.array(rewards, np.float32), np.arange(0, len(rewards) + 1, config.group_size), {}
     ).tolist()
 
@@ -126,7 +126,7 @@ def test_whitened_advantages():
 def test_advantages_over_the_mean_reward():
     # Means 1/2 and 1/4: (1 - 1/2) / (1/2), and (1 - 1/4) / (1/4) = 3
     config = GRPOConfig(group_size=4, reward_scaling="mean", std_epsilon=0.0)
-    scale = make_advantages(config.advantages, [1.0])
+    scale = make_advantages(config.split().advantages, [1.0])
     rewards = np.array([1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, math.nan, 1, 1], np.float32)
     found = scale(rewards, np.array([0, 4, 8, 12, 16]), {}).tolist()
     assert found == [1, -1, 1, -1, 3, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -156,7 +156,7 @@ def test_losers_have_no_advantage():
     rewards = f32(3, 1)
     paid = (f32(1, 2), f32(1))
     group = ScoredGroup(RolloutGroup(prompt, (own, replace(own, turns=()))), rewards, {}, turn_rewards=paid)
-    by_turn = make_turn_advantages(config.advantages)([group], rewards)
+    by_turn = make_turn_advantages(config.split().advantages)([group], rewards)
     np.testing.assert_array_equal(by_turn, f32(1, 1, 0, np.nan).reshape(2, 2))
 
 

@@ -362,12 +362,12 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         sizes["turn_credit"] = "episode"  # the data has one turn; test_turn_values_golden.py has others
     config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
     x = data()
-    coef = kl_coef_at(STEP, STEPS, config.loss)
+    coef = kl_coef_at(STEP, STEPS, config.split().loss)
     rewards = x.R
     if config.kl_in == "reward":
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
         rewards = rewards - coef * (kl * x.mask).sum(1)
-    advantages = make_advantages(config.advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
+    advantages = make_advantages(config.split().advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
     kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
@@ -409,8 +409,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
-    (batch,) = with_step_statistics([batch], config.loss, lambda _: kept_log_probs)
-    loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
+    (batch,) = with_step_statistics([batch], config.split().loss, lambda _: kept_log_probs)
+    loss = grpo_loss(kept_log_probs, replace(batch), config.split().loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
 

@@ -45,7 +45,7 @@ def scored(paid: dict[str, list[float]] | list[tuple[str, list[float]]], rewards
 
 def advantages_of(*groups: ScoredGroup, **options: Any) -> Any:
     config = GRPOConfig.create(**{"turn_credit": "gae", "reward_scaling": "none", **options})
-    return make_turn_advantages(config.advantages)(groups, np.concatenate([group.rewards for group in groups]))
+    return make_turn_advantages(config.split().advantages)(groups, np.concatenate([group.rewards for group in groups]))
 
 
 # Three episodes, γ = λ = 1/2. Their states and rewards, and the returns G_k = r_k + G_{k+1} / 2:
@@ -235,10 +235,10 @@ def test_unscored_episodes_are_in_no_statistic():
 
 def is_constant(group: ScoredGroup, **options: Any) -> bool:
     config = GRPOConfig.create(turn_credit="gae", **options)
-    assert make_zero_variance_test(config.advantages)(group) == (
+    assert make_zero_variance_test(config.split().advantages)(group) == (
         not np.nan_to_num(advantages_of(group, **options)).any()
     )
-    return make_zero_variance_test(config.advantages)(group)
+    return make_zero_variance_test(config.split().advantages)(group)
 
 
 def test_zero_variance_is_that_of_each_states_returns():
@@ -252,8 +252,8 @@ def test_zero_variance_is_that_of_each_states_returns():
     # Each episode visits a twice, and the return is the larger the later.
     assert not is_constant(scored([("aa", [0, 0, 1])] * 2))
     assert is_constant(scored([("aa", [0, 0, 1])] * 2), turn_state="history")
-    assert not make_zero_variance_test(GRPOConfig.create(turn_credit="turn").advantages)(uneven)
-    assert make_zero_variance_test(GRPOConfig.create().advantages)(uneven)
+    assert not make_zero_variance_test(GRPOConfig.create(turn_credit="turn").split().advantages)(uneven)
+    assert make_zero_variance_test(GRPOConfig.create().split().advantages)(uneven)
 
 
 def test_a_batch_has_the_advantage_of_each_tokens_turn():

@@ -560,7 +560,7 @@ def test_reinforce_plus_plus_baseline_is_ours(core_algos: Any) -> None:
     estimate = core_algos.get_adv_estimator_fn("reinforce_plus_plus_baseline")
     theirs, _ = estimate(token_level_rewards=token_rewards, response_mask=mask, index=uids)
     config = GRPOConfig(group_size=4, reward_scaling="whiten", ddof=1, std_epsilon=0.0)
-    ours = torch.from_numpy(make_advantages(config.advantages, [1.0])(rewards.numpy(), np.arange(0, 13, 4), {}))
+    ours = torch.from_numpy(make_advantages(config.split().advantages, [1.0])(rewards.numpy(), np.arange(0, 13, 4), {}))
     # verl's deviation has N − 1 of tokens: sqrt(47/48 · 12/11) beside ours of sequences.
     torch.testing.assert_close(ours * ((47 / 48) * (12 / 11)) ** 0.5, theirs[:, 0], rtol=1e-4, atol=1e-5)
 

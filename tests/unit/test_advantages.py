@@ -226,7 +226,7 @@ def test_component_advantages_refuses_what_does_not_fit():
 @pytest.mark.parametrize("options", [{"reward_scaling": "whiten"}, {"reward_aggregation": "normalize_then_sum"}])
 def test_no_more_rewards_than_ddof_have_no_scale(options: dict[str, Any]):
     """Divided by epsilon alone they would be thousands: 0.05 / 1e-6 = 50,000."""
-    config = GRPOConfig.create(ddof=2, std_epsilon=1e-6, **options).advantages
+    config = GRPOConfig.create(ddof=2, std_epsilon=1e-6, **options).split().advantages
     rewards = np.array([0.1, 0.2, np.nan], np.float32)
     found = make_advantages(config, [1.0])(rewards, np.array([0, 3]), {"a": rewards})
     assert found.tolist() == [0, 0, 0]

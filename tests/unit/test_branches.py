@@ -297,7 +297,7 @@ def model(make_tiny_model: Any, tokenizer: Any) -> Any:
 
 def play(model: Any, tokenizer: Any, max_rows: int) -> Any:
     config = GRPOConfig.create()
-    runner = EpisodeRunner(branching, (), config.episodes, tokenizer)
+    runner = EpisodeRunner(branching, (), config.split().episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=max_rows)
     return runner(engine, load_rows(ROWS), [2, 2], Sampling(max_new_tokens=5), 7)
 

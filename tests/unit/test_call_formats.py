@@ -369,7 +369,7 @@ def make_runner(byte_tokenizer: Any, template: str, **options: Any) -> EpisodeRu
     tokenizer = copy.deepcopy(byte_tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
     tokenizer.chat_template = template
-    return EpisodeRunner(None, [look_up], GRPOConfig.create(**options).episodes, tokenizer)
+    return EpisodeRunner(None, [look_up], GRPOConfig.create(**options).split().episodes, tokenizer)
 
 
 def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,7 @@ def play(model: Any, tokenizer: Any) -> Iterator[Any]:
         tools = options.pop("tools", ())
         config = GRPOConfig.create(**options)
         config.refuse_ignored(environment=True, tools=bool(tools))
-        runners.append(EpisodeRunner(environment, tools, config.episodes, tokenizer))
+        runners.append(EpisodeRunner(environment, tools, config.split().episodes, tokenizer))
         engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
         prompts = load_rows(rows)
         return runners[-1](engine, prompts, [size] * len(prompts), Sampling(max_new_tokens=5), 7)
@@ -165,7 +165,7 @@ def test_an_environment_that_exits_here_is_named(play: Any) -> None:
 def test_processes_end_with_the_runner(play: Any, model: Any, tokenizer: Any) -> None:
     before = list_children()
     config = GRPOConfig.create(turn_timeout=30.0)
-    runner = EpisodeRunner(misbehaving_turns.count, (), config.episodes, tokenizer)
+    runner = EpisodeRunner(misbehaving_turns.count, (), config.split().episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
     for _ in range(2):
         runner(engine, load_rows(ROWS), [1, 1], Sampling(max_new_tokens=5), 7)

@@ -56,7 +56,7 @@ def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **optio
     given = {"environment": True, "tools": bool(tools)}
     config = GRPOConfig.create(**options)
     config.refuse_ignored(**given)
-    runner = EpisodeRunner(environment, tools, config.episodes, tokenizer)
+    runner = EpisodeRunner(environment, tools, config.split().episodes, tokenizer)
     prompts = load_rows(rows)
     runner.check_rows(prompts)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=3)
@@ -566,7 +566,9 @@ def test_gae_credits_the_states_of_the_environment(
     trainer = GRPO(policy, environment=Pays, tokenizer=tokenizer, **own)
     trainer.train(ROWS)
     scored, advantages = trainer.last_rollout
-    expected = make_turn_advantages(trainer.config.advantages)(scored, np.concatenate([g.rewards for g in scored]))
+    expected = make_turn_advantages(trainer.config.split().advantages)(
+        scored, np.concatenate([g.rewards for g in scored])
+    )
     np.testing.assert_array_equal(advantages, expected)
     assert advantages.shape == (len(scored) * trainer.config.group_size, 3)
     assert np.nan_to_num(advantages).any()

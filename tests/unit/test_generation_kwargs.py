@@ -104,7 +104,7 @@ def test_vllm_gets_every_parameter_by_its_name(changes):
         "allowed_token_ids": [1, 2], "stop_token_ids": [9], "min_p": 0.1, "stop": "end",
     }  # fmt: skip
     config = GRPOConfig.create(generation_kwargs=given, **changes)
-    fields = make_request_fields(make_sampling(config.sampling), 4, 0, (5,))
+    fields = make_request_fields(make_sampling(config.split().sampling), 4, 0, (5,))
     for name, value in {**given, "stop_token_ids": [5, 9], "stop": ["end"]}.items():
         assert fields[name] == value, name
     assert set(list_honoured(config.engine)) == {"top_p", "top_k", "min_p", "stop", "stop_token_ids", *EXTRA}

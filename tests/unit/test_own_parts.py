@@ -516,7 +516,7 @@ def test_a_name_of_a_module_is_the_function(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_options_of_a_loss_are_read_with_an_own_loss() -> None:
     config = GRPOConfig.create(policy_loss=own_clip, clip_low=0.1, dro_beta=0.3)
-    assert (config.loss.clip_low, config.loss.dro_beta) == (0.1, 0.3)
+    assert (config.split().loss.clip_low, config.split().loss.dro_beta) == (0.1, 0.3)
     with pytest.raises(ConfigError, match="dro_beta=0.3 is read only with policy_loss='dro'; here policy_loss='clip'"):
         GRPOConfig.create(dro_beta=0.3)
 

@@ -107,7 +107,7 @@ class Steps:
 
 def make_runner(tokenizer: Any, environment: Any = talk, turns: int = 1, **options: Any) -> EpisodeRunner:
     config = GRPOConfig.create(partial_rollout_turns=turns, zero_variance="keep", **options)
-    return EpisodeRunner(environment, (), config.episodes, tokenizer)
+    return EpisodeRunner(environment, (), config.split().episodes, tokenizer)
 
 
 def play(

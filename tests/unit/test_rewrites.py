@@ -252,7 +252,7 @@ def model(make_tiny_model: Any, tokenizer: Any) -> Any:
 
 
 def play(model: Any, tokenizer: Any, turns: int, max_rows: int = 4) -> tuple[EpisodeRunner, Any]:
-    runner = EpisodeRunner(count, (), GRPOConfig.create(max_turns=99).episodes, tokenizer)
+    runner = EpisodeRunner(count, (), GRPOConfig.create(max_turns=99).split().episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=max_rows)
     (group,) = runner(engine, load_rows([{"turns": turns}]), [2], Sampling(max_new_tokens=6), 7)
     return runner, group
@@ -289,12 +289,12 @@ def test_the_update_is_the_gradient_of_every_sampled_token_once(model: Any, toke
 
 def test_the_log_says_so_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        runner = EpisodeRunner(count, (), GRPOConfig.create().episodes, tokenizer)
+        runner = EpisodeRunner(count, (), GRPOConfig.create().split().episodes, tokenizer)
         runner._templates.give(make_schemas([look_up]))
     assert caplog.text.count("rewrites history") == 1
     assert "episode/branches" in caplog.text
     assert runner.rewrites_history
-    assert not EpisodeRunner(count, (), GRPOConfig.create(history="keep").episodes, tokenizer).rewrites_history
+    assert not EpisodeRunner(count, (), GRPOConfig.create(history="keep").split().episodes, tokenizer).rewrites_history
 
 
 def test_turn_credit_is_refused_before_training(model: Any, tokenizer: Any) -> None:

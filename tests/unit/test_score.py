@@ -406,7 +406,7 @@ BASELINES = [
 
 @pytest.mark.parametrize("options", BASELINES, ids=str)
 def test_every_advantage_is_that_of_the_group_without_the_samples_that_failed(options: dict[str, Any]) -> None:
-    config = GRPOConfig.create(**options).advantages
+    config = GRPOConfig.create(**options).split().advantages
 
     def advantages(*ends: tuple[str, float | None]) -> Any:
         other = episodes(("completed", 1.0), ("completed", 2.0))

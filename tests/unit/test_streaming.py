@@ -153,7 +153,7 @@ class Scripted:
 
 
 def play(environment: Any, engine: Any, tokenizer: Any) -> Any:
-    runner = EpisodeRunner(environment, (), GRPOConfig.create(history="keep").episodes, tokenizer)
+    runner = EpisodeRunner(environment, (), GRPOConfig.create(history="keep").split().episodes, tokenizer)
     (group,) = runner(engine, load_rows([{"secret": 1}]), [1], Sampling(max_new_tokens=200), 7)
     (completion,) = group.completions
     return completion

@@ -142,7 +142,7 @@ def test_decay_of_vectors_is_asked_for():
     batch = next_batch(ROWS, [0.0, 0.0, 0.0], num_loss_tokens=6.0, num_sequences=3.0)
     config = GRPOConfig.create(weight_decay=0.5, decay_vectors=True)
     policy = Policy(model, None, (), None)
-    updater = make_updater(config, policy, make_forward(model))
+    updater = make_updater(config.split(), policy, make_forward(model))
     Stepping(updater, lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)).step([batch], 0.1)
     torch.testing.assert_close(model.head.bias, bias * (1 - 0.1 * 0.5))
 

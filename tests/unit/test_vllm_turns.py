@@ -264,7 +264,7 @@ def engine(make_tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def play(engine: Any, tokenizer: Any, environment: Any) -> tuple[Any, int]:
-    runner = EpisodeRunner(environment, (), GRPOConfig.create().episodes, tokenizer)
+    runner = EpisodeRunner(environment, (), GRPOConfig.create().split().episodes, tokenizer)
     groups = runner(engine, load_rows(test_episodes.ROWS), [2, 2], Sampling(max_new_tokens=5), 7)
     return groups, runner.prefilled_tokens
 

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from rlox_grpo.config.checks import find_incompatible
 from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.presets import PRESETS
-from rlox_grpo.config.records import Options
+from rlox_grpo.config.records import Options, StageConfigs, split_options
 from rlox_grpo.config.records.option import find_ignored, name_object, read_metadata
 from rlox_grpo.config.records.update import LORA_LEARNING_RATE
 from rlox_grpo.errors import ConfigError, suggest_nearest
@@ -54,6 +54,10 @@ class GRPOConfig(Options):
     DeepSeekMath (arXiv:2402.03300, eq. 3 and 4), and from TRL for ``std_epsilon`` and the learning rate.
     docs/concepts/algorithm.md has the formulas.
     """
+
+    def split(self) -> StageConfigs:
+        """Return the options as one record for each stage."""
+        return split_options(self)
 
     @model_validator(mode="before")
     @classmethod

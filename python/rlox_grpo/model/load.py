@@ -99,7 +99,8 @@ def load_policy(
     _keep_float32_weights(model)
     keep_differentiable(model)
     masters: Mapping[str, Tensor] = {}
-    if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
+    stages = config.split()
+    if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
         masters = take_masters(model) if config.offload_optimizer else {}
         # Before the move to the GPU, so that the GPU never stores these weights in float32.
         cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=find_gpu())
@@ -122,7 +123,7 @@ def load_policy(
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
     if stored is not None:
         ranks.refuse_differences("the model's files", stored.digest())
-        shards = shard_policy(model, config, ranks)
+        shards = shard_policy(model, stages.sharding, ranks)
     if stored is not None and shards is not None:
         give_storage(model, find_device(model))
         stored.fill(model)
@@ -199,7 +200,9 @@ def _load_pretrained(
     # Trained weights are always float32, because bfloat16 drops updates of 1e-6. Frozen weights are loaded in the
     # dtype in which they stay.
     frozen = has_adapter or config.lora_rank > 0
-    dtype = torch.bfloat16 if frozen and stores_bfloat16(config, config, has_adapter=True) else torch.float32
+    stages = config.split()
+    in_bfloat16 = frozen and stores_bfloat16(stages.update, stages.sharding, has_adapter=True)
+    dtype = torch.bfloat16 if in_bfloat16 else torch.float32
     settings: dict[str, Any] = {"dtype": dtype}
     if config.load_in_4bit:
         settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)

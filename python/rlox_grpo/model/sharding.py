@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records import UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import local_part
 from rlox_grpo.model.blank import copy_blank, find_device
@@ -55,7 +55,7 @@ def copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Te
             local_part(own).copy_(read(tensor))
 
 
-def shard_policy(model: nn.Module, config: GRPOConfig, ranks: Ranks) -> Shards | None:
+def shard_policy(model: nn.Module, config: UpdaterConfig, ranks: Ranks) -> Shards | None:
     """Shard the policy in place if ``config`` asks for it and there are several ranks."""
     if not config.shard_parameters or ranks.size == 1:
         return None

@@ -61,7 +61,7 @@ class PromptReader:
         return loaded
 
     def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
-        options = self.config.prompts
+        options = self.config.split().prompts
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)

@@ -115,8 +115,8 @@ def build_step(
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
-    sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, config, ranks))
-    forward, reference, updater = build_update(config, stages, sharded, ref_model, optimizer, ranks)
+    sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))
+    forward, reference, updater = build_update(stages, sharded, ref_model, optimizer, ranks)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
     batcher = MiniBatcher(stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks)
     is_exact = sampler.engine.exact and sampler.partial is None
@@ -147,7 +147,7 @@ def build_step(
             ranks=ranks,
         ),
         policy_loss=policy_loss,
-        max_length=config.max_new_tokens if episodes is None else config.count_most_sampled_tokens(),
+        max_length=config.max_new_tokens if episodes is None else _count_most_sampled_tokens(stages),
         updater=updater,
         schedule=stages.optimizer.model_copy(update={"learning_rate": updater.peak_learning_rate}),
         size=size,
@@ -158,7 +158,6 @@ def build_step(
 
 
 def build_update(
-    config: GRPOConfig,
     stages: StageConfigs,
     policy: Policy,
     ref_model: nn.Module | None,
@@ -172,15 +171,15 @@ def build_update(
     """
     in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config"))
     forward_options: dict[str, Any] = {
-        "temperature": config.temperature,
+        "temperature": stages.sampling.temperature,
         "vocabulary": policy.vocabulary,
-        "autocast_dtype": torch.bfloat16 if config.dtype == "bfloat16" else None,
-        "torch_compile": config.torch_compile,
+        "autocast_dtype": torch.bfloat16 if stages.update.dtype == "bfloat16" else None,
+        "torch_compile": stages.update.torch_compile,
     }
     plain = make_forward(
         policy.model,
-        entropy_gradient=config.entropy_coef != 0,
-        entropy_always=config.top_entropy_share < 1,
+        entropy_gradient=stages.loss.entropy_coef != 0,
+        entropy_always=stages.loss.top_entropy_share < 1,
         run=policy.get_runner(),
         is_rounded=policy.shards is not None and policy.shards.gather_dtype is not None,
         **forward_options,
@@ -191,20 +190,25 @@ def build_update(
             stages.reference,
             policy,
             forward,
-            kl_coef=config.kl_coef,
+            kl_coef=stages.loss.kl_coef,
             ref_model=ref_model,
             in_bfloat16=in_bfloat16,
             ranks=ranks,
             **forward_options,
         )
 
-    is_policy = choose_reference(stages.reference, policy.model, config.kl_coef, ref_model) == "adapter_off"
+    is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
     reference = None if is_policy else build_reference(plain)
-    updater = make_updater(config, policy, plain, ranks, optimizer)
+    updater = make_updater(stages, policy, plain, ranks, optimizer)
     forward = replace(updater.forward, distributions=plain.distributions)
     if is_policy:
         reference = build_reference(forward)
-    if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+    if (
+        not in_bfloat16
+        and stages.update.dtype == "bfloat16"
+        and stages.sharding.updater == "torch"
+        and not stages.sharding.shards_weights
+    ):
         cast_frozen_layers(policy.model, torch.bfloat16)
     # No dropout: the policy in training must be the policy that sampled.
     policy.model.train(policy.recomputes)
@@ -237,6 +241,13 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
             "published runs have 1e-7 to 1e-3",
             config.learning_rate,
         )
+
+
+def _count_most_sampled_tokens(stages: StageConfigs) -> int:
+    """Return the largest number of tokens that the policy can sample in an episode of several turns."""
+    every_turn = stages.episodes.max_turns * stages.sampling.max_new_tokens
+    limit = stages.episodes.max_episode_tokens
+    return every_turn if limit is None else min(every_turn, limit)
 
 
 def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.policy import Policy
@@ -11,16 +11,16 @@ from rlox_grpo.update.protocol import Updater
 
 
 def make_updater(
-    config: GRPOConfig,
+    stages: StageConfigs,
     policy: Policy,
     forward: Forward,
     ranks: Ranks | None = None,
     optimizer: OptimizerFactory | None = None,
 ) -> Updater:
-    """Return the updater that ``config`` names, for the trainable parameters of ``policy``.
+    """Return the updater that the options name, for the trainable parameters of ``policy``.
 
     Args:
-        config: every option of the run.
+        stages: the options; read are those of the optimizer, sharding and the update.
         policy: the model, its shards, its float32 masters, or the files of its weights.
         forward: the policy's forward pass.
         ranks: the ranks that share the step.
@@ -30,21 +30,21 @@ def make_updater(
         ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.own_optimizer`.
         ImportError: ``updater='deepspeed'`` without DeepSpeed.
     """
-    if config.updater == "deepspeed":
+    if stages.sharding.updater == "deepspeed":
         from rlox_grpo.update.deepspeed_updater import DeepSpeedUpdater
 
         return DeepSpeedUpdater(
-            *(policy.model, forward, config.optimizer, config.sharding),
-            bfloat16=config.dtype == "bfloat16",
+            *(policy.model, forward, stages.optimizer, stages.sharding),
+            bfloat16=stages.update.dtype == "bfloat16",
             ranks=ranks,
             stored=policy.stored,
         )
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     return TorchUpdater(
-        *(policy.model, forward, config.optimizer),
+        *(policy.model, forward, stages.optimizer),
         shards=policy.shards,
-        offload=config.offload_optimizer,
+        offload=stages.sharding.offload_optimizer,
         masters=policy.masters,
         optimizer=optimizer,
         ranks=ranks,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Generic, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_type_hints
 
-from pydantic import ConfigDict
+from pydantic import create_model
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.loss import ImportanceConfig, LossConfig, ReferenceConfig
@@ -34,23 +34,11 @@ __all__ = [
     "RewardConfig",
     "RunConfig",
     "SamplingConfig",
+    "StageConfigs",
     "UpdateConfig",
     "UpdaterConfig",
+    "split_options",
 ]
-
-R = TypeVar("R", bound=Record)
-
-
-class Stage(Generic[R]):
-    """A property of :class:`Options`: the options of one stage as its record."""
-
-    def __init__(self, record: type[R]) -> None:
-        self._record = record
-
-    def __get__(self, options: Record | None, owner: type) -> R:
-        if options is None:  # of the class, as help() asks
-            return self  # type: ignore[return-value]
-        return self._record.model_construct(**{name: getattr(options, name) for name in self._record.model_fields})
 
 
 @dataclass(frozen=True)
@@ -74,61 +62,47 @@ class StageConfigs:
     run: RunConfig
 
 
-class Options(  # pydantic takes fields from the last base first
-    RunConfig,
-    LoraConfig,
-    UpdaterConfig,
-    OptimizerConfig,
-    UpdateConfig,
-    ReferenceConfig,
-    ImportanceConfig,
-    LossConfig,
-    AdvantageConfig,
-    RewardConfig,
-    EpisodeConfig,
-    EngineConfig,
-    SamplingConfig,
-    PromptConfig,
-    PresetConfig,
-):
-    """All options of a run, with a property for the record of each stage.
-
-    The records are base classes, so that type checkers and editors know the name of each option. None overrides
-    another.
-    """
-
-    model_config = ConfigDict(ignored_types=(Stage,))
-
-    prompts = Stage(PromptConfig)
-    sampling = Stage(SamplingConfig)
-    episodes = Stage(EpisodeConfig)
-    advantages = Stage(AdvantageConfig)
-    loss = Stage(LossConfig)
-    importance = Stage(ImportanceConfig)
-    reference_policy = Stage(ReferenceConfig)
-    optimizer = Stage(OptimizerConfig)
-    sharding = Stage(UpdaterConfig)
-
-    def split(self) -> StageConfigs:
-        """Return the options as one record for each stage."""
-        kinds = get_type_hints(StageConfigs)
-        return StageConfigs(
-            **{
-                field.name: kinds[field.name].model_construct(
-                    **{name: getattr(self, name) for name in kinds[field.name].model_fields}
-                )
-                for field in fields(StageConfigs)
-            }
-        )
-
-    def count_most_sampled_tokens(self) -> int:
-        """Return the largest number of tokens that the policy can sample in an episode of several turns."""
-        every_turn = self.max_turns * self.max_new_tokens
-        return every_turn if self.max_episode_tokens is None else min(every_turn, self.max_episode_tokens)
-
+RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
+"""Every record, in the order in which options are shown."""
 
 DOORS = ("policy_loss", "advantage_fn", "engine")
 """Options that take an object of the user, or its ``module:name``."""
 
-RECORDS: tuple[type[Record], ...] = Options.__bases__[::-1]
-"""Every record, in the order in which options are shown."""
+if TYPE_CHECKING:
+    # Type checkers and editors take the names of the options from here.
+    class Options(  # the last base has the first fields
+        RunConfig,
+        LoraConfig,
+        UpdaterConfig,
+        OptimizerConfig,
+        UpdateConfig,
+        ReferenceConfig,
+        ImportanceConfig,
+        LossConfig,
+        AdvantageConfig,
+        RewardConfig,
+        EpisodeConfig,
+        EngineConfig,
+        SamplingConfig,
+        PromptConfig,
+        PresetConfig,
+    ):
+        """All options of a run, flat."""
+
+else:
+    Options = create_model(
+        "Options",
+        __base__=Record,
+        __module__=__name__,
+        __doc__="All options of a run, flat.",
+        **{name: (field.annotation, field) for record in RECORDS for name, field in record.model_fields.items()},
+    )
+
+
+def split_options(options: Options) -> StageConfigs:
+    """Return the options as one record for each stage."""
+    records = {
+        name: record.model_construct(**{option: getattr(options, option) for option in record.model_fields})
+        for name, record in get_type_hints(StageConfigs).items()
+    }
+    return StageConfigs(**records)

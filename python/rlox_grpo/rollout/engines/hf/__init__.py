@@ -19,7 +19,10 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
     # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
     takes_weights = config.async_steps > 0 or config.shards_weights
     model = _copy_model(policy) if takes_weights else policy.model
-    if takes_weights and stores_bfloat16(config, config, has_adapter=hasattr(policy.model, "peft_config")):
+    stages = config.split()
+    if takes_weights and stores_bfloat16(
+        stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config")
+    ):
         cast_weights(model, torch.bfloat16, trained=True)
     return HFEngine(
         model,
