@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
-from rlox_grpo.config.records import Options
+from rlox_grpo.config.records import Options, split_options
 from rlox_grpo.config.records.option import SET, Condition, describe_conditions, holds
 
 _SUMMED = {"reward_aggregation": ("sum_then_normalize",)}
@@ -129,7 +129,7 @@ def _check_advantages(options: Options) -> Iterator[str]:
             f"baseline='optimal_token' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
             "would spread the advantage of a token over all of them; use 'gspo_token' or 'clip'"
         )
-    if baseline == "optimal_token" and options.shards_weights:
+    if baseline == "optimal_token" and split_options(options).sharding.shards_weights:
         yield "baseline='optimal_token' with sharded parameters was never tried: keep them whole on each rank"
     if credit == "gae" and options.max_turns == 1:
         yield "turn_credit='gae' with max_turns=1 has no later turns to read: set turn_credit='episode'"
@@ -204,7 +204,7 @@ def _check_kl_and_reference(options: Options) -> Iterator[str]:
             yield "kl_estimator='full' needs whole distributions, and reference='server' sends log-probs of tokens"
         if options.reference_offload:
             yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
-        if options.shards_weights:
+        if split_options(options).sharding.shards_weights:
             yield "kl_estimator='full' with sharded parameters was never tried: keep them whole on each rank"
 
 

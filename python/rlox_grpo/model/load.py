@@ -77,7 +77,7 @@ def load_policy(
     if config.load_in_4bit:
         refuse_4_bits(model, config)
     if isinstance(model, (str, Path)):
-        in_shards = config.shards_weights and ranks.size > 1
+        in_shards = config.split().sharding.shards_weights and ranks.size > 1
         model, tokenizer, stored = _load_pretrained(str(model), tokenizer, config, in_shards=in_shards)
     elif tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
         tokenizer = _load_tokenizer(model.name_or_path)

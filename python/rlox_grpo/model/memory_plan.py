@@ -77,9 +77,9 @@ def estimate_run(
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
     copied = 0
-    if config.engine == "hf" and (config.async_steps > 0 or config.shards_weights):
+    if config.engine == "hf" and (config.async_steps > 0 or config.split().sharding.shards_weights):
         copied = shape.parameters * number
-    if config.async_steps > 0 and config.shards_weights:
+    if config.async_steps > 0 and config.split().sharding.shards_weights:
         copied += 4 * shape.parameters  # gathered for the engine's thread
     elif config.async_steps > 1:
         # An engine that lags by a batch copies the trained weights; see BackgroundEngine.

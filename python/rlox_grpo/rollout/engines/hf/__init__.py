@@ -17,9 +17,9 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
     """Create the engine for one rank; each samples from its own module."""
     # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
-    takes_weights = config.async_steps > 0 or config.shards_weights
-    model = _copy_model(policy) if takes_weights else policy.model
     stages = config.split()
+    takes_weights = stages.sampling.async_steps > 0 or stages.sharding.shards_weights
+    model = _copy_model(policy) if takes_weights else policy.model
     if takes_weights and stores_bfloat16(
         stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config")
     ):
