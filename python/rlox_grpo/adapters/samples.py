@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
 from rlox_grpo.rewards.calls import call, gather, read_scores
+from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
 from rlox_grpo.rewards.verdicts import Float64Array, leave_out_failed, sum_weighted
 from rlox_grpo.rewards.workers import InWorkers

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rlox_grpo.copies import copy_row, copy_value
 from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table
 from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message, refuse_media
 from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns, warn_of_replaced_columns
 from rlox_grpo.prompts.templates import apply_template
+from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.types import Prompt
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlox_grpo.copies import copy_arguments
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.calls import (
@@ -33,6 +32,7 @@ from rlox_grpo.rewards.calls import (
     took_lengths_alone,
 )
 from rlox_grpo.rewards.columns import SAMPLED
+from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
 from rlox_grpo.rewards.steps import split_steps
 from rlox_grpo.rewards.verdicts import (

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlox_grpo.copies import copy_arguments
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
+from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job

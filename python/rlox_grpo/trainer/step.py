@@ -21,7 +21,6 @@ from rlox_grpo.advantages.door import Advantages, compute_advantages, pad_advant
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
-from rlox_grpo.copies import copy_value
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError, SampleError
 from rlox_grpo.groups import describe_sample
@@ -34,6 +33,7 @@ from rlox_grpo.model.flops import ModelSize, profile_update
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import MeasuredEngine

@@ -8,9 +8,9 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
+from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.engines.turns import SampledTurn
 from rlox_grpo.rollout.episodes.messages import (
     Message,

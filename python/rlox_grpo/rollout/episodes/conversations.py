@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection
 from typing import Any
 
-from rlox_grpo.copies import copy_value
+from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation, Mark
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.types import Int64Array

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
+from rlox_grpo.rewards.copies import copy_value
 
 Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000

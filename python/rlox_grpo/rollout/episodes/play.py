@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
-from rlox_grpo.copies import copy_row, copy_value
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
 from rlox_grpo.rollout.episodes.messages import (

@@ -13,9 +13,9 @@ import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
-from rlox_grpo.copies import copy_row
 from rlox_grpo.environments import EpisodeEnded, Outcome
 from rlox_grpo.errors import EXITS, ConfigError, EpisodeError
+from rlox_grpo.rewards.copies import copy_row
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import TurnEngine

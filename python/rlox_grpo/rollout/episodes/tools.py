@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlox_grpo.copies import copy_value
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards.copies import copy_value
 
 CUT_MARK = "\n[… {count} characters cut …]\n"
 _CUT = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}"))
