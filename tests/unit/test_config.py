@@ -23,9 +23,8 @@ from rlox_grpo.config.schema import (
     find_changed_options,
     is_resumable,
     list_unknown_options,
-    parse_toml,
-    read_toml,
 )
+from rlox_grpo.config.toml import parse_toml, read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.update.own_optimizer import refuse_unread_options

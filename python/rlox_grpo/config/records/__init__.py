@@ -16,6 +16,7 @@ from rlox_grpo.config.records.sampling import EngineConfig, PresetConfig, Sampli
 from rlox_grpo.config.records.update import LoraConfig, OptimizerConfig, UpdateConfig, UpdaterConfig
 
 __all__ = [
+    "CLEARABLE",
     "DOORS",
     "RECORDS",
     "AdvantageConfig",
@@ -95,6 +96,9 @@ class Options(  # pydantic takes fields from the last base first
 
 DOORS = ("policy_loss", "advantage_fn", "engine")
 """Options that take an object of the user, or its ``module:name``."""
+
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
+"""Options that a preset, a run file or the command line can set to None, by the text "none"."""
 
 RECORDS: tuple[type[Record], ...] = Options.__bases__[::-1]
 """Every record, in the order in which options are shown."""
