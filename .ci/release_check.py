@@ -36,7 +36,11 @@ EXTENSION = "rlox-grpo"
 TEXT_OF = {"pulp-wasm-simd-flag": "pulp"}
 IN_SDIST = (
     *("Cargo.lock", "Cargo.toml", "LICENSE", "PKG-INFO", "pyproject.toml", "rust/build_backend.py"),
-    *(f"rust/{crate}/{file}" for crate in ("kernels", "math_answers", "python", "rules") for file in ("Cargo.toml", "src/lib.rs")),
+    *(
+        f"rust/{crate}/{file}"
+        for crate in ("kernels", "math_answers", "python", "rules")
+        for file in ("Cargo.toml", "src/lib.rs")
+    ),
 )
 
 
