@@ -42,7 +42,7 @@ def find_own_rows(tensor: Tensor) -> slice:
     mesh, rows = tensor.device_mesh, tensor.shape[0]
     step = -(-rows // mesh.size())
     start = min(rows, mesh.get_local_rank() * step)
-    own = slice(start, min(rows, start + step))
-    if tuple(tensor.placements) != (Shard(0),) or tensor.to_local().shape[0] != own.stop - own.start:
+    local_rows = slice(start, min(rows, start + step))
+    if tuple(tensor.placements) != (Shard(0),) or tensor.to_local().shape[0] != local_rows.stop - local_rows.start:
         raise RuntimeError(f"rows are not divided as FSDP2 divides them: {tensor.placements}")
-    return own
+    return local_rows
