@@ -70,13 +70,13 @@ def remove_old(root: Path, *, keep: int, newest: Path) -> None:
 def set_aside(checkpoint: Path, why: str) -> Path:
     """Rename a checkpoint to ``<name>.<why>-<time>``, so that no run resumes from it. Raises OSError."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
+    target = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
     number = 1
-    while place.exists():
+    while target.exists():
         number += 1
-        place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}-{number}")
-    os.replace(checkpoint, place)
-    return place
+        target = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}-{number}")
+    os.replace(checkpoint, target)
+    return target
 
 
 def set_later_aside(root: Path, step: int) -> list[Path]:
@@ -129,13 +129,13 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
     broken: list[tuple[Path, str]] = []
     last_step = _read_last_step(root)
     for checkpoint in reversed([path for path in checkpoints(root) if step_of(path) <= last_step]):
-        found = find_damage(checkpoint)
-        if not found:
+        damage = find_damage(checkpoint)
+        if not damage:
             for path, what in broken:
                 logger.warning("%s is damaged (%s): resuming from %s instead", path, what, checkpoint)
             _warn_if_unverifiable(checkpoint)
             return checkpoint, [path for path, _ in broken]
-        broken.append((checkpoint, found))
+        broken.append((checkpoint, damage))
     if not broken:
         return None, []
     each = "; ".join(f"{path.name}: {what}" for path, what in broken)
@@ -146,10 +146,10 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
 
 def require_good(checkpoint: Path) -> None:
     """Raise CheckpointError if ``checkpoint`` is damaged. The message names the newest checkpoint without damage."""
-    if found := find_damage(checkpoint):
+    if damage := find_damage(checkpoint):
         good = newest_good(checkpoint.parent)
         beside = f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
-        raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {beside}")
+        raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {damage}; {beside}")
     _warn_if_unverifiable(checkpoint)
 
 
@@ -172,8 +172,8 @@ def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
         logger.warning("the reward has collapsed again, at %g of the learning rate: training continues", factor)
         return None
     before = step - LAST  # the guard compares the last LAST steps with the steps before them
-    found = newest_good(folder / "checkpoints", before=before)
-    if found is None:
+    newest = newest_good(folder / "checkpoints", before=before)
+    if newest is None:
         logger.warning(
             "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training continues; "
             "lower checkpoint_steps or raise keep_checkpoints",
@@ -182,6 +182,6 @@ def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
     else:
         logger.warning(
             "the reward has collapsed at step %d: restoring %s and continuing with %g of the learning rate",
-            *(step, found, factor / 2),
+            *(step, newest, factor / 2),
         )
-    return found
+    return newest
