@@ -135,8 +135,7 @@ test-debug: build ## pytest but for `slow`, on a debug build of the extension: i
 .PHONY: lint
 lint: build ## formatting, clippy, ruff, mypy, the direction of imports, the documentation
 	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
-	cargo clippy --locked --features python -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
@@ -158,7 +157,7 @@ bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under ben
 # On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
 WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
 WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE THIRD_PARTY_LICENSES \
-	$(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
+	$(wildcard rust/*.py rust/*/Cargo.toml rust/*/README.md) $(shell find rust/*/src python -type f -not -name '*.pyc')
 
 .PHONY: wheel
 wheel: dist/.wheel ## an abi3 wheel (on Linux: manylinux2014) in dist/

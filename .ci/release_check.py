@@ -31,10 +31,17 @@ ALLOWED = {
 }
 """Licences that a crate may have: permissive ones, which Apache-2.0 code may be linked with."""
 
-OWN = "rlox-grpo"
+EXTENSION = "rlox-grpo"
 # A crate whose archive lacks the text of its repository's licence: the crate of the same repository that has it.
 TEXT_OF = {"pulp-wasm-simd-flag": "pulp"}
-IN_SDIST = ("Cargo.lock", "Cargo.toml", "LICENSE", "PKG-INFO", "pyproject.toml", "rust/build_backend.py", "rust/lib.rs")
+IN_SDIST = (
+    *("Cargo.lock", "Cargo.toml", "LICENSE", "PKG-INFO", "pyproject.toml", "rust/build_backend.py"),
+    *(
+        f"rust/{crate}/{file}"
+        for crate in ("kernels", "math_answers", "python", "rules")
+        for file in ("Cargo.toml", "src/lib.rs")
+    ),
+)
 
 
 def read_crates() -> dict[str, dict[str, Any]]:
@@ -42,11 +49,11 @@ def read_crates() -> dict[str, dict[str, Any]]:
 
     Crates of builds, of macros and of tests are not. All platforms count.
     """
-    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--features", "python"]
+    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     crates = {crate["id"]: {**crate, "linked": False} for crate in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    waiting = [metadata["resolve"]["root"]]
+    waiting = [crate["id"] for crate in metadata["packages"] if crate["name"] == EXTENSION]
     while waiting:
         crate = crates[waiting.pop()]
         is_macro = any("proc-macro" in target["kind"] for target in crate["targets"])
@@ -115,7 +122,7 @@ def find_forbidden(crates: Sequence[dict[str, Any]]) -> list[str]:
 
 def make_third_party(crates: dict[str, dict[str, Any]]) -> str:
     """The text of THIRD_PARTY_LICENSES: each linked crate with its licence, and the texts that LICENSE lacks."""
-    linked = sorted((c for c in crates.values() if c["linked"] and c["name"] != OWN), key=lambda c: c["name"])
+    linked = sorted((c for c in crates.values() if c["linked"] and c["source"]), key=lambda c: c["name"])
     folders = {crate["name"]: Path(crate["manifest_path"]).parent for crate in linked}
     lines = [
         "The extension of rlox_grpo contains code of these crates. Where a crate offers a choice of licences, it is",
@@ -143,7 +150,7 @@ def find_missing_in_sbom(wheel: Path, crates: Sequence[dict[str, Any]]) -> list[
         if not names:
             return [f"{wheel.name} has no SBOM: build it with maturin 1.10 or newer"]
         text = archive.read(names[0]).decode()
-    if local := re.search(r"path\+file://(?!/rlox-grpo#)[^#\"]*", text):
+    if local := re.search(r"path\+file://(?!/rlox-grpo[/#])[^#\"]*", text):
         return [
             f"the SBOM of {wheel.name} names a folder of the builder, {local[0]}: run python .ci/strip_paths.py on it"
         ]
@@ -173,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--write" in arguments:
         THIRD_PARTY.write_text(make_third_party(crates), encoding="utf-8")
         return 0
-    linked = [crate for crate in crates.values() if crate["linked"] and crate["name"] != OWN]
+    linked = [crate for crate in crates.values() if crate["linked"] and crate["source"]]
     problems = find_forbidden([*crates.values()])
     if not THIRD_PARTY.exists() or THIRD_PARTY.read_text(encoding="utf-8") != make_third_party(crates):
         problems.append("THIRD_PARTY_LICENSES is not of these crates: run python .ci/release_check.py --write")

@@ -1,7 +1,7 @@
 """Take the folder of the checkout out of the SBOM of a wheel: ``python .ci/strip_paths.py dist/*.whl``.
 
-maturin names the project's own crate by the folder that it was built in. The wheel is written again with a path that
-is the same on every machine, and with the new hash in RECORD.
+maturin names the project's own crates by the folders that they were built in. The wheel is written again with paths that
+are the same on every machine, and with the new hash in RECORD.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import zipfile
 from pathlib import Path
 
 SBOM = re.compile(r"\.dist-info/sboms/.*\.json$")
-LOCAL = re.compile(rb"path\+file://[^#\"]*")
-NEUTRAL = b"path+file:///rlox-grpo"
+# The folder of the checkout, then the folder of the crate in it.
+LOCAL = re.compile(rb"path\+file://[^#\"]*?(/rust/\w+)?(?=[#\"])")
+NEUTRAL = rb"path+file:///rlox-grpo\1"
 
 
 def strip_paths(wheel: Path) -> None:

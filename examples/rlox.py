@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from learner import summary
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import parse_overrides
-from rlox_grpo.config.schema import read_toml
+from rlox_grpo.config.toml import read_toml
 
 MODULUS = 16
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,7 +217,7 @@ def checkout(base: str) -> Iterator[Path]:
 
 
 def _build_extension(tree: Path, base: str) -> None:
-    """This tree's extension where the Rust sources are the same; else built by cargo."""
+    """This tree's extension where the Rust sources are the same; else built by maturin."""
     package = tree / "python/rlox_grpo"
     sources = ["--", "rust", "Cargo.toml", "Cargo.lock"]
     same = subprocess.run(["git", "diff", "--quiet", base, *sources], cwd=ROOT, check=False).returncode == 0
@@ -225,10 +226,12 @@ def _build_extension(tree: Path, base: str) -> None:
             shutil.copy2(built, package)
         return
     target = ROOT / "target/base"
-    command = ["cargo", "build", "--release", "--locked", "--features", "python", "--target-dir", str(target)]
-    subprocess.run(command, cwd=tree, check=True)
-    [library] = [path for path in (target / "release").glob("librlox_grpo.*") if path.suffix in (".so", ".dylib")]
-    shutil.copy2(library, package / "_native.abi3.so")
+    command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--compatibility", "linux"]
+    subprocess.run([*command, "--target-dir", str(target), "--out", str(tree / "dist")], cwd=tree, check=True)
+    [wheel] = (tree / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [extension] = [name for name in archive.namelist() if name.startswith("rlox_grpo/_native.")]
+        archive.extract(extension, package.parent)
 
 
 def run_on(tree: Path, shim: dict[str, str], only: str) -> dict[str, Any]:

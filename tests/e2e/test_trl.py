@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlox_grpo.config.foreign_names import TRL
+from rlox_grpo.config.foreign_names import read_foreign_names
 from rlox_grpo.config.records import EpisodeConfig
 from rlox_grpo.rewards import Countdown, ExactAnswer, GSM8KAnswer, Overlong, Repetition, TagFormat
 from rlox_grpo.rollout.episodes.play import play_episode
@@ -326,7 +326,7 @@ def test_the_run_on_the_migration_page(tiny: dict[str, Any], arguments: Any, tmp
     assert len(steps(scope["trainer"])) == 1
     assert (tmp_path / "out_trl" / "config.json").exists()
     for name in ("learning_rate", "num_generations", "max_completion_length", "beta", "num_iterations", "max_steps"):
-        option = TRL.get(name, name)
+        option = read_foreign_names().trl.get(name, name)
         assert f"{option}={theirs[name]}" in ours.replace("1e-5", "1e-05"), name  # both sides ask for the same
     assert theirs["per_device_train_batch_size"] == 8 * 4
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.parser import Parser
@@ -53,6 +54,13 @@ def make(target: str) -> None:
     # A make that runs this test must not hand its flags to this one.
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
     run(["make", target], cwd=ROOT, env=env)
+
+
+def list_package_files() -> set[str]:
+    """The modules of the package, and the files that they read: presets, tables of names, the report's page."""
+    files = [file for kind in ("py", "toml", "css", "js") for file in (ROOT / "python").rglob(f"*.{kind}")]
+    assert {file.suffix for file in files} == {".py", ".toml", ".css", ".js"}
+    return {file.relative_to(ROOT / "python").as_posix() for file in files}
 
 
 def only(files: Iterator[Path]) -> Path:
@@ -113,8 +121,7 @@ def test_wheel_holds_an_abi3_module_with_its_stubs_and_license(wheel: Path) -> N
         (metadata_name,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(metadata_name).decode())
     assert {"rlox_grpo/__init__.py", "rlox_grpo/_native.pyi", "rlox_grpo/py.typed"} <= names
-    sources = {f"rlox_grpo/{file.relative_to(ROOT / 'python/rlox_grpo')}" for file in (ROOT / "python").rglob("*.py")}
-    assert sources <= names
+    assert list_package_files() <= names
     for name in ("LICENSE", "THIRD_PARTY_LICENSES"):
         assert any(found.endswith(f"/licenses/{name}") for found in names), name
     assert any(name.endswith(".cyclonedx.json") for name in names)  # the SBOM, which maturin writes
@@ -172,6 +179,9 @@ def test_quick_start_runs_on_the_newest_packages(wheel: Path, empty_venv: EmptyV
 def test_sdist_builds_and_installs(empty_venv: EmptyVenv) -> None:
     make("sdist")
     sdist = only((ROOT / "dist").glob("rlox_grpo-*.tar.gz"))
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/python/")[2] for name in archive.getnames()}
+    assert list_package_files() <= names
     # Built now, whatever uv has cached; the compiled dependencies are those of the checkout's own build. The crate is
     # not optimized: the test is about the sources and the build backend, and the wheel's tests about the release build.
     quick = "--config profile.release.package.rlox-grpo.opt-level=0"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from typing import get_args
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from rlox_grpo import GRPO
 from rlox_grpo.config import schema
-from rlox_grpo.config.foreign_names import OTHER_PARTS, TRL, VERL, VERL_GROUPS, advise
+from rlox_grpo.config.foreign_names import advise, read_foreign_names
 from rlox_grpo.config.records import RECORDS, LossConfig, Options
 from rlox_grpo.config.records.option import read_metadata
 from rlox_grpo.config.run_file import Origin
@@ -23,9 +24,8 @@ from rlox_grpo.config.schema import (
     find_changed_options,
     is_resumable,
     list_unknown_options,
-    parse_toml,
-    read_toml,
 )
+from rlox_grpo.config.toml import parse_toml, read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.update.own_optimizer import refuse_unread_options
@@ -34,6 +34,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+FOREIGN = read_foreign_names()
+TRL, VERL = FOREIGN.trl, FOREIGN.verl
 
 
 def test_defaults_are_those_of_the_default_preset():
@@ -413,6 +416,17 @@ def test_every_option_of_trl_has_advice():
         assert "(TRL's" in advise(name, GRPOConfig.model_fields), name
 
 
+def test_a_configuration_reads_its_preset_and_no_foreign_names():
+    program = (
+        "from rlox_grpo.config.schema import GRPOConfig, PRESETS\n"
+        "from rlox_grpo.config.foreign_names import read_foreign_names\n"
+        "GRPOConfig.create(preset='dapo')\n"
+        "print(list(PRESETS._read), read_foreign_names.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["['dapo']", "0"]
+
+
 def test_the_nearest_name_of_a_foreign_option_is_never_shown():
     """By spelling alone, `optim_target_modules` is near `lora_target_modules`, which has another meaning."""
     for library, names in (("TRL", TRL), ("verl", VERL)):
@@ -427,9 +441,9 @@ def test_no_key_of_verls_parts_is_guessed_by_its_spelling():
     """verl's `actor_rollout_ref.actor.qat.group_size` is a size of quantization blocks."""
     for key in ("actor_rollout_ref.actor.qat.group_size", "reward.reward_model.rollout.temperature"):
         assert "did you mean" not in advise(key, GRPOConfig.model_fields), key
-    for group in VERL_GROUPS:
+    for group in FOREIGN.verl_first_words:
         assert advise(f"{group}.dype", GRPOConfig.model_fields).startswith(" (verl's): "), group
-    assert not VERL.keys() & OTHER_PARTS.keys() - {"custom_reward_function", "reward_manager"}
+    assert not VERL.keys() & FOREIGN.verl_sections.keys() - {"custom_reward_function", "reward_manager"}
 
 
 def test_what_there_is_not_says_why():

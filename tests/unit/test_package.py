@@ -88,7 +88,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_one_version_everywhere() -> None:
-    crate = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+    crate = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert crate == rlox_grpo.__version__ == importlib.metadata.version("rlox-grpo")
 
 

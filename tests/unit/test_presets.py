@@ -10,8 +10,9 @@ import torch
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
+from rlox_grpo.config.presets import PresetFolder
 from rlox_grpo.config.presets.page import describe_preset, presets_page
-from rlox_grpo.config.presets.preset import cite
+from rlox_grpo.config.presets.preset import Choice, Defect, read_preset
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
@@ -46,9 +47,64 @@ def test_the_command_line_prints_the_page(capsys):
     assert capsys.readouterr().out == presets_page()
 
 
-def test_a_field_is_cited_once():
-    with pytest.raises(ValueError, match="ddof is chosen twice: in 'a' and in 'b'"):
-        cite({"a": {"ddof": 1}, "b": {"ddof": 0}})
+PRESET = """
+source = "a paper"
+summary = "A summary."
+
+[options."eq. 1"]
+clip_low = 0.1
+covariance_bounds = [1.0, 2.0]
+delta = "none"
+reward_scaling = "none"
+
+[published."its code"]
+clip_low = 0.3
+
+[[defects]]
+what = "Its code clips at 0.3."
+reproduced = true
+"""
+
+
+def test_a_file_is_a_preset(tmp_path):
+    (tmp_path / "mine.toml").write_text(PRESET, encoding="utf-8")
+    (tmp_path / "first.toml").write_text("", encoding="utf-8")
+    presets = PresetFolder(tmp_path, ("mine", "gone"))
+    assert list(presets) == ["mine", "first"]
+    preset = presets["mine"]
+    assert preset is presets["mine"]
+    assert (preset.source, preset.summary, preset.reward) == ("a paper", "A summary.", "your own")
+    stated = {name: choice.value for name, choice in preset.choices.items() if choice.source == "eq. 1"}
+    assert stated == {"clip_low": 0.1, "covariance_bounds": (1.0, 2.0), "delta": None, "reward_scaling": "none"}
+    assert preset.choices["group_size"] == Choice(8, "not stated in the source; default of this library")
+    assert preset.published == {"clip_low": Choice(0.3, "its code")}
+    assert preset.defects == (Defect(what="Its code clips at 0.3.", reproduced=True),)
+    with pytest.raises(ConfigError, match=r"first\.toml: source: field required\nsummary: field required"):
+        presets["first"]
+    with pytest.raises(KeyError):
+        presets["gone"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("source", "sorce", "unknown option 'sorce': did you mean 'source'?"),
+        ("clip_low = 0.1", "clip_lo = 0.1", "unknown option 'clip_lo': did you mean 'clip_low'?"),
+        ("clip_low = 0.1", "epsilon = 0.1", "unknown option 'epsilon': did you mean 'clip_low'? (TRL's epsilon)"),
+        ("clip_low = 0.1", "clip_low = true", "clip_low: input should be a valid number, got True"),
+        ("clip_low = 0.1", "clip_low = -0.1", "clip_low: input should be greater than or equal to 0, got -0.1"),
+        ('[options."eq. 1"]', "[options]", "options.clip_low: input should be a valid dictionary, got 0.1"),
+        ('[published."its code"]', '[options."eq. 2"]', "clip_low is chosen twice: in 'eq. 1' and in 'eq. 2'"),
+        ("reproduced = true", 'reproduced = "yes"', "reproduced: input should be a valid boolean, got 'yes'"),
+    ],
+)
+def test_an_error_in_a_file_names_the_file_and_the_key(tmp_path, old, new, error):
+    assert old in PRESET
+    file = tmp_path / "mine.toml"
+    file.write_text(PRESET.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        read_preset(file)
+    assert str(raised.value).splitlines()[0] == f"{file}: {error}"
 
 
 async def two_turns(row, chat):

@@ -17,7 +17,8 @@ import pytest
 import warm
 from rlox_grpo.cli import _make_parser, parse_overrides
 from rlox_grpo.config.run_file import Origin, read_run_file
-from rlox_grpo.config.schema import GRPOConfig, parse_toml
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.toml import parse_toml
 from rlox_grpo.sandbox.confine import find_missing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from rlox_grpo import rewards
 from rlox_grpo.cli import _make_parser
-from rlox_grpo.config.foreign_names import TRL, VERL
+from rlox_grpo.config.foreign_names import read_foreign_names
 from rlox_grpo.config.presets.page import presets_page
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import read_metadata
@@ -20,6 +20,8 @@ from rlox_grpo.config.run_file import Origin
 from rlox_grpo.config.schema import GRPOConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOREIGN = read_foreign_names()
+TRL, VERL = FOREIGN.trl, FOREIGN.verl
 KNOWN = {*GRPOConfig.model_fields, *Origin.model_fields}
 
 

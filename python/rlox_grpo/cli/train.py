@@ -89,7 +89,7 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.run_file import load_data, read_run_file, refuse_run_of_others
-    from rlox_grpo.config.schema import read_toml
+    from rlox_grpo.config.toml import read_toml
 
     overrides = parse_overrides(rest)
     origin, config = read_run_file(arguments.file, overrides)

@@ -98,7 +98,7 @@ def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[s
     Raises:
         ConfigError: it is not a TOML table.
     """
-    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.config.toml import parse_toml
     from rlox_grpo.errors import ConfigError
 
     try:
@@ -116,7 +116,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word is not ``--key``, or a key has no value or two.
     """
-    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.config.toml import parse_toml
     from rlox_grpo.errors import ConfigError
 
     overrides: dict[str, Any] = {}

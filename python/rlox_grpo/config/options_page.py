@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rlox_grpo.config.foreign_names import TRL, VERL, advise
+from rlox_grpo.config.foreign_names import advise, read_foreign_names
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import RECORDS, Options
 from rlox_grpo.config.records.option import (
@@ -84,15 +84,17 @@ def describe_option(name: str) -> str:
     chosen = {preset: choices.values[name] for preset, choices in PRESETS.items() if name in choices.values}
     if other := [f"{preset} {_show(value)}" for preset, value in chosen.items() if value != field.default]:
         lines.append(f"presets that set another value: {', '.join(other)}")
-    for library, names in (("TRL", TRL), ("verl", VERL)):
-        if same := [foreign for foreign, ours in names.items() if ours == name]:
+    foreign = read_foreign_names()
+    for library, names in (("TRL", foreign.trl), ("verl", foreign.verl)):
+        if same := [theirs for theirs, ours in names.items() if ours == name]:
             lines.append(f"{library}: {', '.join(same)}")
     return "\n".join(lines)
 
 
 def _search(word: str) -> list[str]:
     """Return the options that :func:`describe_option` lists for a word; none for an option of TRL or verl."""
-    if word in TRL or word in VERL:
+    foreign = read_foreign_names()
+    if word in foreign.trl or word in foreign.verl:
         return []
     part, whole = word.lower().replace("-", "_"), re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
     return [

@@ -11,7 +11,8 @@ from pydantic import model_validator
 
 from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.records.option import SET, Record, find_ignored, option
-from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, read_toml
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable
+from rlox_grpo.config.toml import read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import tomli_w
@@ -16,23 +13,14 @@ from pydantic import model_validator
 from rlox_grpo.config.checks import find_incompatible
 from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.presets import PRESETS
-from rlox_grpo.config.records import Options, StageConfigs, split_options
+from rlox_grpo.config.records import CLEARABLE, Options, StageConfigs, split_options
 from rlox_grpo.config.records.option import find_ignored, name_object, read_metadata
 from rlox_grpo.config.records.update import LORA_LEARNING_RATE
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.templates import TEMPLATES
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
-"""Options whose default, or value in a preset, a run file or the command line can set to None, by the text "none"."""
 
 OWN_PRESETS = ("grpo", "recommended")
 """Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
@@ -185,39 +173,3 @@ def list_unknown_options(saved: Mapping[str, Any]) -> list[str]:
 def is_resumable(name: str) -> bool:
     """Return whether a resumed run may change the option without naming it in ``resume_changes``."""
     return bool(read_metadata(GRPOConfig.model_fields[name])["resumable"])
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file. Raises ConfigError with the name of the file and the line of a syntax error."""
-    text = ""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
-        return parse_toml(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{path} is not TOML: {error}{_show_line(text, str(error))}") from None
-
-
-def _show_line(text: str, error: str) -> str:
-    """Return the line of a syntax error, with a hint if the value is text without quotes, True or None."""
-    found = re.search(r"at line (\d+)", error)
-    lines = text.splitlines()
-    if found is None or not 0 < int(found[1]) <= len(lines):
-        return ""
-    line = lines[int(found[1]) - 1].strip()[:80]
-    bare = re.fullmatch(r"([\w-]+)\s*=\s*([A-Za-z./~][^\"'\[\]{}#]*)", line)
-    if bare is None:
-        return f": {line}"
-    value = bare[2].strip()
-    if value in ("True", "False"):
-        return f": {line}; write {bare[1]} = {value.lower()}"
-    if value in ("None", "null"):
-        return f": {line}; TOML has no {value}: leave {bare[1]} out"
-    return f': {line}; text needs quotes: {bare[1]} = "{value}"'
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError."""
-    document: dict[str, Any] = tomllib.loads(text)
-    return document

@@ -60,6 +60,7 @@ def select_largest(step: StepInputs) -> list[Tensor]:
     """Select the s tokens with the largest covariances: ``bool [N, T]`` for each micro-batch (kl-cov)."""
 
     def select(covariances: NDArray[np.float64], clipped: NDArray[np.float64]) -> NDArray[np.int64]:
+        # Stable: of equal covariances the earlier token of the step is taken, on any layout.
         return np.argsort(-covariances, kind="stable")[: _count_selected(step.options, covariances)]
 
     return _select_tokens(step, select)
@@ -103,16 +104,19 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
     parts = [_read_tokens(inputs) for inputs in step.micro_batches]
     # float64 [5, tokens]: row of the step, place in the row, log-prob, advantage, whether the ratio is clipped.
     mine: NDArray[np.float64] = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))
+    # One array [5, n] for each rank.
     gathered = [values.reshape(5, -1) for values in step.gather(mine.reshape(-1))]
     tokens = np.concatenate(gathered, axis=1)
     # In the order of the step's rows, which does not depend on ranks or micro-batches.
     order = np.lexsort((tokens[1], tokens[0]))
     _, _, log_probs, advantages, clipped = tokens[:, order]
+    # bool [tokens] in the order of the step's rows; `chosen` has the same in the order of ranks and micro-batches.
     ordered = np.zeros(tokens.shape[1], dtype=bool)
     if len(ordered):
         ordered[select((log_probs - log_probs.mean()) * (advantages - advantages.mean()), clipped)] = True
     chosen = np.zeros_like(ordered)
     chosen[order] = ordered
+    # Tokens of earlier ranks: this rank's begin after them, micro-batch by micro-batch.
     start = sum(values.shape[1] for values in gathered[: step.ranks.rank])
     masks = []
     for inputs in step.micro_batches:
@@ -127,9 +131,11 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
 def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
     """``float64 [5, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`_select_tokens`."""
     mask, options = inputs.mask, inputs.options
+    # float64 [n] each: float32 values are exact in it, so that one array holds all five.
     now = inputs.log_probs.detach()[mask].double()
     gains = inputs.advantages[mask].double()
     ratio = (now - inputs.old_log_probs[mask].double()).exp()
+    # Clipped as in PPO: past the bound on the side to which the advantage pushes.
     over, under = ratio > 1 + options.clip_high, ratio < 1 - options.clip_low
     clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
     rows, places = mask.nonzero(as_tuple=True)

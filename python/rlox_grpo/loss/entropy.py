@@ -27,6 +27,7 @@ def top_entropy_masks(
     Returns:
         ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
     """
+    # float64 [n], the entropies of this rank's loss tokens; below those of all ranks.
     kept = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
     parts = (ranks or Ranks()).gather_bytes(kept.cpu().numpy().tobytes())
     kept = torch.from_numpy(np.concatenate([np.frombuffer(part) for part in parts])).to(kept.device)
@@ -34,6 +35,7 @@ def top_entropy_masks(
         return [mask.clone() for mask in masks]
     # Not torch.quantile: it refuses more than 16 million values.
     ordered = kept.sort().values
+    # Example: entropies 1 2 3 4 5 and share 0.3: place 2.8, threshold 3.8, so 4 and 5 are kept.
     place = (1 - share) * (len(ordered) - 1)
     threshold = torch.lerp(ordered[floor(place)], ordered[ceil(place)], place - floor(place))
     return [(entropy >= threshold) & mask for entropy, mask in zip(entropies, masks, strict=True)]

@@ -57,6 +57,8 @@ def importance_weights(
     floor, cap = config.importance_floor, config.importance_cap
     if floor >= cap:
         raise ValueError(f"importance_floor is {floor:g} and importance_cap {cap:g}: expected floor < cap")
+    # float64 [N, T], d, 0 outside the mask. For a sequence it becomes [N, 1], and the last line spreads it over the
+    # tokens.
     difference = _difference(old_log_probs, sampling_log_probs, mask)
     if level == "sequence":
         difference = difference.sum(dim=-1, keepdim=True)
@@ -66,6 +68,7 @@ def importance_weights(
         raise ValueError(f"level is {level!r}: expected 'token', 'sequence' or 'sequence_mean'")
     ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if config.importance_mode == "truncate":
+        # Example: floor 0.5, cap 2 and ratios 0.4 1 3. Truncation gives 0.5 1 2, masking 0 1 0.
         ratio = ratio.clamp(floor, cap)
     else:
         ratio = torch.where((ratio >= floor) & (ratio <= cap), ratio, 0)
@@ -116,6 +119,7 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
         for batch in batches
         if batch.old_log_probs is not None and batch.old_log_probs is not batch.sampling_log_probs
     ]
+    # float64 [n] of each micro-batch's loss tokens, on the host.
     differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in known]
     d = torch.cat(differences) if differences else torch.zeros(0, dtype=torch.float64)
     if not d.numel():
@@ -156,6 +160,7 @@ def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _difference(old_log_probs: Tensor, sampling_log_probs: Tensor, mask: Tensor) -> Tensor:
+    # float64: the small difference of two float32 numbers, summed over a sequence.
     return torch.where(mask, old_log_probs.detach().double() - sampling_log_probs.double(), 0)
 
 

@@ -156,6 +156,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.old_log_probs is None else torch.where(mask, batch.old_log_probs, 0)
+    # Of a batch that was sampled from the current weights the value is 0, and the gradient that of log_probs.
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)  # [N], or [N, T] where each token has its own
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
@@ -164,6 +165,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
         old_log_probs=old_log_probs,
         log_ratio=log_ratio,
         advantages=torch.where(mask, advantages, 0),  # [N, T]
+        # A loss of the user may write into it.
         mask=mask.clone(),
         sequences=batch.row_index,
         totals=StepTotals(batch.num_loss_tokens, batch.num_sequences),
@@ -177,6 +179,7 @@ def number_turns(mask: Tensor) -> Tensor:
 
     Example: the mask ``1 1 0 1`` gives ``0 0 -1 1``.
     """
+    # True at the first token of each run; its running count numbers the runs.
     begins = mask.clone()
     begins[:, 1:] &= ~mask[:, :-1]  # a token under the mask after one that is not
     return torch.where(mask, begins.cumsum(dim=-1) - 1, -1)

@@ -55,6 +55,8 @@ def aggregate(
     """
     if values.shape != mask.shape:
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
+    # Example: values 1 2 | 3 _, two sequences, max_length 4. token_mean 6/3 = 2; sequence_mean (1.5 + 3)/2 = 2.25;
+    # sequence_sum 6/2 = 3; fixed_length 6/(2 · 4) = 0.75. torch.where, not a product: 0 · NaN is NaN.
     kept = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
     if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
@@ -143,16 +145,20 @@ def combine_terms(
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
+    # All tensors from here to `loss` are [N, T]; outside the mask aggregate reads nothing.
     ratio = inputs.ratio if term.ratio is None else term.ratio
+    # Tokens outside policy_mask have no policy term. They stay in the denominators, and have a KL penalty.
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
     kl = token_kl(config, inputs.log_probs, batch, distribution_kl)
     if kl is not None:
+        # The tokens are the old policy's; the ratio, with its gradient, makes the mean one over the current policy.
         if config.kl_bias_correction:
             kl = kl * ratio
         if kl_coef > 0:
             token_loss = token_loss + kl_coef * kl
+    # A share of the step's loss: the denominators are of all micro-batches and ranks, so that the shares add up.
     loss = aggregate(
         token_loss,
         mask,
@@ -166,6 +172,7 @@ def combine_terms(
     def token_mean(values: Tensor) -> Tensor:
         return aggregate(values, mask, "token_mean", num_loss_tokens=batch.num_loss_tokens)
 
+    # A bonus, hence the minus. It is a token mean under every loss_aggregation.
     if entropy_coef != 0 and entropy is not None:
         loss = loss - entropy_coef * token_mean(entropy)
     environment_loss = None

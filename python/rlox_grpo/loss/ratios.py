@@ -26,6 +26,8 @@ def clipped(
     With ``dual_clip`` c the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta`` the
     first r, and not the second, is at most delta (INTELLECT-2, arXiv:2505.07291; TRL).
     """
+    # [N, T]. Example: clip_low = clip_high = 0.2. A = 1 and r = 1.5: min(1.5, 1.2) = 1.2, no gradient. A = -1 and r =
+    # 1.5: min(-1.5, -1.2) = -1.5, with gradient: a token that should become rarer is not clipped from above.
     ratio = log_ratio.exp()
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -torch.minimum(bounded * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -33,6 +35,7 @@ def clipped(
     if delta is not None:
         high = high | ((ratio > delta) & (advantages < 0))
     if dual_clip is not None:
+        # A = -1, r = 100, c = 3: the loss 100 becomes 3.
         limit = -dual_clip * advantages
         over = (advantages < 0) & (loss > limit)
         loss, high = torch.where(over, limit, loss), high | over
@@ -57,6 +60,7 @@ def average_rows(values: Tensor, mask: Tensor) -> Tensor:
 
 def average_turns(values: Tensor, mask: Tensor) -> Tensor:
     """Return at each token under the mask the mean of its turn, ``[N, T]``; 0 elsewhere."""
+    # Example: the mask 1 1 0 1 and values 1 3 9 5: turns 1 1 0 2, means of the turns 2 and 5, result 2 2 0 5.
     turns = number_turns(mask) + 1  # 0 outside the mask, so that column 0 of the sums takes those tokens
     sums = values.new_zeros(mask.shape[0], mask.shape[1] + 1)  # [N, turns + 1]
     counts = sums.scatter_add(1, turns, mask.to(values.dtype))

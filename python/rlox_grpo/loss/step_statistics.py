@@ -40,6 +40,7 @@ def with_step_statistics(
     measure = getattr(find_policy_loss(config.policy_loss), "measure", None)
     if measure is None:
         return list(batches)
+    # The forward passes run when `measure` reads micro_batches, and not at all if it does not.
     step = StepInputs(
         lambda: [make_loss_inputs(forward(batch), batch, config) for batch in batches],
         is_on_policy=all(batch.old_log_probs is None for batch in batches),
@@ -49,6 +50,7 @@ def with_step_statistics(
     )
     with naming_errors(f"measure of policy_loss={name_object(config.policy_loss)!r}"):
         measured = measure(step)
+    # One value of the whole step, such as P3O's sample size, goes to every micro-batch.
     if not isinstance(measured, list):
         measured = [measured] * len(batches)
     if len(measured) != len(batches):

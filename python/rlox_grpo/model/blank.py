@@ -72,6 +72,7 @@ class StoredWeights:
         path, key = self.places[name]
         for start, stop in _split_rows(tensor):
             with safe_open(path, framework="pt") as file:
+                # A slice reads its rows from the file; a number (no dimension) has no slices.
                 part = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
                 (tensor[start:stop] if tensor.dim() else tensor).copy_(part)
 
@@ -80,6 +81,8 @@ class StoredWeights:
         path, key = self.places[name]
         with safe_open(path, framework="pt") as file:
             shape = file.get_slice(key).get_shape()
+        # Example: shape (4, 3), numbers 4 to 8 of the flat weight. A row has 3 numbers, so rows 1 and 2 are read, which
+        # are the numbers 3 to 8, and the first of them is dropped.
         row = math.prod(shape[1:])
         rows = torch.empty(max(0, -(-stop // row) - start // row), *shape[1:])
         self.read_into(name, rows, start // row)
@@ -110,6 +113,7 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
 
 def copy_blank(model: nn.Module) -> nn.Module:
     """Make a blank copy of ``model``. Shared parameters stay shared."""
+    # deepcopy takes what its memo has for an object: the meta parameters, so that no weight is copied.
     metas = {id(parameter): _to_meta(parameter) for parameter in model.parameters()}
     return copy.deepcopy(model, dict(metas))
 
@@ -135,10 +139,12 @@ def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
     Returns:
         ``otherwise`` if a module reads the weights of another module, which are missing then.
     """
+    # By parameter, so that a tied one has the same values in each of its modules.
     seeds = {id(parameter): seed for seed, parameter in enumerate(model.parameters())}
     device, blanks = find_device(model), {}
 
     def draw(parameter: nn.Parameter) -> nn.Parameter:
+        # Drawn again each time that a module runs: only the running modules hold weights.
         generator = torch.Generator(device).manual_seed(seeds[id(parameter)])
         values = torch.randn(parameter.shape, generator=generator, device=device, dtype=parameter.dtype)
         # Activations and logits far from zero, so that what a model does to them shows.
@@ -268,7 +274,9 @@ def _find_places(source: str, model: Any) -> dict[str, tuple[Path, str]]:
                 shapes |= {key: (path, tuple(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UnreadableError(f"{path} cannot be read: {error}") from error
+    # Llama's decoder is `model.`: a file of the bare decoder has `layers.0…` where the model has `model.layers.0…`.
     prefix = f"{model.base_model_prefix}."
+    # All names of each tensor: files may have a tied one by any of them.
     names: dict[int, list[str]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         names.setdefault(id(tensor), []).append(name)
@@ -313,11 +321,14 @@ def _split_rows(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield 0, 1
         return
     rows = tensor.shape[0]
+    # In float32, the widest dtype of a weight here.
     step = max(1, _READ_BYTES * rows // max(1, tensor.numel() * 4))
     yield from ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _digest_file(path: Path) -> str:
+    # The file begins with the length of its header (8 bytes, little-endian), then the header: names, dtypes and shapes
+    # of all tensors. The last MiB stands for the weights, as reading all of them would take as long as loading.
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

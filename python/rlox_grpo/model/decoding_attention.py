@@ -44,6 +44,7 @@ class RowSlots:
         if window is None or window >= self.capacity:
             return self.starts, self.lengths
         if window not in self._windows:
+            # A row's newest `window` tokens. The last entry of starts, the end of the buffer, stays.
             lengths = self.lengths.clamp(max=window)
             starts = self.starts.clone()
             starts[:-1] += self.lengths - lengths
@@ -53,6 +54,7 @@ class RowSlots:
 
 def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
     starts, lengths = slots.seen(window)
+    # A sequence for each row: one query (max_q 1) over its slot, of which seqused_k keeps the row's own tokens.
     out: Tensor = torch.ops.aten._flash_attention_forward(
         *(q, k, v, slots.counts, starts, 1, slots.capacity, 0.0, False, False), scale=scale, seqused_k=lengths
     )[0]
@@ -65,6 +67,7 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
     rows, heads, width = q.shape
     key_heads = k.shape[1]
     shared = heads // key_heads
+    # [1, R * n, H_kv, D] for n query heads to a key head. In this kernel slot r has n queries, all of one position.
     queries = q.view(rows, key_heads, shared, width).transpose(1, 2).reshape(1, rows * shared, key_heads, width)
     out: Tensor = torch.ops.aten._efficient_attention_forward(
         *(queries, k[None], v[None], None, slots.counts * shared, starts, shared, slots.capacity, 0.0, 0, False),
@@ -119,6 +122,7 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor) -> bool:
     there_q, there_k, there_v = (tensor.to(q.device) for tensor in (own_q, own_k, own_v))
     exact_q, exact_k, exact_v = own_q.double(), own_k.double(), own_v.double()
     scale = q.shape[2] ** -0.5
+    # A window of 3 moves the first place of two rows and leaves that of the row of one token.
     windows, on_host = (None, 3), make_slots(torch.device("cpu"))
     return agrees(
         kernel,

@@ -108,6 +108,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
             predicted=int(predicted.sum()),
             pairs=_count_causal_pairs(prompts + tree.lengths),
         )
+    # Of each forwarded completion token: its row, and its place in the completion.
     row, step = tree.forwarded.nonzero()
     return UpdateWork(
         row_tokens=row_tokens,
@@ -117,6 +118,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
         completion_tokens=completion_tokens,
         completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - len(row),
         predicted=int(find_owners(tree.owner, predicted).sum()),
+        # A completion token attends to its prompt, the tokens before it, and itself: prompt + step + 1 pairs.
         pairs=_count_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
     )
 
@@ -170,6 +172,7 @@ def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
     6 if it is trained (arXiv:2001.08361), 4 if it is frozen. A (query, key) pair costs 12 for each unit of attention
     width: 2 forward and 4 backward, for scores and for values (arXiv:2204.02311, appendix B; here causal pairs only).
     """
+    # 2 forward and 2 for the input's gradient make 4; a trained parameter has 2 more.
     body = (4 * size.body + 2 * size.body_trained) * work.forwarded
     head = (4 * size.head + 2 * size.head_trained) * work.predicted
     return float(body + head + 12 * size.attention_width * work.pairs)
@@ -183,6 +186,7 @@ def measure_model(model: nn.Module) -> ModelSize | None:
         return None
     head = adapted.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     head_weight = getattr(head, "weight", None)
+    # An input embedding is looked up and multiplies nothing. A tied weight counts once, as the output layer.
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     body = [p for p in model.parameters() if id(p) not in looked_up and p is not head_weight]
     return ModelSize(
@@ -215,6 +219,7 @@ def _count_causal_pairs(lengths: Int64Array) -> int:
 def _find_attention_width(config: Any) -> int:
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    # The causal count of pairs is too large for a sliding window.
     if not layers or not heads or getattr(text, "sliding_window", None):
         return 0
     return int(layers * heads * (getattr(text, "head_dim", None) or text.hidden_size // heads))

@@ -106,6 +106,7 @@ class SplitModel:
         weight: Tensor = self.head.weight
         bias: Tensor | None = self.head.bias
         if vocabulary is not None and vocabulary < weight.shape[0]:
+            # A view of the first rows: gradients reach the whole weight, with zeros for the padding.
             weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
         return OutputHead(weight, bias, self.scale, self.softcap)
 
@@ -151,13 +152,16 @@ def make_forward(
         split = split_model(model)
         return split, split is not None and share_prompts and can_pack(split, autocast_dtype, is_rounded=is_rounded)
 
+    # The trials run the model, so every rank of a sharded one takes part in them.
     split, packs = choose() if run is None else run(choose)
     if split is not None and torch_compile:
+        # After the trials, which set the decoder's attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
     def read(batch: Batch) -> tuple[TokenDistributions, PackedRow | None]:
         """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row."""
+        # None: over all ids of the output layer, those of padding too.
         known = None if batch.is_unscaled else vocabulary
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
@@ -166,13 +170,18 @@ def make_forward(
                 output = model(batch.input_ids)
             elif row is None:
                 states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
+                # [M, H]: the states that predict a token. The output layer runs on these alone, not on prompts and
+                # padding.
                 hidden = states[_find_predicting_positions(batch)]
             else:
+                # [K, H], a distinct token once.
                 hidden = _compute_packed_hidden(split.decoder, row)
         if split is None:
             logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
+            # [M, known] logits of the tokens under the mask, float32 or float64.
             logits = _select_predicting_logits(logits, batch)[:, :known]
             return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
+        # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
         hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
         return TokenDistributions(hidden, split.output_head(known)), row
 
@@ -189,10 +198,12 @@ def make_forward(
             entropy_gradient=entropy_gradient and has_gradient,
         )
         if row is not None:
+            # [K] → [M]. Backward adds up the gradients of all rows that share a token.
             log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
         outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
         if batch.ref_distributions is None:
             return outputs
+        # [M, H], of the tokens under the mask; those of the environment, which have no KL, are left out below.
         hidden = own.hidden if row is None else own.hidden[row.predicted_of]
         if batch.environment_mask is not None:
             hidden = hidden[batch.loss_mask[mask]]
@@ -220,6 +231,7 @@ def _take_log_probs(
             entropy_gradient=entropy_gradient,
         )
     logits = own.hidden
+    # [M, V], the logits of a module without a known output layer, which exist anyway.
     log_softmax = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
     log_probs = log_softmax.gather(-1, token_ids[:, None]).squeeze(-1)
     if not with_entropy:
@@ -235,6 +247,7 @@ def _set_packed_attention(decoder: Any) -> None:
 
 def _compute_packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
     """Hidden states ``[K, H]`` that predict the row's distinct tokens."""
+    # One row of S tokens; the layout reaches attention through the decoder's keyword arguments.
     hidden: Tensor = decoder(
         input_ids=row.input_ids[None],
         position_ids=row.position_ids[None],
@@ -265,6 +278,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
     before = decoder.config._attn_implementation
     if before == PACKED_ATTENTION:
         return True
+    # Another attention of the user, or a text decoder within a larger model, whose config is not its own.
     if before != "sdpa" or decoder.config.get_text_config() is not decoder.config:
         logger.info(
             "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
@@ -280,6 +294,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
             expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
                 _find_predicting_positions(batch)
             ]
+            # From here on the decoder has the packed attention; it gets the old one back if the results differ.
             _set_packed_attention(decoder)
             row = build_packed_row(build_prefix_tree(batch), batch)
             found = _compute_packed_hidden(decoder, row)[row.predicted_of]
@@ -297,6 +312,8 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
 
 def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
     """Two prompts of 3 and 2 tokens with two completions each, of 1 to 4 tokens; the first two share a prefix."""
+    # Rows of 7 ids, 3 8 13 18 … and 38 43 … with a large vocabulary. The two completions of the first prompt begin with
+    # the same id, so they share a prefix.
     ids = (np.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
     ids[1, 3] = ids[0, 3]
     first, second = (
@@ -308,6 +325,7 @@ def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
 
 def are_activations_close(found: Tensor, expected: Tensor) -> bool:
     """Whether two results agree within the rounding of their dtype."""
+    # The absolute part is relative to the largest activation: a value near 0 has the rounding error of larger terms.
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
@@ -321,6 +339,7 @@ def _find_predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _select_predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
     """``[M, V]`` at the predicting positions; a slice where they are one rectangle, as its backward copies nothing."""
+    # Equal prompts and completions of equal length: the predicting positions are T columns, from `start` on.
     start, width = int(batch.prompt_lengths[0]) - 1, batch.loss_mask.shape[1]
     if bool((batch.prompt_lengths == start + 1).all()) and bool(batch.loss_mask.all()):
         return logits[:, start : start + width].flatten(0, 1)
@@ -347,6 +366,7 @@ def split_model(model: nn.Module, *, is_tried: bool = False) -> SplitModel | Non
         logger.info("%s: its output layer is not a plain linear one; logits are materialised", type(base).__name__)
         return None
     config = base.config.get_text_config()
+    # Cohere multiplies logits by logit_scale; Granite divides them by logits_scaling.
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     split = SplitModel(decoder, head, scale, None if softcap is None else float(softcap))
@@ -370,6 +390,7 @@ def _gives_same_logits(model: transformers.PreTrainedModel, split: SplitModel) -
         hidden = split.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0]
     finally:
         model.train(was_training)
+    # The logits as OutputHead computes them: product, scale, softcap.
     logits = nn.functional.linear(hidden.to(split.head.weight.dtype), split.head.weight, split.head.bias).float()
     logits = logits * split.scale
     if split.softcap is not None:

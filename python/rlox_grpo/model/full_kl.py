@@ -51,6 +51,7 @@ def distribution_kl(
     if shapes[0] != shapes[1]:
         raise ValueError(f"policy has tokens and vocabulary {shapes[0]}, reference {shapes[1]}: they must be equal")
     if policy.head is None or reference.head is None:
+        # Without heads, hidden holds the logits [M, V] themselves.
         log_p, log_q = (_log_softmax(side.hidden, temperature) for side in (policy, reference))
         return (log_p.exp() * (log_p - log_q.detach())).sum(dim=-1)
     tile = tile_shape(shapes[0][1], policy.hidden.device) if tile is None else tile
@@ -75,8 +76,10 @@ class _TiledKL(torch.autograd.Function):
         kl = torch.empty(hidden.shape[0], dtype=own.dtype, device=hidden.device)
         log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
         for rows in own.token_slices():
+            # mine: Σ e^z and Σ e^z (z - y), of which the quotient is E_p[z - y]; theirs: Σ e^y. Each is float64 [m].
             mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
             for columns in own.vocabulary_slices():
+                # [m, v] each, in two buffers: the next tile overwrites them.
                 logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
                 mine.add(logits, logits - ref_logits)
                 theirs.add(ref_logits, None)
@@ -100,12 +103,14 @@ class _TiledKL(torch.autograd.Function):
             grad = grad_outputs[0][rows, None] * settings.factor
             for columns in own.vocabulary_slices():
                 logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
+                # Read before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else own.softcap_slope(logits)
                 log_p = logits.sub_(log_normalisers[rows, None])
                 # d KL / d logit = p (log p − log q − KL)
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
+        # None for the reference's hidden states, weight and bias, and for both settings.
         return (*gradients.sums(), *[None] * 5)
 
 

@@ -30,6 +30,7 @@ class Kernel:
     backward: Callable[..., Any] | None = None
 
 
+# By computation, device, dtype, heads, width and key heads. None: no kernel agrees; it is not tried again.
 _chosen: dict[Hashable, Kernel | None] = {}
 
 
@@ -87,6 +88,7 @@ def agrees(
         logger.info("%s: %s", kernel.name, error)
         return False
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(dtype, rounding)
+    # NaN fails too: a comparison with NaN is False.
     return all(
         bool((own.cpu().double() - exact).abs().max() <= tolerance * max(1.0, float(exact.abs().max())))
         for own, exact in zip(found, expected, strict=True)

@@ -72,11 +72,14 @@ def load_policy(
             without an adapter or with a model object.
         ImportError: if LoRA is used and peft is not installed.
     """
+    # Load, adapt, cast, move to the GPU, shard: what replaces parameters comes before what refers to them, such as
+    # hooks and optimizers.
     check_types(model, tokenizer)
     ranks, stored, shards = ranks or Ranks(), None, None
     if config.load_in_4bit:
         refuse_4_bits(model, config)
     if isinstance(model, (str, Path)):
+        # In shards, the model comes without weights, and `stored` has the files that hold them.
         in_shards = config.split().sharding.shards_weights and ranks.size > 1
         model, tokenizer, stored = _load_pretrained(str(model), tokenizer, config, in_shards=in_shards)
     elif tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
@@ -101,6 +104,7 @@ def load_policy(
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
+        # The float32 weights, before the cast below rounds those of the model.
         masters = take_masters(model) if config.offload_optimizer else {}
         # Before the move to the GPU, so that the GPU never stores these weights in float32.
         cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=find_gpu())
@@ -122,9 +126,12 @@ def load_policy(
         )
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
     if stored is not None:
+        # Each rank reads its own rows: different files would make a mixture of two models.
         ranks.refuse_differences("the model's files", stored.digest())
         shards = shard_policy(model, stages.sharding, ranks)
     if stored is not None and shards is not None:
+        # The parameters are DTensors without storage: each rank allocates and reads its rows alone. Under DeepSpeed
+        # (ZeRO 3) nothing is read here, and `stored` goes on to the updater.
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
@@ -136,6 +143,7 @@ def _keep_float32_weights(model: nn.Module) -> None:
 
     With an adapter, frozen weights keep their dtype. Without one, the whole model is converted.
     """
+    # Frozen weights of 16 bits are no reason to convert: no update is added to them.
     half = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
     if not half:
         return
@@ -306,6 +314,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
+    # Adapters begin with random matrices: the same on every rank, and in every run with this seed.
     torch.manual_seed(config.seed)
     try:
         with _without_warning_of_ties():
@@ -313,6 +322,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     except ValueError as error:
         if "not found in the base model" not in str(error):
             raise
+        # The last parts of the names of linear layers, each once: q_proj, k_proj and so on.
         linear = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
         layers = dict.fromkeys(name.rpartition(".")[2] for name in linear)
         raise ConfigError(
@@ -343,6 +353,7 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if tokenizer is None or embedding is None:
         return None
+    # Rows of the embedding, and ids that have text. Models round the rows up, for fast matrix products.
     rows, known = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
     if known > rows:
         raise ValueError(

@@ -47,6 +47,7 @@ def refuse_other_architectures(model: Any) -> None:
     """Raise ValueError for a transformers model that is not a causal language model."""
     if not isinstance(model, transformers.PreTrainedModel):
         return
+    # The config of a model of several modalities has a config for each of them.
     if any(hasattr(model.config, name) for name in ("vision_config", "audio_config")):
         logger.warning(
             "model is a %s, which reads pictures or audio: it is trained on text alone; %s",
@@ -57,12 +58,14 @@ def refuse_other_architectures(model: Any) -> None:
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):
         raise ValueError(f"model is a {name}, an encoder-decoder model: GRPO trains decoder-only models; {wanted}")
+    # Such as BERT. A BERT with is_decoder set has a causal mask.
     if type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
         raise ValueError(f"model is a {name}, an encoder: its attention is not causal; {wanted}")
     causal: Any = model
     head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
     if head is None:
         raise ValueError(f"model is a {name}, which has no language-model head: {wanted}")
+    # Ids that can be sampled, and ids that can be read; 0 for a layer without a weight.
     logits, rows = (getattr(getattr(layer, "weight", None), "shape", (0,))[0] for layer in (head, embedding))
     if logits > rows > 0:
         raise ValueError(

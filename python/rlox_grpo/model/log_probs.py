@@ -85,14 +85,17 @@ def token_log_probs(
         raise ValueError(f"tile is {tile}: expected at least one token and one row of the vocabulary")
     vocabulary = head.weight.shape[0]
     if token_ids.numel():
+        # An id outside the head's rows is in no tile: its logit would stay 0 without an error.
         low, high = (int(bound) for bound in torch.aminmax(token_ids))
         if low < 0 or high >= vocabulary:
             raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
     if kept_bytes is None:
         kept_bytes = CPU_KEPT_BYTES if hidden.device.type == "cpu" else 0
+    # Logits are kept for a backward pass alone.
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)):
         kept_bytes = 0
+    # Number of tokens whose logits [V] fit into the budget.
     kept = kept_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
     settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, kept)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
@@ -139,6 +142,7 @@ def score_norms(
             taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
             higher = torch.maximum(top, logits.amax(dim=-1))
             fall, weights = (top - higher).exp(), (logits - higher[:, None]).exp()
+            # The squares have exp(2 (logit - top)), so a new top rescales them by fall².
             mass, squares = fall * mass + weights.sum(dim=-1), fall**2 * squares + weights.square().sum(dim=-1)
             top = higher
         norms[rows] = (1 - 2 * (taken - top).exp() / mass + squares / mass.square()).float()
@@ -173,9 +177,14 @@ class _TiledLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tiles = Tiles(hidden, weight, bias, settings)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
+        # [M] each. With kept, [kept tokens, V], they are all that backward needs beside its inputs.
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
         kept = tiles.kept_logits()
+        # Example of the online sums: logits 1 and 3 in tiles of one. After the first, top is 1, mass 1 and moment 0.
+        # The second raises top to 3, so fall is -2: mass = e⁻² · 1 + 1 = 1.135, moment = e⁻² · (0 - 2 · 1) + 0 =
+        # -0.271. So log Z = 3 + ln 1.135 = 3.127 and H = ln 1.135 + 0.271 / 1.135 = 0.365, as for probabilities 0.119
+        # and 0.881.
         for rows in tiles.token_slices():
             count = len(log_probs[rows])
             top = log_probs.new_full((count,), -torch.inf)  # the largest logit so far
@@ -183,6 +192,7 @@ class _TiledLogProbs(torch.autograd.Function):
             moment = torch.zeros_like(mass)  # Σ exp(logit − top) · (logit − top)
             taken = torch.zeros_like(top)
             for columns in tiles.vocabulary_slices():
+                # [m, v] in the tile's buffer, where `shifted` replaces them; `probs` has a buffer of its own.
                 logits = tiles.logits(rows, columns)
                 if rows.stop <= len(kept):
                     kept[rows, columns] = logits
@@ -219,15 +229,20 @@ class _TiledLogProbs(torch.autograd.Function):
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
         scratch = tiles.buffer() if settings.entropy_gradient else None
         for rows in tiles.token_slices():
+            # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.
             grad = grad_log_probs[rows, None] * settings.factor
             for columns in tiles.vocabulary_slices():
                 logits = kept[rows, columns] if rows.stop <= len(kept) else tiles.logits(rows, columns)
+                # Read before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
                 place, inside = _find_places(token_ids[rows], columns)
+                # Into the tile's buffer, so that kept logits stay as they are.
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
+                    # -p · grad here; grad is added at the token itself below: onehot(y) - p.
                     grad_logits = log_p.exp_().mul_(-grad)
                 else:
+                    # -p · (grad + grad_entropy · (log p + H)): the gradients of log-prob and entropy in one product.
                     slope_of_p = torch.add(log_p, entropy[rows, None], out=scratch[: log_p.numel()].view_as(log_p))
                     slope_of_p.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
                     grad_logits = log_p.exp_().mul_(slope_of_p).neg_()
@@ -244,6 +259,8 @@ class Tiles:
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
         self._bias = None if bias is None else bias.to(self.dtype)
+        # torch.mm writes in the dtype of its operands: for hidden states of 16 bits the product has a buffer of its
+        # own, and the logits are its copy in float32. Else both are one buffer.
         self._logits = self.buffer()
         self._product = self._logits if hidden.dtype == self.dtype else self.buffer(hidden.dtype)
 
@@ -284,6 +301,7 @@ class Tiles:
         if self._bias is not None:
             logits.add_(self._bias[columns])
         if settings.softcap is not None:
+            # softcap · tanh(scale · x / softcap), as in Gemma 2; the temperature divides after it.
             logits.mul_(settings.scale / settings.softcap).tanh_().mul_(settings.softcap)
         if settings.factor != 1.0:
             logits.mul_(settings.factor)
@@ -311,6 +329,7 @@ class TileGradients:
     def add(self, rows: slice, columns: slice, grad_logits: Tensor) -> None:
         """Add ``d loss / d (hidden @ weightᵀ + bias)`` of one tile."""
         hidden = self._operands[0]
+        # [m, v]. The products run in the dtype of the operands; their sums over tiles are float32 or better.
         factor = grad_logits.to(hidden.dtype)
         if self._hidden is not None:
             _add_product(self._hidden[rows], factor, self._tiles.weight[columns])
@@ -333,6 +352,7 @@ def _slices(size: int, step: int) -> list[slice]:
 
 def _find_places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
+    # Example: ids 5 and 9 in the columns 8 to 12. The columns in the tile are 0 and 1; only the second is inside.
     place = token_ids - columns.start
     inside = (place >= 0) & (place < columns.stop - columns.start)
     return torch.where(inside, place, 0)[:, None], inside

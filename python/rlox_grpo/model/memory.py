@@ -117,6 +117,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     adapted: Any = model
     base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
     embedding, head = base.get_input_embeddings().weight, getattr(base.get_output_embeddings(), "weight", None)
+    # The base model's weights, without those of an adapter.
     own = [p for name, p in base.named_parameters() if "lora_" not in name]
     heads = text.num_attention_heads
     head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
@@ -155,11 +156,13 @@ def read_shape(config: Any, targets: str | tuple[str, ...] = "all-linear") -> Mo
 def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -> int:
     every = targets == "all-linear"
     wanted = (targets,) if isinstance(targets, str) else targets
+    # A LoRA matrix pair of rank r on a layer of in × out has r · (in + out) parameters.
     width = 0
     for name, module in base.named_modules():
         parts = name.split(".")
         if not isinstance(module, nn.Linear) or module.weight is head or "lora_" in name or "default" in parts:
             continue
+        # peft wraps an adapted layer, and the layer itself is then `<name>.base_layer`.
         own = parts[-2] if parts[-1] == "base_layer" else parts[-1]
         if every or own in wanted:
             width += module.in_features + module.out_features
@@ -212,6 +215,7 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     unpacked = shape.hidden * shape.intermediate * (2 if bfloat16 else 4) if config.load_in_4bit else 0
 
     saved_layer = layout.tokens * _count_saved_bytes(shape, config, in_bfloat16=in_bfloat16)
+    # The residual stream, all that a recomputed layer saves: its input.
     stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
     ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if bfloat16 else 12)
     # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.

@@ -69,10 +69,12 @@ def estimate_run(
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
     """
+    # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
     longest = prompt_tokens + config.max_new_tokens
     tokens = max(config.micro_batch_tokens, longest)
     least, most = GPU_TILE_BYTES
     tile_bytes = min(max(gpu_bytes // 64, least), most)
+    # At worst every token is predicted.
     layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, ranks=ranks, tile_bytes=tile_bytes)
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
@@ -88,9 +90,12 @@ def estimate_run(
     cache = 0
     if config.engine == "hf":
         rows = min(-(-config.prompts_per_step // ranks) * config.group_size, config.max_rollout_rows or _HF_ROWS)
+        # For each row: keys and values of every layer, and two float32 rows of the vocabulary, logits and weights.
         cache = rows * (longest * shape.layers * 2 * shape.key_width * number + 8 * shape.vocabulary)
     elif config.engine == "vllm":
         cache = int(config.gpu_memory_utilization * gpu_bytes)
+    # Update and engine take turns with the memory, so the larger counts. An engine that samples beside the update, or
+    # one that does not sleep, adds to it.
     in_turns = config.async_steps == 0 and (config.engine == "hf" or config.engine_sleep)
     total = copied + (max(update.peak, update.held + cache) if in_turns else update.peak + cache)
     return RunMemory(update, cache + copied, total)
@@ -130,6 +135,7 @@ def check_fit(
     memory = estimate_run(
         shape, config, gpu_bytes, checkpointing=checkpointing, ranks=ranks, prompt_tokens=prompt_tokens
     )
+    # What no change of the batch can shrink.
     least = memory.update.held + memory.update.gradients
     if memory.total <= gpu_bytes:
         return
@@ -164,6 +170,7 @@ def find_fitting_changes(
     """Return the first :data:`CHANGES` that make the run fit, without those that extend an earlier one."""
     found: list[Mapping[str, Any]] = []
     for change in CHANGES:
+        # What the change adds to these options: nothing, if they have all of it.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
         if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
             del changed["micro_batch_tokens"]
@@ -173,6 +180,7 @@ def find_fitting_changes(
             continue
         if config.updater == "deepspeed" and "optim" in changed:
             continue
+        # Skip a change that adds to one that fits already.
         if not changed or any(one.items() <= changed.items() for one in found):
             continue
         other = config.model_copy(update=changed)

@@ -117,6 +117,7 @@ def packed_attention(
         ValueError: soft-capped attention scores, which the kernels used here do not compute.
     """
     if packed_layout is None and shared_prefix is None and row_slots is None:
+        # A plain call of the model: padded rows, a prefill, or a decoding step with a RowCache.
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         is_plain = softcap is None and options.get("position_bias") is None and not options.get("dropout")
@@ -146,15 +147,18 @@ def packed_attention(
     device = query.device.type
     if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in float32, values not
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    # The packed calls: a decoding step on a CPU, a decoding step on a GPU, or a packed row.
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     if shared_prefix is not None:
         layer: Any = module.layer_idx
         return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
     if row_slots is not None:
+        # q [R, H, D]; k and v [N, H_kv, D], the places of all slots.
         q, k, v = query[:, :, 0], key[0].transpose(0, 1), value[0].transpose(0, 1)
         kernel = choose_decoding_kernel(q, k)
         return kernel.forward(q, k, v, row_slots, sliding_window, scale)[:, None], None
     assert packed_layout is not None
+    # A window as long as the longest row hides nothing.
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     out: Tensor
     if device != "cpu":
@@ -190,6 +194,7 @@ def _needs_copied_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    # After the tensors: no mask, no dropout, causal, heads that share keys.
     parameters = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, True, True)
     return not torch.backends.cuda.can_use_flash_attention(parameters, False)
 
@@ -211,9 +216,14 @@ class _TwoPartAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+        # Example: prompt `a b`, completions `c d` and `c e`; the packed row is a b c d e. The first loop computes
+        # causal attention within [a b], then within the rows [c d] and [c e]; row 1 does not own c, so its c is
+        # dropped. The second loop computes c d e over a b in one call of the group, without a mask, and merges the two
+        # parts.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         stats = torch.float64 if q.dtype == torch.float64 else torch.float32
         normaliser = torch.empty(q.shape[:2], dtype=stats)  # [S, H]
+        # part [N, H, T, D], log_sum [N, H, T]. Padding follows a row's tokens, so the causal mask hides it from them.
         for index, _, owned in _tables(layout):
             part, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
             places = index[owned]
@@ -224,6 +234,7 @@ class _TwoPartAttention(torch.autograd.Function):
                 continue
             own, of = slice(middle, end), slice(start, middle)
             part, log_sum = _flash(_one(q[own]), _one(k[of]), _one(v[of]), 0.0, False, scale=scale)
+            # [own tokens, H], float32 or float64. A part's share is exp(its log-sum-exp - the merged one).
             own_sum, prompt_sum = normaliser[own], log_sum[0].transpose(0, 1)
             merged = torch.logaddexp(own_sum, prompt_sum)
             own_share, prompt_share = (own_sum - merged).exp_(), (prompt_sum - merged).exp_()
@@ -241,6 +252,7 @@ class _TwoPartAttention(torch.autograd.Function):
         layout, scale = ctx.layout, ctx.scale
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         grad_out = grad_outputs[0][0].contiguous()
+        # The first loop writes each place of it, in the row that owns the place; the second adds to completions.
         grad_q = torch.empty(q.shape, dtype=q.dtype)
         # Gradients of rows that share a place add up, and prompts also get gradients from their completions.
         grad_k, grad_v = (torch.zeros(t.shape, dtype=normaliser.dtype) for t in (k, v))
@@ -291,6 +303,9 @@ def _decoding_attention(
 
     Query heads that share a key head are computed as several queries of one head.
     """
+    # Example: 6 rows, 4 query heads, 2 key heads, 3 prompts with up to 2 rows each. queries is [6, 2, 2, D]: two
+    # queries of each key head. by_prompt is [3, 2, 2 * 2, D]: the queries of all rows of a prompt over its one copy of
+    # keys, a matrix product. Padding of row_table computes some row twice; place_of_row never reads it.
     rows, heads, _, width = query.shape
     key_heads = key.shape[1]
     shared = heads // key_heads
@@ -301,6 +316,7 @@ def _decoding_attention(
     part, part_sum = _flash(
         by_prompt, prefix.keys[layer], prefix.values[layer], 0.0, False, attn_mask=prefix.mask, scale=scale
     )
+    # Back to rows: part [R, H_kv, n, D] and part_sum [R, H_kv, n], as own and own_sum.
     of_row = (prefix.slot_of_row, slice(None), prefix.place_of_row)
     part = part.reshape(slots, key_heads, places, shared, -1)[of_row]
     part_sum = part_sum.reshape(slots, key_heads, places, shared)[of_row]
@@ -317,6 +333,8 @@ def _masked_attention(
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
     for (table, mask, owned), of_prompt in zip(_tables(layout), (False, True), strict=False):
         steps = torch.arange(table.shape[1], device=q.device)
+        # index [rows, keys]: places of the keys. at [rows, keys] and own_at [rows, T]: positions of keys and queries in
+        # their sequence. Distances are of positions, not columns: a short prompt has padding before its completions.
         index, visible, at = table, mask, steps.expand_as(table)
         own_at = at
         if of_prompt:

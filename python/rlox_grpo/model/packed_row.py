@@ -59,6 +59,7 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     places = _places(tree, middles, ends)
     input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
+    # int64 [groups]: the first row of each tree, from which its prompt is copied.
     first_rows = np.searchsorted(tree.group_of_row, np.arange(len(starts)))
     for row, start, length in zip(first_rows, starts, tree.prompt_lengths, strict=True):
         input_ids[start : start + length] = rows[row, :length]
@@ -70,6 +71,7 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
+    # bool [N, T]: the K distinct tokens.
     predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
     predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
@@ -112,6 +114,7 @@ def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int6
 
 def _forest(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> Forest:
     starts, middles, _ = spans
+    # In the example: parents -1 0 1 2 3 | -1 5 5 and run_starts 0 2 4 5 6 7 8.
     parents = np.arange(tree.num_tokens) - 1
     parents[starts] = -1
     row, step = tree.forwarded.nonzero()

@@ -47,6 +47,7 @@ class Policy:
         if self.shards is None and self.stored is None:
             return copy.deepcopy(self.model)
         whole = self._copy_blank()
+        # Each rank gets the whole copy: gathered parameter by parameter, or read from the files.
         self._fill(whole, gather_shards)
         return whole
 
@@ -59,6 +60,8 @@ class Policy:
         """
         frozen = self._copy_blank().eval().requires_grad_(False)
         cast(frozen)
+        # Sharded while blank, like the policy: each rank then fills its shards from its own rows of the policy or the
+        # files.
         copied = shard_parameters(frozen, ranks)
         self._fill(frozen, local_part)
         return copied
@@ -77,5 +80,6 @@ class Policy:
     def get_runner(self) -> Callable[[Callable[[], Any]], Any] | None:
         """Return the function in which ``make_forward`` tests a sharded or unloaded model; None for other models."""
         if self.stored is not None:
+            # The model has no weights until DeepSpeed shards it, so it is tried on random ones.
             return lambda choose: run_blank(self.model, choose, (None, False))
         return None if self.shards is None else self.shards.run

@@ -74,10 +74,12 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> None:
     equal, and the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the
     embeddings keep their dtype.
     """
+    # The modules of each parameter; a tied one has several.
     users: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(module)
+    # Used by linear layers alone: an embedding that shares the weight would look up rounded rows.
     linear = {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
     _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
 
@@ -89,6 +91,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device:
     parameters that the architecture keeps in float32, are unchanged. Parameters are replaced by new objects: create
     optimizers and hooks afterwards. With ``device``, each parameter is cast and then moved there.
     """
+    # Such as the router's bias of some mixtures of experts, which transformers keeps in float32.
     kept = _find_float32_parameters(model)
     _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad), device)
 

@@ -61,6 +61,7 @@ def unpack(tensor: Tensor) -> Tensor:
 def find_scales(names: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Names in a state dict that are scales and tables of its packed weights: ``<weight>.absmax`` and so on."""
     state = dict(names)
+    # Such as `layers.0.q_proj.weight`, whose scales are `layers.0.q_proj.weight.absmax` and so on.
     packed = {name for name, tensor in state.items() if is_packed(tensor)}
     return {name for name in state if any(f"{cut}.weight" in packed for cut in [name.rpartition(".weight.")[0]] if cut)}
 

@@ -37,6 +37,7 @@ class Shards:
     def run(self, call: Callable[[], T]) -> T:
         """Return ``call()``, in which the model can run forward; a collective."""
         with torch.no_grad(), set_autocast(next(self.model.parameters()).device, self.gather_dtype):
+            # Through the root module, because FSDP2 gathers parameters in its hooks around a module's forward.
             done: T = self.root(None, call)
         return done
 
@@ -50,6 +51,7 @@ class Shards:
 def copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
     """Write the parameters and buffers of ``source``, each as ``read`` returns it, into those of ``copy``."""
     for tensors in (nn.Module.named_parameters, nn.Module.named_buffers):
+        # In the same order on every rank: `read` may be a collective.
         for (name, own), (other, tensor) in zip(tensors(copy), tensors(source), strict=True):
             assert name == other
             local_part(own).copy_(read(tensor))
@@ -84,12 +86,17 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     missing = [name for name in needed if not hasattr(FSDPModule, name)]
     if missing:
         raise RuntimeError(f"shard_parameters: FSDP2 of torch {torch.__version__} has no {missing[0]}; 2.13 has it")
+    # Example: 2 ranks, a weight [5, H]. Rows are divided by ceil(5 / 2) = 3: rank 0 holds rows 0 to 2, rank 1 rows 3
+    # and 4. Around a block's forward and backward pass the whole weight [5, H] is gathered; of its gradient each rank
+    # keeps the sum over ranks of its own rows. Optimizer state has the rows of its rank alone.
     mesh = init_device_mesh(find_device(model).type, (ranks.size,))
+    # The blank copy is made first: fully_shard replaces the parameters by DTensors.
     shards = Shards(model, copy_blank(model), ForwardModule(model), gather_dtype)
     of_blocks, of_root = MixedPrecisionPolicy(), MixedPrecisionPolicy()
     if gather_dtype is not None:
         # Autocast chooses what is computed in which dtype: inputs stay as they are.
         of_blocks = MixedPrecisionPolicy(gather_dtype, torch.float32, cast_forward_inputs=False)
+    # Blocks before the root, which takes the parameters that no block has: embeddings, last norm, output layer.
     for module in [*_blocks(model), shards.root]:
         # Reshard the root after each forward too, so that weights can be gathered between any two forward passes.
         policy = of_root if module is shards.root else of_blocks

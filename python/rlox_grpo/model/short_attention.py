@@ -72,6 +72,10 @@ def lay_out(
     dtype: torch.dtype,
 ) -> ShortLayout:
     """Lay out the rows of the prompts, and those of the completions, which attend to their prompt too."""
+    # Example: the prompt `a b` with completions `c` and `d e`, in the packed row a b c d e (places 0 to 4):
+    #     queries   0 1 | 2 _ 3 4          the row of the prompt, then the rows of the completions; _ is token 0
+    #     keys      0 1 | 0 1 2 _, 0 1 3 4
+    #     query_of  0 1 2 4 5              where each token is among the queries of both tables, flattened
     query_of = torch.zeros(int(prompt_mask.sum() + completion_owned.sum()), dtype=torch.long)
     rows, first = [], 0
     for queries, owned, before, before_mask in (
@@ -84,8 +88,10 @@ def lay_out(
         # Padding follows a row's tokens, so the causal mask hides it from them. It attends to itself, which keeps its
         # softmax finite.
         causal = torch.ones(steps, steps, dtype=torch.bool).tril()
+        # bool [rows, T, W]: every query sees the keys of its row's prompt, and those of the row causally.
         seen = torch.cat([before_mask[:, None].expand(-1, steps, -1), causal.expand(count, -1, -1)], dim=2)
         bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+        # A batch entry is a row and a key head; the n query heads of this key head are n * T of its queries.
         bias = bias[:, None, None].expand(-1, heads, shared, -1, -1).reshape(count * heads, shared * steps, -1)
         rows.append(ShortRows(queries, torch.cat([before, queries], dim=1), bias))
         query_of[queries[owned]] = first + owned.ravel().nonzero()[:, 0]
@@ -97,6 +103,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
     """Compute attention of ``q [S, H, D]`` over ``k`` and ``v [S, H_kv, D]``; returns ``[S, H, D]``, differentiable."""
     heads, shared, parts = k.shape[1], q.shape[1] // k.shape[1], []
     for rows in layout.rows:
+        # T and W of this table; the products below are [R * H_kv, n * T, D] by [R * H_kv, D, W].
         (count, steps), width = rows.queries.shape, rows.keys.shape[1]
         batch = count * heads
         queries = q.index_select(0, rows.queries.ravel()).view(count, steps, heads, shared, -1)
@@ -107,5 +114,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
         )
         scores = torch.baddbmm(rows.bias, queries, keys.transpose(1, 2), alpha=scale)
         part = torch.bmm(scores.softmax(dim=-1), values).view(count, heads, shared, steps, -1)
+        # [R * T, H, D]: padded queries stay in it until query_of leaves them out.
         parts.append(part.permute(0, 3, 1, 2, 4).reshape(count * steps, heads * shared, -1))
     return torch.cat(parts).index_select(0, layout.query_of)

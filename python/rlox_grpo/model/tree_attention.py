@@ -63,8 +63,10 @@ class Call:
     @cached_property
     def query_slots(self) -> tuple[Tensor, Tensor]:
         """Sequence and place in it of each query, ``int64 [Q]`` each, by which padded log-sum-exps are read."""
+        # Example: cu_q `0 2 5` gives the sequences `0 0 1 1 1` and the places `0 1 0 1 2`.
         lengths = self.cu_q.diff().long()
         each = torch.arange(len(lengths), device=lengths.device)
+        # With output_size, which the host knows, this does not wait for the device.
         sequence = torch.repeat_interleave(each, lengths, output_size=self.num_queries)
         places = torch.arange(self.num_queries, device=lengths.device)
         return sequence, places - self.cu_q.long()[sequence]
@@ -88,12 +90,20 @@ class Forest:
         return (self._windowed(device, window),) if window is not None else self._by_depth(device)
 
     def _by_depth(self, device: torch.device) -> tuple[Call, ...]:
+        # The module's example as places of the packed row; `|` stands where a segment begins:
+        #     token     a  b  c | d | e  f | g | h  i
+        #     place     0  1  2   3   4  5   6   7  8
+        #     parent   -1  0  1   2   3  4   3   2  7
+        # The segments 0 to 4 have starts 0 3 4 6 7, lengths 3 1 2 1 2, above -1 0 1 1 0 and depth 0 1 2 2 1.
         size = len(self.parents)
+        # int64 [S], the number of children of each token: above 1, the row branches after it.
         children = np.bincount(self.parents[self.parents >= 0], minlength=size)
         # A segment begins at a root, after a branch, and at each token whose parent is not the token before it.
         begins = (self.parents != np.arange(size) - 1) | (self.parents < 0)
+        # A root's parent, -1, reads the last entry here, which changes nothing: it begins a segment already.
         begins[1:] |= children[self.parents[1:]] > 1
         starts = np.flatnonzero(begins)
+        # int64 [S], the segment of each token; the arrays below have one entry for each segment.
         segment_of = np.cumsum(begins) - 1
         lengths = np.diff(np.append(starts, size))
         first_parent = self.parents[starts]
@@ -103,9 +113,12 @@ class Forest:
         while (higher := np.where(climbed[-1] >= 0, above[climbed[-1]], -1)).max(initial=-1) >= 0:
             climbed.append(higher)
             depth += higher >= 0
+        # int64 [depths, segments]; in the example 0 1 2 3 4 | -1 0 1 1 0 | -1 -1 0 0 -1.
         ancestors = np.stack(climbed)
         calls = [_call(device, None, None, lengths, lengths, causal=True)]
         for level in range(int(depth.max(initial=0))):
+            # Each deeper segment reads its ancestor at this level. In the example, level 0: segments 1 2 3 4 over
+            # segment 0; level 1: segments 2 3 over segment 1.
             below = np.flatnonzero(depth > level)
             ancestor = ancestors[depth[below] - level, below]
             # Sorted by ancestor, the segments below one ancestor are consecutive and form one sequence of queries.
@@ -126,6 +139,10 @@ class Forest:
         return tuple(calls)
 
     def _windowed(self, device: torch.device, window: int) -> Call:
+        # The example with a window of 3. The keys of a run are up to 2 tokens above it, then the run itself:
+        #     queries   a b c |     d e f |     g |     h i
+        #     keys      a b c | b c d e f | c d g | b c h i
+        # The last query and the last key of a run are the same token, as `causal` needs.
         run_lengths = np.diff(self.run_starts)
         tails = []
         for start, end in zip(self.run_starts[:-1].tolist(), self.run_starts[1:].tolist(), strict=True):
@@ -143,6 +160,7 @@ class Forest:
 
 def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     """``[s, s + 1, …, s + l − 1]`` of each pair, one after another."""
+    # Example: starts 3 7 and lengths 1 2 give 3 7 8.
     before = np.cumsum(lengths) - lengths
     places: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
     return places
@@ -180,6 +198,7 @@ def _call(
 
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
+    # The numbers after max_k: no dropout, whether causal, and no debug mask.
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *(q, k, v, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, False),
         scale=scale,
@@ -202,6 +221,7 @@ def _flash_backward(
 
 
 def _flash_window(call: Call) -> dict[str, int]:
+    # The kernel counts the keys before the query's own, the option counts that one too.
     return {} if call.window is None else {"window_size_left": call.window - 1, "window_size_right": 0}
 
 
@@ -212,6 +232,7 @@ _FROM_BOTTOM_RIGHT = 2
 
 
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
+    # [K, H, D]: this kernel has no key heads that several query heads share.
     k, v = (_repeat_heads(tensor, q.shape[1]) for tensor in (k, v))
     out, padded, *_ = torch.ops.aten._efficient_attention_forward(
         *(q[None], k[None], v[None], None, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0),
@@ -231,6 +252,7 @@ def _efficient_backward(
     k, v = (_repeat_heads(tensor, heads) for tensor in (k, v))
     sequence, place = call.query_slots
     width = -(-call.max_q // 32) * 32  # the kernel reads its log-sum-exps in blocks of 32 queries
+    # float32 [n, width, H]. An infinite log-sum-exp makes the weights of a padded query exp(score - inf) = 0.
     padded = lse.new_full((len(call.cu_q) - 1, width, heads), torch.inf)
     padded[sequence, place] = lse
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -262,6 +284,7 @@ class TreeAttention(torch.autograd.Function):
     def forward(  # noqa: D102 - torch's
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: tuple[Call, ...], kernel: Kernel, scale: float
     ) -> Tensor:
+        # out [S, H, D] and lse [S, H], float32, of the keys merged so far.
         first, *others = calls  # the first covers every query
         out: Tensor
         out, lse = kernel.forward(q, _at(k, first.keys), _at(v, first.keys), first, scale)
@@ -271,6 +294,8 @@ class TreeAttention(torch.autograd.Function):
             assert at is not None
             part, part_lse = kernel.forward(_at(q, at), _at(k, keys), _at(v, keys), call, scale)
             before = lse[at]
+            # Two sets of keys with log-sum-exps a and b: softmax over both weighs the second by e^b / (e^a + e^b).
+            # Example: a = 0 and b = ln 3 give 3/4 of the second output and 1/4 of the first.
             share = torch.sigmoid(part_lse - before)  # exp(part) / (exp(part) + exp(before))
             lse = lse.index_copy(0, at, torch.logaddexp(before, part_lse))
             merged = torch.lerp(out[at].to(share.dtype), part.to(share.dtype), share[..., None])
@@ -287,6 +312,8 @@ class TreeAttention(torch.autograd.Function):
         grads = [torch.zeros(tensor.shape, dtype=torch.float32, device=q.device) for tensor in (q, k, v)]
         if q.dtype == torch.float64:
             grads = [grad.double() for grad in grads]
+        # Each kernel gets the merged out and lse: exp(score - lse) is then a key's weight among all keys of the query,
+        # and the Σ grad_out · out that the softmax gradient subtracts is that of the whole softmax.
         for call in ctx.calls:
             at, keys = call.queries, call.keys
             parts = ctx.kernel.backward(
@@ -320,6 +347,10 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
     """Whether values and gradients over a small forest agree with the formula."""
     # Prompts of 5 and 3 tokens. Completions of the first: a common prefix of 2 tokens that continues in two ways, and 4
     # other tokens. Completion of the second: 2 tokens.
+    #     0 1 2 3 4 + 5 6 + 7 8
+    #               |     + 9 10 11
+    #               + 12 13 14 15
+    #     16 17 18 + 19 20
     parents = np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7, 6, 9, 10, 4, 12, 13, 14, -1, 16, 17, 18, 19])
     forest = Forest(parents, np.array([0, 5, 9, 12, 16, 19, 21]))
     window = 4 if windowed else None
@@ -331,6 +362,7 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
         return torch.from_numpy(values).to(q.device, q.dtype).requires_grad_()
 
     tensors = [draw(q.shape[1]), draw(k.shape[1]), draw(k.shape[1])]
+    # [S, H, D], the gradient of the output: random, so that errors do not cancel.
     weights = draw(q.shape[1]).detach()
     own_q, own_k, own_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
 
@@ -353,6 +385,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, windo
     ``q [S, H, D]``, ``k`` and ``v [S, H_kv, D]`` → ``[S, H, D]``.
     """
     size = len(forest.parents)
+    # bool [S, S]: whether a query (row) attends to a key (column). Each query climbs its path to the root.
     sees = torch.zeros(size, size, dtype=torch.bool)
     for token in range(size):
         place, seen = token, 0

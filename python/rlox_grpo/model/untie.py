@@ -32,6 +32,7 @@ def untie_adapted_layers(model: nn.Module) -> None:
         return
     for layer in tied.values():
         weight = layer.weight
+        # The adapted layer gets the copy; the other layer keeps its weight.
         layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
     if hasattr(base, "get_output_embeddings") and hasattr(base, "config"):
         output, embeddings = base.get_output_embeddings(), base.get_input_embeddings()

@@ -11,7 +11,8 @@ from typing import Any
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
 from rlox_grpo.config.records.option import list_evaluated
-from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.toml import read_toml
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run.manifest import STATE, read_object
 

@@ -78,17 +78,23 @@ def take_optimizer_step(
     Raises:
         NonFiniteError: the loss or the gradient is not finite; no weight has changed. Raised on every rank.
     """
+    # Gradients of the micro-batches add up in the updater. Denominators are those of the step, so nothing is divided
+    # here.
     report = StepReport()
     try:
         for index, batch in enumerate(batches):
+            # [N, T] each; kl has one more where the batch has the reference's distributions.
             log_probs, entropy, *kl = updater.forward(batch)
             terms = {"distribution_kl": kl[0]} if kl else {}
             output = compute_loss(log_probs, batch, entropy=entropy, **terms)
             report.add(output, log_probs, entropy, batch)
             # Also for a loss that is not finite: every rank must join the collectives of sharded weights.
             updater.backward(output.loss, is_last=index + 1 == len(batches))
+        # The first collective after the micro-batches, where ranks learn of a loss of another that is not finite.
         metrics = report.over_ranks(ranks or Ranks())
     except BaseException as error:
+        # A NonFiniteError was raised on every rank; any other error may be this rank's own, and no collective may
+        # follow.
         updater.discard(on_every_rank=isinstance(error, NonFiniteError))
         raise
     return UpdateStats(updater.step(learning_rate), learning_rate, metrics)
@@ -161,6 +167,7 @@ class TrainStep:
         learning_rate = self.progress.learning_rate_factor * learning_rate_at(step, total_steps, self.schedule)
         clock, refills = StageClock(), count(1)
 
+        # Before sampling: the completions of a step come from the weights after the step before (async_steps=0).
         with clock("weight_sync"):
             self.engine_sync.push(step)
         with clock("rollout"):
@@ -177,11 +184,14 @@ class TrainStep:
                     most_refills=stages.advantages.max_refills,
                     is_constant=self.is_constant,
                 )
+        # `groups` are all that were sampled, for the metrics; `chosen` are those that are trained.
         scored = rollout.chosen
 
         with clock("advantages"):
+            # float32 [N] of the completions, [N, K] of their turns, or a list of arrays [T_i] of their tokens.
             penalised, advantages = self.compute_advantages(scored, step, total_steps)
         with clock("batch"):
+            # For each optimizer step, this rank's micro-batches.
             mini_batches = self.batcher.make_mini_batches(scored, advantages, step)
         with clock("log_probs"):
             mini_batches = self.fixed_tensors.add(mini_batches, penalised)
@@ -197,6 +207,7 @@ class TrainStep:
                 self._warn_of_masks(scored)
             for _ in range(stages.update.updates_per_batch):
                 for batches in trained:
+                    # The number of optimizer steps so far is part of the seed: each step draws other tokens.
                     batches = self._add_step_statistics(batches, seed=(stages.run.seed, step, len(updates)))
                     updates.append(
                         take_optimizer_step(self.updater, self._compute_loss, batches, learning_rate, self.ranks)
@@ -348,6 +359,7 @@ class TrainStep:
             "seconds": seconds["update"],
             "shares_prompts": self.batcher.shares_prompts,
         }
+        # Numbers of this rank; `everywhere` has for each name those of all ranks.
         measured = {
             **measure_memory(),
             **seconds,
@@ -357,6 +369,7 @@ class TrainStep:
             **mismatch_metrics(batches),
         }
         everywhere = by_name(self.ranks.gather(measured))
+        # Ranks wait for each other at collectives, so the slowest rank's time is the step's.
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]

@@ -75,6 +75,7 @@ class DeepSpeedUpdater:
         self.weights_are_whole = False  # until ``step`` or ``discard`` the engine may hold gradients of a failed step
         engine = self._engine()
         engine.set_gradient_accumulation_boundary(is_last)
+        # DeepSpeed divides the sum over ranks by their number.
         engine.backward(loss * self._ranks.size)
 
     def step(self, learning_rate: float) -> float:
@@ -115,6 +116,7 @@ class DeepSpeedUpdater:
 
     def state_dict(self) -> dict[str, Any]:
         """Return moments as ``{"<parameter>/<moment>": tensor}`` on rank 0's CPU; a collective, empty on others."""
+        # Before the first step the moments are those of the checkpoint, which wait for the engine.
         if self._started is None or not self._steps:
             return {f"{name}/{key}": value for name, state in self._moments.items() for key, value in state.items()}
         return {
@@ -162,6 +164,8 @@ class DeepSpeedUpdater:
             self._set(self._named[name], value)
         if self._stored is not None and self._bfloat16:
             for name, parameter in self._named.items():
+                # Example: a parameter of 10 numbers on 4 ranks has shards of 3: the ranks read 0 to 3, 3 to 6, 6 to 9
+                # and 9 to 10.
                 size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
                 start, numel = size * self._ranks.rank, parameter.ds_numel  # type: ignore[attr-defined]
                 self._set_own(parameter, self._stored.read_part(name, min(start, numel), min(start + size, numel)))
@@ -189,6 +193,7 @@ class DeepSpeedUpdater:
                 stored.read_into(name, tensor)
 
         def load(blank: nn.Parameter) -> nn.Parameter:
+            # One whole parameter at a time on each device.
             whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
             if self._ranks.is_first:
                 stored.read_into(names[id(blank)], whole)

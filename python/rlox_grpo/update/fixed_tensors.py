@@ -67,7 +67,9 @@ class FixedTensors:
             filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
                 return filled
+            # [M] for each micro-batch, of the loss tokens in row order.
             norms = [[self._score_norms(batch) for batch in batches] for batches in filled]
+        # [N], prompt-major.
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         return with_token_advantages(filled, norms, rewards, compute_group_offsets(scored), self.ranks)
 
@@ -88,6 +90,7 @@ class FixedTensors:
         batches = self.batcher.make_micro_batches(scored, np.zeros_like(rewards), train_truncated=True)
         batches = [fill_if_empty(batch, scored[0]) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
+            # float64 [N] in nats, of the whole step on every rank.
             kl = sequence_kl(batches, self._compute_token_kl, num_rows=len(rewards), ranks=self.ranks)
         penalised = (rewards - kl_coef * kl).astype(np.float32)
         return [
@@ -99,6 +102,7 @@ class FixedTensors:
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
+            # The ratio is then against what the engine reported, without a forward pass before the update.
             if self.stages.importance.bypass_old_log_probs:
                 batch = replace(batch, old_log_probs=batch.sampling_log_probs)
             if self.needs_old_log_probs or share < 1:
@@ -109,6 +113,7 @@ class FixedTensors:
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
+        # One threshold for the optimizer step, so after all its micro-batches. policy_mask changes no denominator.
         masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], share, self.ranks)
         return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
 
@@ -121,6 +126,7 @@ class FixedTensors:
         """Return the KL of each token ``[N, T]`` under the current policy."""
         assert self.reference is not None
         batch = self._add_reference(self.reference, batch)
+        # [N, T] each; the third is there with ref_distributions.
         log_probs, _, *distribution_kl = self.forward(batch)
         kl = token_kl(self.stages.loss, log_probs, batch, *distribution_kl)
         assert kl is not None  # the batch has its reference

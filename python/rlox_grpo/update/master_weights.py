@@ -36,6 +36,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
         """Take over ``weights`` of a model in bfloat16; without them those of ``model``, which becomes bfloat16."""
+        # Before the cast, which rounds the model's weights.
         self.weights = weights or take_masters(model)
         cast_weights(model, torch.bfloat16, trained=True)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -51,12 +52,14 @@ class MasterWeights:
         self._buffers = HostBuffer(largest), HostBuffer(largest)
 
     def _add_gradient(self, name: str, parameter: Tensor) -> None:
+        # Called when autograd has added to this parameter. The bfloat16 gradient is freed at once, not after the pass.
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
         if name in self.gradients:
             self.gradients[name].add_(gradient)
         else:
+            # float32, since a sum in bfloat16 would drop micro-batches: 256 + 1 is 256 there.
             self.gradients[name] = gradient.float()
 
     @torch.no_grad()
@@ -66,6 +69,10 @@ class MasterWeights:
         The next gradient is copied while the optimizer updates the current weight. Weights are copied back without
         waiting.
         """
+        # Three gradients, two buffers: a step of the optimizer runs beside both copies.
+        #     device to host    g0   g1   g2
+        #     optimizer              w0   w1   w2
+        #     host to device              w0   w1   w2
         names, (buffer, other) = list(self.gradients), self._buffers
         for place, name in enumerate(names):
             if place == 0:
@@ -114,6 +121,7 @@ class HostBuffer:
         self._value, self._arrival = value, None
         if value.device.type != "cpu":
             self._value = self._room(value, torch.float32).copy_(value, non_blocking=True)
+        # The copy is asynchronous; end_read waits for this event and for nothing after it.
         if value.is_cuda:
             self._arrival = torch.cuda.current_stream(value.device).record_event()
 
@@ -134,6 +142,8 @@ class HostBuffer:
     def _room(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         if self._memory is None:
             self._memory = _lock_pages(torch.empty(self._size, dtype=torch.float32))
+        # A view of the buffer's first bytes: float32 for a gradient on its way in, bfloat16 for a weight on its way
+        # out.
         return self._memory.view(dtype)[: value.numel()].view(value.shape)
 
 

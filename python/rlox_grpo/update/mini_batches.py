@@ -48,6 +48,7 @@ class MiniBatcher:
         ``reward_variance_share`` excludes further groups.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
+        # Places of groups, the same on every rank. The parts of array_split differ by at most one group.
         trained = self._select_groups(scored, advantages, rows)
         mini_batches: list[list[Batch]] = []
         for places in np.array_split(trained, self.stages.update.mini_batches):
@@ -96,6 +97,7 @@ class MiniBatcher:
         ]
         if config.reward_variance_share == 1:
             return trained
+        # Indices into `trained`, not into `scored`.
         chosen = select_by_variance([scored[place] for place in trained], config.reward_variance_share)
         return [trained[index] for index in chosen]
 
@@ -104,6 +106,7 @@ class MiniBatcher:
         if self.stages.loss.train_end_token and self.stages.episodes.drop_stale is None:
             return list(batches)
         completions = [completion for group in groups for completion in group.group.completions]
+        # (completion, branch) → offsets of the tokens that leave the masks; branch 0 is the completion itself.
         dropped = {
             (row, branch): self._find_dropped(branch_row, step)
             for row, completion in enumerate(completions)

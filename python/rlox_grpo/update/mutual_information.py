@@ -49,12 +49,15 @@ def measure_mutual_information(
     size = len(pairs)
     if size < 2:
         return {}
+    # Group j is prompt j with every reply: P groups of P rows, and row j · P + i is reply i under prompt j.
     groups = [group_tokens(context, [reply for _, reply in pairs]) for context, _ in pairs]
     mine: list[tuple[int, float]] = []
     for batch in split(groups, np.zeros(size * size, np.float32)):
         with torch.no_grad():
+            # A rank without rows runs a dummy batch: the forward pass is a collective of sharded weights.
             values = log_probs(fill_if_empty(batch, groups[0]))
         if len(batch.row_index):
+            # float64 [rows], log p(z_i | x_j).
             sums = torch.where(batch.loss_mask, values, 0).sum(dim=-1, dtype=torch.float64)
             mine += zip(batch.row_index.tolist(), sums.tolist(), strict=True)
     scores = np.zeros(size * size)
@@ -66,6 +69,7 @@ def measure_mutual_information(
     return {
         "mutual_information/reply": estimate_mutual_information(by_reply),
         "mutual_information/token": estimate_mutual_information(by_reply / lengths),
+        # Share of replies that are likeliest under their own prompt.
         "mutual_information/accuracy": float(np.mean(by_reply.argmax(axis=1) == np.arange(size))),
     }
 
@@ -73,6 +77,8 @@ def measure_mutual_information(
 def estimate_mutual_information(scores: NDArray[np.float64]) -> float:
     """Estimate from ``scores [P, P]``: log-prob of reply i under prompt j; see the module's formula."""
     own = np.diagonal(scores)
+    # [P], log 1/P Σ_j p(z_i | x_j). Example: two replies that each other's prompt cannot give: the sum is the reply's
+    # own probability, so own - marginal is ln 2, the ceiling.
     marginal = np.logaddexp.reduce(scores, axis=1) - log(len(scores))
     return float(np.mean(own - marginal))
 
@@ -93,6 +99,7 @@ def _split(prompt_ids: Int64Array, completion: Completion) -> Pair:
     """Return what the policy was given, and its first reply: of an episode, up to the first observation."""
     ids, start = np.asarray(completion.token_ids, np.int64), completion.turns[0] if completion.turns else 0
     stop = len(ids)
+    # `sampled bool [T]` is False at observations: argmin finds the first one after the start.
     if completion.sampled is not None and not completion.sampled[start:].all():
         stop = start + int(np.argmin(completion.sampled[start:]))
     own = prompt_ids if completion.prompt_ids is None else completion.prompt_ids

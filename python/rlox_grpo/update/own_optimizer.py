@@ -20,6 +20,7 @@ OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 _UNREAD = ("optim", "weight_decay", "decay_vectors", "adam_beta1", "adam_beta2", "adam_epsilon")
 _GROUPS = "@group"
+# A number of the optimizer's state is saved as a tensor of this dtype, and its key says which kind it was.
 _KINDS: Mapping[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
@@ -89,6 +90,7 @@ class OwnOptimizer:
             raise TypeError(f"optimizer returned {type(optimizer).__name__}: expected a torch.optim.Optimizer")
         self._optimizer, self._named, self._is_sharded = optimizer, named, is_sharded
         self._name = type(optimizer).__name__
+        # By identity: optimizers hold the parameters themselves, without names.
         taken = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
             raise ConfigError(
@@ -99,6 +101,7 @@ class OwnOptimizer:
             raise ConfigError(
                 f"optimizer: {self._name} has {len(taken) - len(named)} parameters that are not the model's"
             )
+        # Such as LBFGS, which computes the loss several times in a step.
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise ConfigError(
@@ -108,7 +111,9 @@ class OwnOptimizer:
         if any(not isinstance(rate, (int, float, Tensor)) or float(rate) < 0 for rate in rates) or not float(rates[0]):
             raise ConfigError(f"optimizer: {self._name} has the learning rates {rates}: the first must be above 0")
         self.peak = float(rates[0])
+        # Example: groups at 1e-3 and 1e-4 have peak 1e-3 and ratios 1 and 0.1: the schedule moves both alike.
         self._ratios = [float(rate) / self.peak for rate in rates]
+        # The groups as the factory made them: a checkpoint has what steps changed in them.
         self._made = [dict(_group_values(group)) for group in optimizer.param_groups]
         self._is_checked = False
 
@@ -121,6 +126,8 @@ class OwnOptimizer:
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = learning_rate * ratio
         self._optimizer.step()
+        # State exists after a step alone. Checked once, so that a run fails in its first step and not at its first
+        # checkpoint.
         if not self._is_checked:
             for name, parameter in self._named.items():
                 for key, value in self._optimizer.state.get(parameter, {}).items():
@@ -153,12 +160,14 @@ class OwnOptimizer:
             name, _, key = full.rpartition("/")
             key, value = _decode(key, tensor)
             if name in self._named:
+                # A tensor of the parameter's shape is divided like the parameter; a number is whole on each rank.
                 whole = isinstance(value, Tensor) and value.dim() and self._is_sharded
                 of_parameters[name][key] = place_like(value, self._named[name]) if whole else value
             elif name.startswith(_GROUPS) and int(name.removeprefix(_GROUPS)) < len(groups):
                 groups[int(name.removeprefix(_GROUPS))][key] = value
             else:
                 raise ValueError(f"optimizer state holds {full!r}, and the model has no trainable parameter {name!r}")
+        # Optimizers number parameters over all groups; the number is the key of a parameter's state.
         numbers = {
             id(parameter): number
             for group, saved in zip(self._optimizer.param_groups, groups, strict=True)

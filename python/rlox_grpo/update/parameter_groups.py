@@ -22,6 +22,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for parameter in parameters:
+        # Embeddings are matrices here and decay; norms and biases have one dimension.
         (matrices if parameter.dim() >= 2 else vectors).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
@@ -73,6 +74,7 @@ def load_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, state:
         for index, one in enumerate(group["params"])
         if one is parameter
     ]
+    # bitsandbytes decides here which tensors a parameter has: bytes and scales, or float32 moments if it is small.
     quantised.init_state(group, parameter, group_index, index)
     own = quantised.state[parameter]
     for name in own.keys() - {*_QUANTILES, "step"} | state.keys():
@@ -91,6 +93,7 @@ def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> fl
     peak, warmup_steps = config.learning_rate, config.warmup_steps
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
+    # Example: 10 steps, 2 of warmup: steps 0 and 1 have 1/2 and 1 of the peak, step 2 has progress 0, step 9 has 7/8.
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
     if config.lr_schedule == "constant":
         share = 1.0
@@ -116,6 +119,7 @@ def sort_moments(
         name, _, moment = key.rpartition("/")
         if name not in named:
             raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
+        # Such as absmax, the scales of 8-bit moments: one for each block.
         is_free = unshaped is not None and moment.startswith(unshaped)
         if value.dim() and value.shape != named[name].shape and not is_free:
             raise ValueError(f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(named[name].shape)}")

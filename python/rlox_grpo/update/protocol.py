@@ -83,6 +83,7 @@ class Updater(Protocol):
 
 def gather_weights(updater: Updater, ranks: Ranks) -> dict[str, Tensor]:
     """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
+    # Every rank iterates over all parameters, since each is a collective; rank 0 alone keeps them.
     return {
         name: tensor.cpu() if updater.is_sharded else tensor for name, tensor in updater.weights() if ranks.is_first
     }

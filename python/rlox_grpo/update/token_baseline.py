@@ -41,11 +41,14 @@ def optimal_token_advantages(
     """
     lengths = np.array([len(row) for row in norms])
     width = int(lengths.max(initial=0))
+    # float64 [G, T], W. In the example 1 2 | 3 _, the sums of norms up to each token.
     energy = np.zeros((len(norms), width))
     for row, values in zip(energy, norms, strict=True):
         row[: len(values)] = np.cumsum(values)
+    # bool [G, T], tokens that the rows have.
     reached = np.arange(width) < lengths[:, None]
     energy[~reached] = 0.0
+    # [T]. In the example (1 · 1 + 3 · 0) / (1 + 3) = 1/4 for token 1; token 2 is in one row, and gets 0 below.
     baseline = (energy * rewards[:, None]).sum(axis=0) / (energy.sum(axis=0) + _EPSILON)
     baseline[reached.sum(axis=0) < 2] = 0.0
     return [reward - baseline[:length] for reward, length in zip(rewards, lengths, strict=True)]
@@ -77,6 +80,7 @@ def with_token_advantages(
     numbers, lengths, values = (
         np.concatenate([np.frombuffer(part) for part in ranks.gather_bytes(column.tobytes())]) for column in columns
     )
+    # End of each row's norms among all norms; the arrays have the rows of every rank, micro-batch by micro-batch.
     ends = np.cumsum(lengths.astype(np.int64))
     of_row = {
         int(number): values[end - int(length) : end]
@@ -85,6 +89,7 @@ def with_token_advantages(
     }
     advantages: dict[int, NDArray[np.float64]] = {}
     for start, stop in pairwise(group_offsets.tolist()):
+        # Rows without loss tokens, and those of a reward NaN, are in no baseline.
         rows = [row for row in range(start, stop) if row in of_row]
         found = optimal_token_advantages(rewards[rows].astype(np.float64), [of_row[row] for row in rows])
         advantages.update(zip(rows, found, strict=True))
@@ -95,6 +100,7 @@ def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
     """Row numbers, loss tokens of each row, and norms with the squares of importance weights in them, as in verl."""
     mask = batch.loss_mask
     if batch.importance_weights is not None:
+        # The gradient has the weight as a factor, its squared norm has the square.
         norms = norms * batch.importance_weights[mask] ** 2
     tensors = (batch.row_index, mask.sum(dim=-1), norms)
     return [tensor.detach().cpu().double().numpy() for tensor in tensors]

@@ -74,16 +74,20 @@ class TorchUpdater:
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
+        # Gradients add up in .grad (offload: in the masters' sums). The sum over ranks waits for the last micro-batch,
+        # except in shards, where backward reduces each one.
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float) -> float:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
         try:
+            # The norm is of the sum over ranks, so the sum comes first.
             self._sum_gradients()
             grad_norm = self._clip_gradients()
         except BaseException:
             self._free_gradients()
             raise
+        # An error from here on may leave some weights changed and others not.
         self.weights_are_whole = False
         if self._taker is not None:
             self._taker.step(learning_rate)
@@ -126,9 +130,11 @@ class TorchUpdater:
         if self._ranks.size == 1 or self.is_sharded:
             return
         gradients = self._gradients()
+        # int32 [parameters]; after the sum, the number of ranks that used each one.
         used = torch.tensor([name in gradients for name in self._named], dtype=torch.int32)
         used = used.to(next(iter(self._named.values())).device)
         self._ranks.sum_tensors([used])
+        # A collective sums tensors of one dtype.
         by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for (name, parameter), count in zip(self._named.items(), used.tolist(), strict=True):
             if count:
@@ -149,6 +155,7 @@ class TorchUpdater:
             NonFiniteError: the norm is not finite; names the first parameters whose gradients are not.
         """
         gradients = self._gradients()
+        # Of all gradients together; with shards a DTensor, whose full value needs every rank.
         norm = gather_shards(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
             broken = [name for name, gradient in gradients.items() if not torch.isfinite(gather_shards(gradient)).all()]
@@ -158,6 +165,7 @@ class TorchUpdater:
             if self._host is None:
                 torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
             else:
+                # The factor of clip_grads_with_norm_, for gradients that are in no .grad.
                 factor = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
                 for gradient in gradients.values():
                     gradient.mul_(factor)

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-Sections: TypeAlias = "Mapping[str, Mapping[str, Any]]"
-"""Source, such as a section of a paper → the options that it states, with their values."""
+from rlox_grpo.config.records import CLEARABLE, Options
+from rlox_grpo.config.records.option import Record, option
+from rlox_grpo.config.toml import read_toml
+from rlox_grpo.errors import ConfigError
 
 OURS = "not stated in the source; default of this library"
 """The source of an option that the preset's own source does not state."""
-
-# Values that many sources share
-GROUP_MEAN = {"baseline": "mean", "reward_scaling": "group"}
-PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
-NO_CLIP_FORMS = {"dual_clip": None, "delta": None}
-K3_IN_LOSS = {"kl_in": "loss", "kl_estimator": "k3", "kl_bias_correction": False}
-NO_KL = {"kl_coef": 0.0, "reference": "auto"}
-ONE_UPDATE = {"updates_per_batch": 1, "mini_batches": 1}
-PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
-CONSTANT_LR = {"lr_schedule": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0}
-ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-# Defaults of TRL and verl
-TRL_OPTIMIZER = {
-    "lr_schedule": "linear",
-    "warmup_steps": 0,
-    "min_lr_ratio": 0.0,
-    "weight_decay": 0.0,
-    **ADAM,
-    "max_grad_norm": 1.0,
-}
-VERL_DEFAULTS = {"loss_aggregation": "token_mean", **PLAIN_SAMPLING, **CONSTANT_LR, "weight_decay": 0.01, **ADAM}
 
 _OUR_RUN: Mapping[str, Any] = {
     "zero_variance": "keep",
     "mask_truncated": False,
     "prompts_per_step": 16,
     "group_size": 8,
-    **ONE_UPDATE,
+    "updates_per_batch": 1,
+    "mini_batches": 1,
     "max_new_tokens": 512,
-    **PLAIN_SAMPLING,
+    "temperature": 1.0,
+    "top_p": 1.0,
     "learning_rate": 1e-6,
-    **CONSTANT_LR,
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
     "weight_decay": 0.0,
-    **ADAM,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
     "max_grad_norm": 1.0,
     "prompt_template": None,
 }
@@ -61,17 +47,30 @@ class Choice:
     source: str
 
 
-@dataclass(frozen=True)
-class Defect:
-    """A bug of the source, or a difference from its own paper.
+class Defect(Record, title="Defect"):
+    """A bug of the source, or a difference from its own paper."""
 
-    Attributes:
-        what: The defect, and the behaviour of the preset.
-        reproduced: Whether ``published=True`` reproduces it.
+    what: str = option(..., "The defect, and the behaviour of the preset.")
+    reproduced: bool = option(False, "Whether ``published=True`` reproduces it.")
+
+
+class PresetFile(Record, title="Preset"):
+    """The keys of a preset's file.
+
+    ``options`` and ``published`` are tables by source, such as ``[options."section 4.1"]`` with ``clip_low = 0.2``. The
+    text "none" is None where an option can be cleared by it.
     """
 
-    what: str
-    reproduced: bool = False
+    source: str = option(..., "The publication.")
+    summary: str = option(..., "One line with its specific choices.")
+    reward: str = option(
+        "your own",
+        "Its reward functions, as a Python expression with names of :mod:`rlox_grpo.rewards`, or a description.",
+    )
+    options: dict[str, dict[str, Any]] = option({}, "Source → the options that it states, with their values.")
+    published: dict[str, dict[str, Any]] = option({}, "Source → options that ``published=True`` sets instead.")
+    defects: tuple[dict[str, Any], ...] = option((), "See :class:`Defect`.")
+    unstated: str = option(OURS, "The source of the options that every preset sets and ``options`` does not.")
 
 
 @dataclass(frozen=True)
@@ -79,34 +78,18 @@ class Preset:
     """One published variant of GRPO.
 
     Attributes:
-        source: The publication.
-        summary: One line with its specific choices.
-        sections: What the source states.
-        reward: Its reward functions, as a Python expression with names of :mod:`rlox_grpo.rewards`, or a description.
-        changes: What ``published=True`` sets instead.
-        defects: See :class:`Defect`.
-        unstated: The source of the options of a run that no section sets: they get this library's default.
+        source, summary, reward: see :class:`PresetFile`.
+        choices: ``GRPOConfig`` fields that it sets. The user can override each.
+        published: choices that ``published=True`` sets instead.
+        defects: see :class:`Defect`.
     """
 
     source: str
     summary: str
-    sections: Sections
-    reward: str = "your own"
-    changes: Sections = field(default_factory=dict)
-    defects: tuple[Defect, ...] = ()
-    unstated: str = OURS
-
-    @cached_property
-    def choices(self) -> Mapping[str, Choice]:
-        """``GRPOConfig`` fields that it sets. The user can override each."""
-        stated = cite(self.sections)
-        rest = {name: Choice(value, self.unstated) for name, value in _OUR_RUN.items() if name not in stated}
-        return MappingProxyType({**stated, **rest})
-
-    @cached_property
-    def published(self) -> Mapping[str, Choice]:
-        """Choices that ``published=True`` sets instead."""
-        return MappingProxyType(cite(self.changes))
+    reward: str
+    choices: Mapping[str, Choice]
+    published: Mapping[str, Choice]
+    defects: tuple[Defect, ...]
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -119,12 +102,39 @@ class Preset:
         return {name: choice.value for name, choice in self.published.items()}
 
 
-def cite(sections: Sections) -> dict[str, Choice]:
-    """Return the choices of ``sections`` by field. Raises ValueError if a field occurs twice."""
-    choices: dict[str, Choice] = {}
-    for source, values in sections.items():
-        for name, value in values.items():
-            if name in choices:
-                raise ValueError(f"{name} is chosen twice: in {choices[name].source!r} and in {source!r}")
-            choices[name] = Choice(value, source)
-    return choices
+def read_preset(path: Path) -> Preset:
+    """Read the preset of a file with the keys of :class:`PresetFile`.
+
+    Raises:
+        ConfigError: the file is not TOML, or a key is unknown, missing, chosen twice or has a wrong value; the message
+            names the file and the key.
+    """
+    document = read_toml(path)
+    try:
+        file = PresetFile.create(**document)
+        stated = _cite(file.options)
+        unstated = {name: Choice(value, file.unstated) for name, value in _OUR_RUN.items() if name not in stated}
+        return Preset(
+            source=file.source,
+            summary=file.summary,
+            reward=file.reward,
+            choices=MappingProxyType({**stated, **unstated}),
+            published=MappingProxyType(_cite(file.published)),
+            defects=tuple(Defect.create(**defect) for defect in file.defects),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _cite(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
+    """Return the options of ``sections`` with their sources. Raises ConfigError if one is wrong or occurs twice."""
+    sources: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for source, section in sections.items():
+        for name, value in section.items():
+            if name in sources:
+                raise ConfigError(f"{name} is chosen twice: in {sources[name]!r} and in {source!r}")
+            sources[name] = source
+            values[name] = None if name in CLEARABLE and value == "none" else value
+    options = Options.create(**values)  # checks each by itself; GRPOConfig checks them together
+    return {name: Choice(getattr(options, name), source) for name, source in sources.items()}

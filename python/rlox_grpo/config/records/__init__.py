@@ -17,6 +17,7 @@ from rlox_grpo.config.records.sampling import EngineConfig, PresetConfig, Sampli
 from rlox_grpo.config.records.update import LoraConfig, OptimizerConfig, UpdateConfig, UpdaterConfig
 
 __all__ = [
+    "CLEARABLE",
     "DOORS",
     "RECORDS",
     "AdvantageConfig",
@@ -67,6 +68,9 @@ RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 
 DOORS = ("policy_loss", "advantage_fn", "engine")
 """Options that take an object of the user, or its ``module:name``."""
+
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
+"""Options that a preset, a run file or the command line can set to None, by the text "none"."""
 
 if TYPE_CHECKING:
     # Type checkers and editors take the names of the options from here.

@@ -24,6 +24,7 @@ class ClipCov:
 
     def __call__(self, inputs: LossInputs) -> PolicyTerm:
         """Return the loss of each token."""
+        # bool [N, T], the drawn tokens of this micro-batch.
         selected = refuse_missing("clip_cov", inputs.measured)
         term = clipped(inputs.log_ratio, inputs.advantages, inputs.options.clip_low, inputs.options.clip_high)
         metrics = {"covariance_fraction": selected.float()}

@@ -15,6 +15,7 @@ def dppo(inputs: LossInputs) -> PolicyTerm:
     Sources: DPPO with the binary total variation, arXiv:2602.04879; verl's ``dppo_tv``.
     """
     ratio, advantages, delta = inputs.ratio, inputs.advantages, inputs.options.delta
+    # [N, T], π - π_old of each token; log_probs - log_ratio is old_log_probs, up to the clamp of log_ratio.
     moved = inputs.log_probs.detach().exp() - (inputs.log_probs - inputs.log_ratio).detach().exp()
     high = (moved > inputs.options.clip_high) & (advantages > 0)
     low = (moved < -inputs.options.clip_low) & (advantages <= 0)

@@ -19,6 +19,7 @@ def gmpo(inputs: LossInputs) -> PolicyTerm:
     log_ratio, low, high = inputs.log_ratio, inputs.options.clip_low, inputs.options.clip_high
     sign = inputs.advantages.sign()
     bounded = log_ratio.clamp(-low, high)
+    # min(r A, clip(r) A) as a choice between log-ratios: the smaller for A ≥ 0, the larger for A < 0.
     pessimistic = torch.where(sign >= 0, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
     ratio = average_rows(pessimistic, inputs.mask).exp()  # [N, 1]
     return PolicyTerm(

@@ -23,6 +23,7 @@ class KLCov:
 
     def __call__(self, inputs: LossInputs) -> PolicyTerm:
         """Return the loss of each token."""
+        # bool [N, T], the tokens of this micro-batch with the largest covariances of the step.
         selected = refuse_missing("kl_cov", inputs.measured)
         penalty = torch.where(selected, inputs.options.covariance_kl_coef * inputs.log_ratio.abs(), 0)
         return PolicyTerm(

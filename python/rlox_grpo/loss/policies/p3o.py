@@ -30,6 +30,7 @@ def policy_sample_size(
         log_ratio = current.detach()[mask].double() - batch.old_log_probs[mask].double()
         ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         sums += [float(ratio.sum()), float(ratio.square().sum()), ratio.numel()]
+    # Sums and not means are added over ranks: ranks have different numbers of tokens.
     parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
     total, squares, count = np.sum([np.frombuffer(part) for part in parts], axis=0).tolist()
     return float(min(total**2 / (count * squares), 1.0)) if count else 1.0
@@ -59,6 +60,7 @@ class P3O:
                 "optimizer step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
             )
         ratio = inputs.ratio
+        # k3 of the old policy: exp(d) - d - 1 with d = old_log_probs - log_probs.
         distance = (-inputs.log_ratio).exp() + inputs.log_ratio - 1
         loss = -ratio.detach().clamp(max=size) * inputs.advantages * inputs.log_probs + (1 - size) * distance
         return PolicyTerm(loss, high=ratio > size, metrics={"effective_sample_size": ratio.new_full(ratio.shape, size)})

@@ -14,5 +14,6 @@ def sapo(inputs: LossInputs) -> PolicyTerm:
     Sources: SAPO, arXiv:2511.20347; TRL; verl.
     """
     ratio, advantages = inputs.ratio, inputs.advantages
+    # [N, T]. The gate is steepest at r = 1, where its slope by r is 1, like that of the plain ratio.
     temperature = select_by_sign(advantages > 0, *inputs.options.sapo_temperatures, like=ratio)
     return PolicyTerm(-torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature) * advantages)

@@ -23,5 +23,6 @@ def vespo(inputs: LossInputs) -> PolicyTerm:
     log_weight = summed.detach().clamp(log(1e-8), 20.0)  # [N, 1]
     k = select_by_sign(advantages >= 0, k_positive, k_negative, log_ratio)
     rate = select_by_sign(advantages >= 0, lambda_positive, lambda_negative, log_ratio)
+    # [N, T]: exp(λ + k log w - λ w), which is 1 at w = 1.
     phi = (rate + k * log_weight - rate * log_weight.exp()).exp()
     return PolicyTerm(-phi * advantages * inputs.log_probs)

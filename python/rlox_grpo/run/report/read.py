@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.config.schema import parse_toml
+from rlox_grpo.config.toml import parse_toml
 from rlox_grpo.run.files import finite, list_completions, open_regular, read_jsonl
 
 Table = dict[int, dict[str, float | None]]

@@ -38,5 +38,6 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
 def _copy_model(policy: Policy) -> nn.Module:
     """Copy the model with its adapters merged, as ``load_weights`` will give it."""
     copied: Any = policy.copy_whole()
+    # Updates arrive merged (collect_weights): an adapter layer would have no place for them.
     own: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
     return own.eval()

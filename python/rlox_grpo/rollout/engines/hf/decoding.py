@@ -56,6 +56,8 @@ def decode_with_cache(
     have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
     then have similar lengths, and a later prompt always fits into the columns of the live rows.
     """
+    # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of one
+    # prompt that have sampled the same tokens read one line; `lines` maps rows to lines.
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
     cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
@@ -63,19 +65,24 @@ def decode_with_cache(
     while waiting or len(rows):
         free = max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
+            # The first token of the new rows is drawn from the prefill's logits: the cache has their prompts, and that
+            # token not yet.
             ids, prefilled, which = waiting.take(free)
             lines.add_rows(prefilled, which)
             rows.draw(prefilled.logits[torch.from_numpy(which).to(rows.device)], rows.add(ids))
         else:
             cache.make_room()
+            # int64 [lines, 1]: the model runs once for each line.
             newest = lines.tokens(rows.last_tokens())
             logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
             cache.advance()
+            # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             rows.draw(lines.logits(logits))
         moved = rows.retire()
         if moved is not None:
             lines.move_rows(*moved, remaining=len(rows))
         if len(rows):
+            # After the retired rows have left: a line is copied only for rows that go on.
             lines.part(rows.last_tokens())
 
 
@@ -117,6 +124,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 def _gives_same_logits(
     model: nn.Module, kind: type[SharedPrefixCache | SlotCache], head: Tensor, autocast: torch.dtype | None
 ) -> bool:
+    # Two prompts, 0 1 2 and 3 4; rows 0 | 1 1. Unequal lengths and a shared prompt, which the caches treat differently.
     ids = np.arange(5) % head.shape[0]
     which = np.array([0, 1, 1])
     try:
@@ -155,12 +163,15 @@ class _WaitingRows:
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
         """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
+            # As many prompts as fill the free rows, within the budget of padded tokens. The longest remaining prompt is
+            # first.
             wanted = min(-(-free // self._group_size), PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
             self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
             self._given = 0
         rows = np.arange(self._given, min(self._given + free, len(self._batch) * self._group_size))
         self._given += len(rows)
+        # Prompt-major: with groups of 4, row 6 of the prefill is completion 2 of its prompt 1.
         which, completion = np.divmod(rows, self._group_size)
         ids = [RowId(self._batch[prompt], int(place)) for prompt, place in zip(which, completion, strict=True)]
         return ids, self._prefilled, which
@@ -184,6 +195,7 @@ def decode_without_cache(
 
 
 def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows[RowId]) -> None:
+    # A prompt runs once; `which [rows]` maps its logits to the rows of its group.
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]
@@ -216,6 +228,7 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
     padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     width = int(lengths.max())
+    # [P, width]. Example: prompts `5 6 7` and `8`: on the left _ _ 8, positions 0 0 0; on the right 8 _ _.
     input_ids = np.zeros((len(prompts), width), dtype=np.int64)
     for row, prompt in enumerate(prompts):
         start = width - len(prompt) if padded_left else 0
@@ -226,6 +239,8 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
         options["position_ids"] = torch.from_numpy(np.maximum(np.arange(width) - padding, 0)).to(device)
         if padding.any():
             options["attention_mask"] = torch.from_numpy(np.arange(width) >= padding).to(device)
+    # Every prompt ends in the last column: the model computes logits [P, 1, V] there. Else `last [P]` selects the
+    # columns.
     if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
     # Without the config every layer keeps all positions; with it, layers with a sliding window would drop some.

@@ -138,6 +138,7 @@ class HFEngine:
         longest = max(len(prompt) for prompt in token_ids)
         copies_prompts = self.exact and longest <= _COPIED_TOKENS
         share_prefixes = self.shares_prefixes and group_size > 1 and not copies_prompts
+        # Shared keys are read without the window's mask, so no row may outgrow the window.
         if share_prefixes:
             share_prefixes = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
@@ -145,6 +146,9 @@ class HFEngine:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
 
         def describe(id: RowId) -> Row:
+            # float64 [max_new_tokens]. Example: token 7 of completion 1 of prompt 3 always gets number 7 of the stream
+            # whose counter begins at (turn 0, completion 1, prompt 3), whichever row it decodes in and whatever other
+            # rows there are.
             uniforms = draw_row_uniforms(seed, first_prompt + id.prompt, id.completion, sampling.max_new_tokens)
             return Row(f"prompts[{id.prompt}], completion token", uniforms, sampling.stop)
 
@@ -165,6 +169,7 @@ class HFEngine:
         self._limits.check_sampling(sampling, seed)
 
         def describe(request: TurnRequest) -> Row:
+            # Keyed by the episode and the draw, so that a turn does not depend on when other episodes reach theirs.
             uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
             name = f"prompts[{request.episode[0]}], turn {request.turn}, token"
             return Row(name, uniforms, (*sampling.stop, *request.stop))
@@ -216,6 +221,7 @@ class HFEngine:
 def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Check all names and shapes, then copy; one merged or gathered weight exists at a time."""
     own = dict(collect_weights(model))
+    # A first pass over names and shapes alone, so that an error leaves the old weights as they are.
     given = {name: tensor.shape for name, tensor in weights}
     if own.keys() != given.keys():
         raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ given.keys())[:4]}")

@@ -40,6 +40,7 @@ class PrefilledPrompts:
 
     def without_tokens(self) -> PrefilledPrompts:
         """The same prompts with zero columns, for rows whose prompt is stored elsewhere."""
+        # [P, heads, 0, head_dim]
         keys, values = ([tensor[:, :, :0] for tensor in tensors] for tensors in (self.keys, self.values))
         return PrefilledPrompts(keys, values, self.logits, np.zeros_like(self.lengths))
 
@@ -47,6 +48,7 @@ class PrefilledPrompts:
         """The same prompts, ending at the last column."""
         if self.padded_left:
             return self
+        # Example: width 4, length 2: (0 1 2 3 - 2) % 4 = 2 3 0 1. The padding, at columns 2 and 3, goes to the front.
         columns = (np.arange(self.width) - (self.width - self.lengths[:, None])) % self.width  # [P, width]
         index = torch.from_numpy(columns).to(self.logits.device)
         keys, values = ([gather_columns(tensor, index) for tensor in one] for one in (self.keys, self.values))
@@ -176,11 +178,14 @@ class RowCache:
         extent, width, count = self._extent, prompts.width, len(which)
         if not self._layers:
             self._layers += [BufferLayer(extent) for _ in prompts.keys]
+        # No row is live: nothing before `end` is read any more.
         if extent.rows == 0:
             extent.begin = extent.end
+        # Prompts end at the common column: they need as many columns before it as they are wide.
         if extent.end < width or self._layers[0].keys is None:
             self._relocate(prompts, min_end=width)
         rows = slice(extent.rows, extent.rows + count)
+        # Padding of a shorter prompt is written too, before its start, where the mask hides it.
         columns = slice(extent.end - width, extent.end)
         source = torch.from_numpy(which).to(self._device)
         for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
@@ -205,6 +210,7 @@ class RowCache:
 
     def copy_rows(self, source: Int64Array) -> None:
         """Append copies of rows ``source`` as live rows."""
+        # A copy is a move that leaves its source live.
         rows = self._extent.rows + np.arange(len(source))
         self.move_rows(rows, source, remaining=self._extent.rows + len(source))
 

@@ -76,13 +76,17 @@ class LiveRows(Generic[Key]):
         self._make_stop_strings, self._stop_strings = make_stop_strings, dict[tuple[str, ...], StopStrings]()
         self.max_rows, self.device = max_rows, end_ids.device
         shape = (max_rows, sampling.max_new_tokens)
+        # [max_rows, T] each: column t of a row is its token t, the log-prob of that token, and the number that decides
+        # it.
         self._token_ids = torch.zeros(shape, dtype=torch.long, device=self.device)
         self._log_probs = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self._uniforms = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        # int64 [max_rows]: tokens so far, and at most.
         self._lengths = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._most = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._rows: list[Row] = []
         self._stops: list[tuple[str, ...]] = []  # of the live rows, each once
+        # On the host, since the loop of the decoder branches on them.
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
         self._full: BoolArray = np.zeros(max_rows, dtype=bool)
         self.keys: list[Key] = []
@@ -101,6 +105,7 @@ class LiveRows(Generic[Key]):
                 torch.nn.functional.pad(tensor, (0, missing))
                 for tensor in (self._token_ids, self._log_probs, self._uniforms)
             )
+        # Padding is never read: a row ends at its own number of uniforms.
         uniforms = np.zeros((len(new), max(lengths)))
         for place, row in enumerate(new):
             uniforms[place, : lengths[place]] = row.uniforms
@@ -126,6 +131,7 @@ class LiveRows(Generic[Key]):
         self._token_ids[rows].scatter_(1, step, token_ids[:, None])
         self._log_probs[rows].scatter_(1, step, log_probs[:, None])
         self._lengths[rows] += 1
+        # bool [rows] each, stacked so that the step has one transfer to the host.
         flags = [torch.isin(token_ids, self._end_ids), self._lengths[rows] == self._most[rows], log_probs.isnan()]
         flags += [self._stop_strings[stop].candidates(token_ids) for stop in self._stops]
         stopped, full, invalid, *candidates = torch.stack(flags).cpu().numpy()
@@ -135,6 +141,8 @@ class LiveRows(Generic[Key]):
                 f"the model's logits are not finite at {self._rows[row].name} {int(self._lengths[row]) - 1}: "
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
+        # A stop string is found in the text of a row. The last token alone excludes most rows: only candidates are
+        # decoded.
         for stop, may_end in zip(self._stops, candidates, strict=True):
             places = [place for place in may_end.nonzero()[0] if self._rows[first + place].stop == stop]
             if places:
@@ -168,6 +176,7 @@ class LiveRows(Generic[Key]):
             return None
         self._harvest(self.list_finished())
         self.dropped.clear()
+        # The gaps among the first `remaining` rows are as many as the live rows after them.
         remaining = len(self) - int(done.sum())
         to = done[:remaining].nonzero()[0]
         source = remaining + (~done[remaining:]).nonzero()[0]

@@ -55,6 +55,7 @@ class SharedLines:
         if live.all():
             return
         self._num_lines = int(live.sum())
+        # Unread lines among the first, and read lines behind them: equally many.
         free, moving = (~live[: self._num_lines]).nonzero()[0], self._num_lines + live[self._num_lines :].nonzero()[0]
         renumbered = np.arange(len(live))
         renumbered[moving] = free
@@ -69,13 +70,16 @@ class SharedLines:
         Branches 0 and 2 hold the first rows of lines 0 and 1 and stay. Branch 1 gets line 2, a copy of line 0: the rows
         now read ``0 2 2 1``.
         """
+        # Every row has its own line, and lines never join again: no transfer, no search.
         if self._num_lines == len(self._line_of_row):
             return
         newest = tokens[:, 0].cpu().numpy()
+        # One number for each pair of line and token.
         branch = self._line_of_row * (int(newest.max()) + 1) + newest
         _, first_row, of_row = np.unique(branch, return_index=True, return_inverse=True)
         line = self._line_of_row[first_row]  # of each branch
         stays = np.zeros(len(line), dtype=bool)
+        # The branch of each line's first row.
         stays[of_row[np.unique(self._line_of_row, return_index=True)[1]]] = True
         leaving = (~stays).nonzero()[0]
         if leaving.size:
@@ -88,6 +92,7 @@ class SharedLines:
         """Newest token of each line, from the tokens of the rows ``[rows, 1]``. After `part`, rows of a line agree."""
         if self._apart:
             return tokens
+        # The first row of each line, in the order of the lines.
         return tokens[self._index(np.unique(self._line_of_row, return_index=True)[1])]
 
     def logits(self, logits: Tensor) -> Tensor:

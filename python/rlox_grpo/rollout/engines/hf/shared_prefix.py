@@ -37,7 +37,9 @@ class SharedPrefixCache:
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
+        # The rows' own part begins empty; the prompt is in its slot.
         self._own.add_rows(prompts.without_tokens(), which)
+        # Prompts of the same prefill that rows joined earlier: a group may be added in several parts.
         held = {index: slot for slot, (batch, index) in enumerate(self._prompts) if batch is prompts}
         new = [index for index in dict.fromkeys(which.tolist()) if index not in held]
         if new:
@@ -51,6 +53,8 @@ class SharedPrefixCache:
         self._own.move_rows(to, source, remaining)
         self._slot_of_row[to] = self._slot_of_row[source]
         self._slot_of_row = self._slot_of_row[:remaining]
+        # int64 [slots], the rows that read each slot. Unread slots go from the last to the first, so that the slot that
+        # moves into a gap is a read one.
         live = np.bincount(self._slot_of_row, minlength=len(self._prompts))
         for slot in reversed(np.flatnonzero(live == 0).tolist()):
             last = len(self._prompts) - 1
@@ -77,6 +81,7 @@ class SharedPrefixCache:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         assert self._layout is not None
         options = self._own.model_options()
+        # Changes at every step; the rest of the layout only when rows come or go.
         self._layout.own_mask = _additive(options["attention_mask"], self._keys[0].dtype)
         return options | {
             "attention_mask": NO_MASK.to(self._device),
@@ -96,6 +101,7 @@ class SharedPrefixCache:
         index = torch.tensor(new, device=self._device)
         for mine, theirs in ((self._keys, prompts.keys), (self._values, prompts.values)):
             for buffer, tensor in zip(mine, theirs, strict=True):
+                # Prompts are padded on the left, and end at the last column of the slot.
                 buffer[first:last, :, buffer.shape[2] - width :] = tensor.index_select(0, index).to(buffer.dtype)
         self._prompts += [(prompts, place) for place in new]
 
@@ -131,6 +137,7 @@ class SharedPrefixCache:
         table = np.zeros((slots, int(counts.max())), dtype=np.int64)
         table[self._slot_of_row, place] = np.arange(count)
         lengths = np.array([batch.lengths[index] for batch, index in self._prompts])
+        # Views of the last columns, as wide as the longest live prompt: a longer prompt that has left is not read.
         columns = slice(self._keys[0].shape[2] - int(lengths.max()), None)
         keys = [buffer[:slots, :, columns] for buffer in self._keys]
         padding = int(lengths.max()) - lengths

@@ -61,10 +61,13 @@ class SlotCache:
         if not self._layers:
             self._layers += [BufferLayer(self._places) for _ in prompts.keys]
         if prompts.width > self._capacity:
+            # One more than the prompts, for the first token.
             self._grow(prompts.width + 1, prompts)
         rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self._device)
         for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
             for buffer, tensor in ((layer.keys, keys), (layer.values, values)):
+                # [rows, heads, width, head_dim] → [rows, width, heads, head_dim]. Padding after a prompt is overwritten
+                # token by token.
                 self._slots(buffer)[rows, : prompts.width] = tensor.index_select(0, source).transpose(1, 2)
         self._lengths[rows] = prompts.lengths[which]
         self._rows += len(which)
@@ -73,6 +76,7 @@ class SlotCache:
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
         """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
         if len(to) and remaining:
+            # Read on the host, without a transfer: the used part of the slots is copied.
             longest = int(self._lengths[source].max())
             device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
             for layer in self._layers:
@@ -94,6 +98,8 @@ class SlotCache:
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
+        # Example: capacity 256, rows of 3 and 5 tokens. starts is `0 256 512`, the new tokens go to the places `3 261`
+        # and have the positions 3 and 5, and attention reads 4 and 6 tokens of the slots.
         counts = self._counts[: self._rows + 1]
         positions, starts = self._device_lengths[: self._rows], counts * self._capacity
         self._places.index = (starts[:-1] + positions).long()
@@ -111,6 +117,7 @@ class SlotCache:
         self._device_lengths[: self._rows] += 1
 
     def _slots(self, buffer: Tensor) -> Tensor:
+        # [max_rows, capacity, heads, head_dim]
         return buffer.view(self._max_rows, self._capacity, *buffer.shape[1:])
 
     def _lengths_changed(self) -> None:

@@ -117,6 +117,7 @@ class TurnDecoder:
         self._waiting = [request for request in self._waiting if request not in chosen]
         if self._cache is None:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
+            # Without a cache nothing is kept: each token runs the whole sequence.
             logits = self._run_whole([request.token_ids for request in batch])
         elif continues:
             olds = [old for request in batch if (old := kept[request]) is not None]
@@ -127,6 +128,7 @@ class TurnDecoder:
                     self._kept.pop((*request.episode, request.replaces), None)
             logits = self._add(self._continue(batch, olds), np.arange(len(batch)))
         else:
+            # Requests with the same tokens, such as the first turns of a group, share one prefill.
             distinct: dict[bytes, int] = {}
             which = [distinct.setdefault(request.token_ids.tobytes(), len(distinct)) for request in batch]
             prompts = [batch[which.index(place)].token_ids for place in range(len(distinct))]
@@ -170,6 +172,7 @@ class TurnDecoder:
             a a a | _ A         0 1 2 4   a a a A
             _ b b | B B         1 2 3 4   b b B B
         """
+        # int64 [rows] each: kept tokens, and new ones.
         past = np.array([len(old.ids) for old in olds])
         news = [request.token_ids[count:] for request, count in zip(batch, past, strict=True)]
         added = np.array([len(new) for new in news])
@@ -185,6 +188,8 @@ class TurnDecoder:
         input_ids = np.zeros((rows, behind), dtype=np.int64)
         for row, new in enumerate(news):
             input_ids[row, behind - len(new) :] = new
+        # Place of each new token among the new ones of its row, negative on padding; in the example -1 0 | 0 1. The
+        # mask over both parts is 1 1 1 0 1 | 0 1 1 1 1.
         place = np.arange(behind) - (behind - added)[:, None]
         mask = np.concatenate([np.arange(before) >= (before - past)[:, None], place >= 0], axis=1)
         options: dict[str, Any] = {"logits_to_keep": 1} if takes(self._model, "logits_to_keep") else {}
@@ -197,6 +202,7 @@ class TurnDecoder:
             **options,
         )
         lengths = past + added
+        # The columns under the mask, right-aligned: padding between the two parts of a row goes to the front.
         columns = np.zeros((rows, int(lengths.max())), dtype=np.int64)
         for row in range(rows):
             columns[row, columns.shape[1] - lengths[row] :] = mask[row].nonzero()[0]
@@ -235,6 +241,7 @@ class TurnDecoder:
         found: list[Tensor | None] = [None] * len(sequences)
         for length in sorted(set(map(len, sequences))):
             places = [place for place, sequence in enumerate(sequences) if len(sequence) == length]
+            # Equal lengths need neither padding nor a mask, which a plain module may not take.
             batch = torch.from_numpy(np.stack([sequences[place] for place in places])).to(self._rows.device)
             for place, line in zip(places, select_last_logits(self._model(batch)), strict=True):
                 found[place] = line
@@ -275,6 +282,7 @@ def _cut(kept: _Kept | None, token_ids: Int64Array) -> _Kept | None:
     if kept is None:
         return None
     shorter = min(len(kept.ids), len(token_ids) - 1)
+    # Keys and values depend on the tokens before them alone, so those of a common prefix stay right.
     differs = np.flatnonzero(kept.ids[:shorter] != token_ids[:shorter])
     same = int(differs[0]) if len(differs) else shorter
     if not same:
