@@ -85,18 +85,16 @@ def compute_scores(
     rows = [read_columns(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
     results: list[dict[str, Any]] = [{} for _ in data_sources]
     for source in dict.fromkeys(data_sources):
-        rows_of_source = [row for row, other in enumerate(data_sources) if other == source]
+        source_rows = [row for row, other in enumerate(data_sources) if other == source]
         scores = score_samples(
             _find_rules(source, rule, rules),
-            [solution_strs[row] for row in rows_of_source],
-            [rows[row] for row in rows_of_source],
+            [solution_strs[row] for row in source_rows],
+            [rows[row] for row in source_rows],
             rename=columns,
         )
         components = {name: fill_missing(values, not_applicable) for name, values in scores.components.items()}
         first = next(iter(components.values()))
-        for index, (row, total) in enumerate(
-            zip(rows_of_source, fill_missing(scores.total, not_applicable), strict=True)
-        ):
+        for index, (row, total) in enumerate(zip(source_rows, fill_missing(scores.total, not_applicable), strict=True)):
             results[row] = {
                 "score": total,
                 "acc": first[index],

@@ -12,7 +12,7 @@ def gather_shards(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def place_like(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """Move ``value`` to the device of ``like``, and shard it alike if ``like`` is sharded. No communication."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -22,14 +22,14 @@ def place_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` that this rank holds, as they lie in memory; all of them if it is not sharded."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def find_own_rows(tensor: Tensor) -> slice:
+def find_local_rows(tensor: Tensor) -> slice:
     """The rows of a whole ``tensor`` that this rank holds. FSDP2 gives each rank ``ceil(rows / ranks)``, in order.
 
     Raises:

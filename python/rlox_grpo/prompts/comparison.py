@@ -42,7 +42,7 @@ def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message:
             )
 
 
-def warn_of_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: bool) -> None:
+def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: bool) -> None:
     """Warn of prompts that are probably a mistake: a second BOS, or all equal.
 
     ``bos`` is the tokenizer's BOS id. With ``are_rows``, an environment writes the prompts, and all may be equal.

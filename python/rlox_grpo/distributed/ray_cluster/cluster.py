@@ -166,14 +166,14 @@ class Room:
 
     Attributes:
         group: Ray's placement group.
-        places: of the ranks.
+        placements: of the ranks.
         servers: places of engines and of the reference.
         resources: of each bundle, by Ray's names.
-        placement: ``places`` and ``servers`` in words.
+        placement: ``placements`` and ``servers`` in words.
     """
 
     group: Any
-    places: list[Placement]
+    placements: list[Placement]
     servers: list[Placement]
     resources: list[dict[str, float]]
     placement: str

@@ -49,14 +49,14 @@ class _Ranks:
     """The ranks of a run.
 
     Attributes:
-        places, actors: place and actor of each rank.
+        placements, actors: place and actor of each rank.
         running: Ray's reference to the end of each running rank → its number.
         endings: the end of each finished rank, in this order.
         lost: for each lost rank, a message.
     """
 
     ray: Any
-    places: Sequence[Placement]
+    placements: Sequence[Placement]
     actors: Sequence[Any]
     running: dict[Any, int] = field(default_factory=dict)
     endings: dict[int, Ending] = field(default_factory=dict)
@@ -71,15 +71,15 @@ class _Ranks:
         self, arguments: Sequence[str], run_id: str, folder: Path, environment: Mapping[str, str]
     ) -> tuple[str, int]:
         """Start the rank of each actor; returns the address of their store."""
-        master = self.places[0].node.address
+        master = self.placements[0].node.address
         port = self.ray.get(self.actors[0].open_store.remote(master))
         gpus = self.ray.get([actor.list_gpus.remote() for actor in self.actors])
-        for placement, actor in zip(self.places, self.actors, strict=True):
+        for placement, actor in zip(self.placements, self.actors, strict=True):
             # As under torchrun, a rank sees the GPUs of all ranks of its node, and its own is number LOCAL_RANK.
-            seen = [gpu for other in self.places if other.node == placement.node for gpu in gpus[other.index]]
+            seen = [gpu for other in self.placements if other.node == placement.node for gpu in gpus[other.index]]
             variables = {
                 **environment,
-                **make_rank_variables(placement, self.places, (master, port), run_id),
+                **make_rank_variables(placement, self.placements, (master, port), run_id),
                 **({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if seen else {}),
             }
             end = actor.run.remote(arguments, variables, str(folder / placement.log), os.getcwd())
@@ -125,7 +125,7 @@ class _Ranks:
         if self.lost:
             alive = {node.id for node in list_nodes(self.ray)}
             for rank in self.lost:
-                if self.places[rank].node.id not in alive:
+                if self.placements[rank].node.id not in alive:
                     self.lost[rank] += " (its node is dead)"
 
     def raise_failure(self, how_to_go_on: str) -> None:
@@ -142,7 +142,7 @@ class _Ranks:
                 return False, False
             return bad[rank].status > 0, _VICTIM.search(bad[rank].last_lines) is not None
 
-        messages = [f"{self.places[rank]} {failures[rank]}" for rank in sorted(failures, key=order)]
+        messages = [f"{self.placements[rank]} {failures[rank]}" for rank in sorted(failures, key=order)]
         raise RankError("\n".join(["\nthen ".join(messages), how_to_go_on]))
 
 
@@ -183,7 +183,7 @@ def launch_ranks(
     with (
         joined_cluster(address) as ray,
         reserved_room(ray, sizes) as room,
-        serving_files(ray, room.places[0].node, wanted=servers.reads_files(room) and not dry_run) as files,
+        serving_files(ray, room.placements[0].node, wanted=servers.reads_files(room) and not dry_run) as files,
     ):
         say(room.placement + "\n")
         if dry_run:
@@ -200,10 +200,10 @@ def launch_ranks(
             kind = ray.remote(RankProcess)
             options = {"max_restarts": 0, "max_concurrency": 4}
             actors = [
-                kind.options(**room.make_options(placement), **options).remote(metrics) for placement in room.places
+                kind.options(**room.make_options(placement), **options).remote(metrics) for placement in room.placements
             ]
             with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
-                ranks = _Ranks(ray, room.places, actors)
+                ranks = _Ranks(ray, room.placements, actors)
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
                     registry = ServerRegistry(ranks.start(words, run_id, folder, {**threads, **environment}))

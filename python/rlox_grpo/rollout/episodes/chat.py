@@ -77,7 +77,7 @@ class Chat:
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
         self.ended: str | None = None
-        self.was_told = self.abandoned = False
+        self.has_reported_end = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt

@@ -187,7 +187,7 @@ class Endpoints:
         if isinstance(error, RequestError):
             return make_error(str(error), param=error.param)
         if isinstance(error, EpisodeEnded):
-            episode.chat.was_told = True
+            episode.chat.has_reported_end = True
             message = f"the episode has ended by {error.reason}: end the agent, or return its reward"
             return make_error(message, "episode_ended", code=error.reason)
         if isinstance(error, (CancelledError, asyncio.CancelledError)):

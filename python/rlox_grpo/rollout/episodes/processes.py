@@ -30,11 +30,11 @@ _ABANDON_SECONDS = 1.0
 
 
 class EpisodeWorkerError(RuntimeError):
-    """An environment or a tool failed in its worker process. ``told`` is the worker's message."""
+    """An environment or a tool failed in its worker process. ``worker_message`` is the worker's message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.told = message
+        self.worker_message = message
 
 
 class ProcessPool:

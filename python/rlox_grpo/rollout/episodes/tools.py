@@ -178,7 +178,7 @@ def show_result(result: Any) -> str:
 
 def describe_failure(error: BaseException) -> str:
     """Return the type and message of an exception of user code, whose ``__str__`` may raise."""
-    message = getattr(error, "told", None)
+    message = getattr(error, "worker_message", None)
     if isinstance(message, str):  # an EpisodeWorkerError: it has the message of the worker's exception
         return message
     try:
