@@ -129,7 +129,7 @@ class Measuring:
                 log_probs[start : start + rows, : batch.loss_mask.shape[1]] = forward(batch)[0].float().cpu()
         by_question = torch.split(log_probs, [len(question.input_ids) for question in questions])
         widths = [question.loss_mask.shape[1] for question in questions]
-        return [rows[:, :width].contiguous() for rows, width in zip(by_question, widths, strict=True)]
+        return [answer[:, :width].contiguous() for answer, width in zip(by_question, widths, strict=True)]
 
     def _make_forward(self, temperature: float, vocabulary: int) -> Forward:
         return make_forward(self._model, temperature=temperature, vocabulary=vocabulary or None)

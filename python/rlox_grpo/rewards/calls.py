@@ -137,7 +137,7 @@ def function_name(function: Any) -> str:
 
 
 def call(function: RewardFn, arguments: Mapping[str, Any]) -> Any:
-    """Call ``function`` with the arguments of ``arguments`` that its signature has.
+    """Call ``function`` with those of ``arguments`` that its signature has.
 
     Raises:
         RewardError: It requires an argument that is not given.

@@ -167,7 +167,7 @@ class Room:
     Attributes:
         group: Ray's placement group.
         placements: of the ranks.
-        servers: places of engines and of the reference.
+        servers: placements of engines and of the reference.
         resources: of each bundle, by Ray's names.
         placement: ``placements`` and ``servers`` in words.
     """

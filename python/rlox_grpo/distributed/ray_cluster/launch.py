@@ -49,7 +49,7 @@ class _Ranks:
     """The ranks of a run.
 
     Attributes:
-        placements, actors: place and actor of each rank.
+        placements, actors: one of each for every rank.
         running: Ray's reference to the end of each running rank → its number.
         endings: the end of each finished rank, in this order.
         lost: for each lost rank, a message.

@@ -191,8 +191,8 @@ def make_rank_variables(
     """The environment variables that torchrun gives to a rank.
 
     Args:
-        rank: its place.
-        ranks: the places of all ranks.
+        rank: its placement.
+        ranks: the placements of all ranks.
         master: address and port of the store, which rank 0's actor holds, as torchrun's agent does.
         run_id: any text that names this start.
     """

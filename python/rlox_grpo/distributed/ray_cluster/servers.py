@@ -115,7 +115,7 @@ class RunningServers:
             self.say(f"{placement} is ready: {server.url}\n")
 
     def start(self, placement: Placement, room: Room) -> Server:
-        """Start the actor of a server at its place, without waiting until the server listens."""
+        """Start the actor of a server at its placement, without waiting until the server listens."""
         host = placement.node.address
         find = self.ray.remote(find_port).options(num_cpus=0, scheduling_strategy=room.schedule(placement.bundle))
         port = self.ray.get(find.remote(host))
