@@ -102,10 +102,10 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def suggest_nearest(name: str, known: list[str]) -> str:
+def suggest_nearest(name: str, names: list[str]) -> str:
     """Return ``: did you mean 'x'?`` with the nearest known name, or ``; known: …`` if no name is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(names))}"
 
 
 def import_extra(what: str, module: str, extra: str) -> Any:
@@ -120,5 +120,7 @@ def import_extra(what: str, module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise  # the package is installed, but one that it imports is not
-        known = package.replace("_", "-")
-        raise ImportError(f"{what} needs {known}: pip install {known} (the extra {extra!r} of rlox-grpo)") from None
+        distribution = package.replace("_", "-")
+        raise ImportError(
+            f"{what} needs {distribution}: pip install {distribution} (the extra {extra!r} of rlox-grpo)"
+        ) from None

@@ -45,8 +45,8 @@ def count_sampled(completion: Completion) -> int:
 
 def select_sampled(completion: Completion) -> Int64Array:
     """Return the sampled token ids of all turns in order, ``int64``, then those of the branches."""
-    parts = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    row_ids = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]
+    return row_ids[0] if len(row_ids) == 1 else np.concatenate(row_ids)
 
 
 def count_turns(completion: Completion) -> int:
@@ -83,7 +83,7 @@ def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> li
     bounds = zip(completion.turns or (0,), (*completion.turns[1:], length), strict=True)
     spans = [np.flatnonzero(flags[start:stop]) + start for start, stop in bounds]
     last_sampled = [int(span[-1]) for span in spans if len(span)]
-    ends = [place for place in last_sampled[:-1] if int(completion.token_ids[place]) in end_ids]
+    ends = [offset for offset in last_sampled[:-1] if int(completion.token_ids[offset]) in end_ids]
     return ends + last_sampled[-1:] if completion.finish_reason == "stop" else ends
 
 
@@ -92,7 +92,7 @@ def find_stale_tokens(completion: Completion, oldest: int) -> list[int]:
     if not completion.versions:
         return []
     versions = np.asarray(completion.versions)[number_turns(completion)]
-    return [int(place) for place in np.flatnonzero(versions < oldest)]
+    return [int(offset) for offset in np.flatnonzero(versions < oldest)]
 
 
 def check_turns(completions: Sequence[Completion]) -> None:
@@ -114,17 +114,17 @@ def _check_turns(completion: Completion, name: str) -> None:
         raise TypeError(f"{name}.sampled is {sampled!r:.80}: expected a bool array in one dimension")
     if len(sampled) != length:
         raise ValueError(f"{name}.sampled has {len(sampled)} values, but its token_ids has {length}")
-    for place, start in enumerate(turns):
-        if not 0 <= start < length or (place and start <= turns[place - 1]):
+    for offset, start in enumerate(turns):
+        if not 0 <= start < length or (offset and start <= turns[offset - 1]):
             raise ValueError(f"{name}.turns is {turns}: expected ascending offsets below {length}")
         if not sampled[start]:
-            raise ValueError(f"{name}.turns[{place}] is {start}, a token that was not sampled: a turn begins with one")
+            raise ValueError(f"{name}.turns[{offset}] is {start}, a token that was not sampled: a turn begins with one")
     if turns and sampled[: turns[0]].any():
         raise ValueError(f"{name}.sampled marks a token before turns[0], {turns[0]}: it belongs to no turn")
     if len(completion.log_probs) == length and completion.log_probs[~sampled].any():
-        place = int(np.flatnonzero(~sampled & (np.asarray(completion.log_probs) != 0))[0])
+        offset = int(np.flatnonzero(~sampled & (np.asarray(completion.log_probs) != 0))[0])
         raise ValueError(
-            f"{name}.log_probs[{place}] is {completion.log_probs[place]:g}, but the token was not sampled: expected 0"
+            f"{name}.log_probs[{offset}] is {completion.log_probs[offset]:g}, but the token was not sampled: expected 0"
         )
 
 
@@ -154,10 +154,10 @@ def compute_turn_returns(
     """
     rewarded, turns = _read_turns(groups, rewards)
     returns = np.zeros((len(turns), int(turns.max(initial=1))))
-    for row, (whole, own) in enumerate(rewarded):
+    for row, (whole, turn_rewards) in enumerate(rewarded):
         returns[row] = whole
-        if own is not None:
-            returns[row, 1 : turns[row]] -= np.cumsum(own[:-1], dtype=np.float64)
+        if turn_rewards is not None:
+            returns[row, 1 : turns[row]] -= np.cumsum(turn_rewards[:-1], dtype=np.float64)
         if not np.isnan(whole):
             returns[row, turns[row] :] = 0.0
     return returns, turns
@@ -173,9 +173,9 @@ def compute_turn_rewards(
     """
     rewarded, turns = _read_turns(groups, rewards)
     by_turn = np.zeros((len(turns), int(turns.max(initial=1))))
-    for row, (whole, own) in enumerate(rewarded):
-        if own is not None:
-            by_turn[row, : turns[row]] = own
+    for row, (whole, turn_rewards) in enumerate(rewarded):
+        if turn_rewards is not None:
+            by_turn[row, : turns[row]] = turn_rewards
         by_turn[row, turns[row] - 1] += whole - by_turn[row].sum()
         if np.isnan(whole):
             by_turn[row] = np.nan
@@ -194,14 +194,16 @@ def _read_turns(
                 "episodes whose history is never rewritten; set turn_credit='episode'"
             )
     turns = np.array([count_turns(completion) for completion in completions], np.int64)
-    own_rewards = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
+    scored_rewards = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
     paid: list[Float32Array | None] = []
     for scored in groups:
         paid += [None] * len(scored.group.completions) if scored.turn_rewards is None else scored.turn_rewards
-    for row, (own, count) in enumerate(zip(paid, turns, strict=True)):
-        if own is not None and (np.shape(own) != (count,) or not np.isfinite(own).all()):
-            raise ValueError(f"turn_rewards[{row}] is {own}: expected a finite number for each of {count} turns")
-    wholes = (own_rewards if rewards is None else rewards).tolist()
+    for row, (turn_rewards, count) in enumerate(zip(paid, turns, strict=True)):
+        if turn_rewards is not None and (np.shape(turn_rewards) != (count,) or not np.isfinite(turn_rewards).all()):
+            raise ValueError(
+                f"turn_rewards[{row}] is {turn_rewards}: expected a finite number for each of {count} turns"
+            )
+    wholes = (scored_rewards if rewards is None else rewards).tolist()
     return list(zip(wholes, paid, strict=True)), turns
 
 
@@ -289,8 +291,8 @@ def has_equal_state_returns(scored: ScoredGroup, discount: float, kind: TurnStat
     """
     returns, states = discount_returns(compute_turn_rewards([scored])[0], discount), number_states([scored], kind)
     valid = (states >= 0) & ~np.isnan(returns)
-    _, first, place = np.unique(states[valid], return_index=True, return_inverse=True)
-    return bool((returns[valid] == returns[valid][first][place]).all())
+    _, first, inverse = np.unique(states[valid], return_index=True, return_inverse=True)
+    return bool((returns[valid] == returns[valid][first][inverse]).all())
 
 
 def has_zero_std(rewards: Float32Array) -> bool:
@@ -308,7 +310,7 @@ def describe_sample(scored: Sequence[ScoredGroup], rows: Sequence[int]) -> str:
         return ""
     offsets = compute_group_offsets(scored)
     group = int(np.searchsorted(offsets, rows[0], side="right")) - 1
-    place = rows[0] - int(offsets[group])
-    prompt, completion = scored[group].group.prompt, scored[group].group.completions[place]
+    index = rows[0] - int(offsets[group])
+    prompt, completion = scored[group].group.prompt, scored[group].group.completions[index]
     shown = repr(completion.text[:80]) if completion.text is not None else str(completion.token_ids[:16].tolist())
-    return f"; row {rows[0]} is completion {place} of prompts[{prompt.index}]: {shown}"
+    return f"; row {rows[0]} is completion {index} of prompts[{prompt.index}]: {shown}"

@@ -110,13 +110,13 @@ def _generate_bfloat16(gpu, model, new_tokens=12):
 
 def test_keys_and_values_are_stored_in_bfloat16(gpu, make_tiny_model, monkeypatch):
     seen = set()
-    real = slot_cache._Places.write
+    real = slot_cache._WriteIndex.write
 
     def write(self, buffer, states):
         seen.add(buffer.dtype)
         return real(self, buffer, states)
 
-    monkeypatch.setattr(slot_cache._Places, "write", write)
+    monkeypatch.setattr(slot_cache._WriteIndex, "write", write)
     _generate_bfloat16(gpu, to_cuda(make_tiny_model("qwen2")))
     assert seen == {torch.bfloat16}
 

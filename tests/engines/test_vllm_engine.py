@@ -18,7 +18,7 @@ from rlox_grpo.rollout.engines.vllm.startup import (
     MAX_EXCLUDED_IDS,
     check_vllm_version,
     choose_runner,
-    warn_of_draws_by_row,
+    warn_about_draws_by_row,
 )
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
 from rlox_grpo.types import Sampling
@@ -113,11 +113,11 @@ def test_on_a_gpu_these_settings_take_the_runner_that_draws_a_batch_by_one_kerne
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     choose_runner(MAX_EXCLUDED_IDS)
     assert config.use_v2_model_runner
-    warn_of_draws_by_row(config)
+    warn_about_draws_by_row(config)
     assert not caplog.records
     choose_runner(MAX_EXCLUDED_IDS + 1)
     assert not config.use_v2_model_runner
-    warn_of_draws_by_row(config)
+    warn_about_draws_by_row(config)
     assert "draws each row's token by a kernel of its own" in caplog.text
     assert "VLLM_USE_V2_MODEL_RUNNER is 0" in caplog.text
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")

@@ -12,7 +12,7 @@ import ranked
 import stub_vllm
 from rlox_grpo import GRPO
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.adapter_changes import KEPT, UNCHANGED, AdapterChanges
+from rlox_grpo.rollout.engines.adapter_changes import CHANGE_SHARE, UNCHANGED, AdapterChanges
 from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 
@@ -50,7 +50,7 @@ def read(model, dtype=torch.float32):
 def test_float32_keeps_all_of_a_change(adapted):
     set_adapters(adapted, 0.1)
     metrics = read(adapted)
-    assert metrics[KEPT] == pytest.approx(1, abs=1e-3)
+    assert metrics[CHANGE_SHARE] == pytest.approx(1, abs=1e-3)
     assert metrics[UNCHANGED] == 0
 
 
@@ -71,7 +71,7 @@ def test_the_share_that_arrives_is_that_of_the_merged_weights():
     changes.add("other", weight, weight.clone(), [(other, 2.0)])
     changes.finish()
     large, small = 12 * 1.0**2, 12 * 2e-4**2
-    assert changes.metrics() == {KEPT: pytest.approx(large / (large + 2 * small)), UNCHANGED: 0.5}
+    assert changes.metrics() == {CHANGE_SHARE: pytest.approx(large / (large + 2 * small)), UNCHANGED: 0.5}
 
 
 def test_bfloat16_loses_most_of_a_young_adapter():
@@ -85,7 +85,7 @@ def test_bfloat16_loses_most_of_a_young_adapter():
         changes = AdapterChanges()
         changes.add("matrix", weight, merged, [(update, 2.0)])
         changes.finish()
-        kept[steps] = changes.metrics()[KEPT]
+        kept[steps] = changes.metrics()[CHANGE_SHARE]
     assert kept[1e-5] < 0.2
     assert kept[1e-3] > 0.9
 
@@ -110,7 +110,7 @@ def test_a_run_reports_what_arrives(monkeypatch, async_steps):
     step = trainer._step.take
     trainer.train(ranked.PROMPTS)
     trainer.engine.close()
-    assert KEPT not in found[0]  # B is zero
-    kept = [metrics[KEPT] for metrics in found if KEPT in metrics]
+    assert CHANGE_SHARE not in found[0]  # B is zero
+    kept = [metrics[CHANGE_SHARE] for metrics in found if CHANGE_SHARE in metrics]
     np.testing.assert_allclose(kept, 1, atol=1e-3)
     assert async_steps or len(kept) == 2

@@ -113,7 +113,7 @@ def test_other_refusals():
 
 def test_share_prefixes():
     shared = share_prefixes([[1, 2], [3], [1, 2], [1]])
-    assert shared.prompt_of_row.tolist() == [0, 1, 0, 2]
+    assert shared.prompt_indices.tolist() == [0, 1, 0, 2]
     assert shared.rows.tolist() == [0, 2, 1, 3]
     assert shared.offsets.tolist() == [0, 2, 3, 4]
     assert shared.first_row.tolist() == [0, 1, 3]
@@ -125,17 +125,17 @@ def test_share_prefixes():
 def test_ranks_take_equal_counts_of_like_cost():
     packing = pack([900, 100, 800, 200, 500, 500], token_budget=1000, padded=False, num_ranks=2, linear_cost=0)
     # Sum 3,000 and budget 1,000: three micro-batches would do, two ranks make them four.
-    assert len(packing.of_rank(0)) == len(packing.of_rank(1)) == 2
-    held = [row for rank in (0, 1) for rows in packing.of_rank(rank) for row in rows]
+    assert len(packing.rows_by_rank(0)) == len(packing.rows_by_rank(1)) == 2
+    held = [row for rank in (0, 1) for rows in packing.rows_by_rank(rank) for row in rows]
     assert sorted(held) == list(range(6))
     with pytest.raises(ValueError, match="rank is 2"):
-        packing.of_rank(2)
+        packing.rows_by_rank(2)
 
 
 def test_rows_over_the_budget():
     with pytest.raises(ValueError, match=r"lengths\[1\] is 11, over the token_budget of 10"):
         pack([1, 11], token_budget=10)
-    assert [rows.tolist() for rows in pack([1, 11], token_budget=10, oversize="alone").of_rank(0)] == [[1], [0]]
+    assert [rows.tolist() for rows in pack([1, 11], token_budget=10, oversize="alone").rows_by_rank(0)] == [[1], [0]]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_micro_batches_of_a_turn_cost_alike(lengths: list[int], num_ranks: int, 
     how: dict[str, Any] = {"token_budget": 10_000, "num_ranks": num_ranks, "linear_cost": linear_cost}
     packing = pack(lengths, padded=False, **how)
     costs = [linear_cost * length + length**2 for length in lengths]
-    turns = [[sum(costs[row] for row in rows) for rows in packing.of_rank(rank)] for rank in range(num_ranks)]
+    turns = [[sum(costs[row] for row in rows) for rows in packing.rows_by_rank(rank)] for rank in range(num_ranks)]
     assert [len(turn) for turn in turns] == [1] * num_ranks
     spread = max(turns)[0] - min(turns)[0]
     assert spread <= max(costs) + num_ranks  # a row of cost c counts c + 1, as one of no tokens must count too

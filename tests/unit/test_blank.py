@@ -238,6 +238,6 @@ def test_a_part_of_a_weight_is_read_flat(start, stop, tmp_path):
     model = make_model("llama")
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     stored = make_blank(str(tmp_path))[1]
-    found = stored.read_part("model.embed_tokens.weight", start, stop)
+    found = stored.read_range("model.embed_tokens.weight", start, stop)
     assert torch.equal(found, model.model.embed_tokens.weight.detach().float().flatten()[start:stop])
-    assert torch.equal(stored.read_part("model.norm.weight", 3, 9), model.model.norm.weight.detach().float()[3:9])
+    assert torch.equal(stored.read_range("model.norm.weight", 3, 9), model.model.norm.weight.detach().float()[3:9])

@@ -28,7 +28,7 @@ from rlox_grpo.config.schema import (
 from rlox_grpo.config.toml import parse_toml, read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
-from rlox_grpo.update.own_optimizer import refuse_unread_options
+from rlox_grpo.update.custom_optimizer import refuse_unread_options
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@ from rlox_grpo.distributed.addresses import ServerRegistry, find_engines, take_e
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, FileCount
-from rlox_grpo.distributed.ray_cluster.placement import Node, Place
+from rlox_grpo.distributed.ray_cluster.placement import Node, Placement
 from rlox_grpo.distributed.ray_cluster.processes import Ending
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Server, Servers
 from rlox_grpo.errors import ConfigError
@@ -81,8 +81,8 @@ def run(tmp_path):
     """A run of one engine; ``run.wanted`` is what its file asks for, ``run.look()`` the launcher's next look."""
     ray, said = Cluster(), []
     ray.ending = None
-    first = Server(Place("engines", 0, 1, NODE), Actor(), "http://10.0.0.1:7", NODE.id)
-    room = Room(None, [], [first.place], [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 2.0}], "")
+    first = Server(Placement("engines", 0, 1, NODE), Actor(), "http://10.0.0.1:7", NODE.id)
+    room = Room(None, [], [first.placement], [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 2.0}], "")
     plan = Servers(count=lambda: run.wanted)
     served = RunningServers(ray, room, plan, {}, tmp_path, said.append, [first])
     run = SimpleNamespace(ray=ray, served=served, said=said, wanted=1, registry=Registry(), started=[])
@@ -106,7 +106,7 @@ def test_an_engine_joins_once_it_listens_and_leaves_once_the_ranks_have_said_so(
     assert run.said == ["engine 1 joins as soon as a node has 1 CPU and 2 GPU free\n"]
     run.ray.ready.append("room")
     run.look()
-    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], Place("engines", 1, 0, NODE))]
+    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], Placement("engines", 1, 0, NODE))]
     run.look()
     assert run.registry.told == []
     run.ray.ready.append("listening")

@@ -223,7 +223,7 @@ def test_packed_groups_equal_rows_alone(name, device_path, groups, letters, monk
     model = MODELS[name]().eval()
     if device_path == "masked":  # what a GPU takes
         monkeypatch.setattr(
-            packed_attention._TwoPartAttention, "apply", lambda *a: packed_attention._masked_attention(*a, None)
+            packed_attention._MergedAttention, "apply", lambda *a: packed_attention._masked_attention(*a, None)
         )
     forward = make_forward(model, temperature=0.8)
     assert split_model(model).decoder.config._attn_implementation == packed_attention.NAME

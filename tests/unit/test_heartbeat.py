@@ -84,7 +84,7 @@ def two():
 @pytest.mark.parametrize("rank_0_leaves", [False, True])
 def test_rank_0_tells_the_others_which_rank_is_silent(rank_0_leaves, monkeypatch):
     """Also once it has left because of that rank, as its own silence came later."""
-    monkeypatch.setattr(module, "SIGN_OF_LIFE_S", 0.02)
+    monkeypatch.setattr(module, "BEAT_S", 0.02)
     monkeypatch.setattr(module, "SILENCE_AFTER_LOSS_S", 0.3)
     monkeypatch.setattr(module.socket, "gethostname", lambda: "there")
     stores, heartbeats = start_ranks(3, 20.0, {})

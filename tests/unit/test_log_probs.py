@@ -44,7 +44,7 @@ def test_values_and_gradients_equal_full_logits(tile, softcap, scale, bias, kept
     expected, expected_entropy = full(hidden, token_ids, head, 0.7)
     leaves = [hidden, weight] + ([offset] if bias else [])
     expected_gradients = torch.autograd.grad((expected * weights).sum(), leaves)
-    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, tile=tile, kept_bytes=kept_bytes)
+    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, tile=tile, stored_bytes=kept_bytes)
     gradients = torch.autograd.grad((found * weights).sum(), leaves)
     # float64: only the order of sums differs
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -118,7 +118,7 @@ def test_full_logits_never_exist(kept_tiles):
             torch.zeros(tokens, dtype=torch.int64),
             OutputHead(weight),
             tile=(64, 1024),
-            kept_bytes=(kept_tiles * 64 + 63) * vocabulary * 4,
+            stored_bytes=(kept_tiles * 64 + 63) * vocabulary * 4,
         )
         log_probs.sum().backward()
     assert largest.size == max(64 * 1024, kept_tiles * 64 * vocabulary)

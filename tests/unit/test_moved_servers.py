@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlox_grpo.distributed.addresses import LOST, ServerRegistry, find_address
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster import launch, processes, servers
-from rlox_grpo.distributed.ray_cluster.placement import Node, Place
+from rlox_grpo.distributed.ray_cluster.placement import Node, Placement
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
 
@@ -117,8 +117,8 @@ class Cluster:
 
 @pytest.fixture
 def running(tmp_path):
-    engine = servers.Server(Place("engines", 0, 1, FIRST), Actor(), "http://10.0.0.1:7", FIRST.id)
-    reference = servers.Server(Place("reference", 0, 2, SECOND), Actor(), "http://10.0.0.2:8", SECOND.id)
+    engine = servers.Server(Placement("engines", 0, 1, FIRST), Actor(), "http://10.0.0.1:7", FIRST.id)
+    reference = servers.Server(Placement("reference", 0, 2, SECOND), Actor(), "http://10.0.0.2:8", SECOND.id)
     said = []
     running = servers.RunningServers(Cluster(), None, servers.Servers(), {}, tmp_path, said.append, [engine, reference])
     return SimpleNamespace(servers=running, cluster=running.ray, engine=engine, reference=reference, said=said)
@@ -169,7 +169,7 @@ def test_a_lost_reference_ends_the_run(running):
 def test_the_error_says_that_a_lost_rank_lost_its_node(running):
     cluster = running.cluster
     del cluster.alive[SECOND.id]
-    places = [Place("trainers", rank, rank, node) for rank, node in enumerate((FIRST, SECOND))]
+    places = [Placement("trainers", rank, rank, node) for rank, node in enumerate((FIRST, SECOND))]
     lost = {0: "was lost with its actor: killed", 1: "was lost: no answer"}
     watched = launch._Ranks(cluster, places, [], lost=lost)
     watched.note_dead_nodes()

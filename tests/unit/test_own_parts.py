@@ -17,7 +17,7 @@ from rlox_grpo.errors import CheckpointError, ConfigError, EngineError, SampleEr
 from rlox_grpo.loss import LossInputs, PolicyTerm
 from rlox_grpo.loss.inputs import make_loss_inputs, number_turns
 from rlox_grpo.loss.policies import POLICY_LOSSES, find_policy_loss
-from rlox_grpo.loss.policy_term import call_own_loss
+from rlox_grpo.loss.policy_term import call_custom_loss
 from rlox_grpo.rewards import RewardError, StepScores, score
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.engines.calls import fill_texts
@@ -139,9 +139,9 @@ def test_a_loss_on_tokens_that_are_not_trained_is_an_error() -> None:
     with pytest.raises(
         SampleError, match="is 2 at token 1 of a sample, and the token is not trained: multiply"
     ) as error:
-        call_own_loss(lambda inputs: inputs.ratio + 1, inputs)
+        call_custom_loss(lambda inputs: inputs.ratio + 1, inputs)
     assert error.value.rows == (9,)
-    assert call_own_loss(lambda inputs: (inputs.ratio + 1) * inputs.mask, inputs).loss.sum() == 6
+    assert call_custom_loss(lambda inputs: (inputs.ratio + 1) * inputs.mask, inputs).loss.sum() == 6
 
 
 def test_inputs_are_zero_outside_the_mask() -> None:

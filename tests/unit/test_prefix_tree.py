@@ -62,18 +62,18 @@ def test_the_packed_row_by_hand():
     assert row.layout.completion_index.tolist() == [[2, 3, 0], [2, 3, 4], [6, 0, 0], [7, 0, 0]]
     assert row.layout.completion_mask.int().tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 0, 0]]
     assert row.layout.completion_owned.int().tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0], [1, 0, 0]]
-    assert row.layout.prompt_of.tolist() == [0, 0, 1, 1]
+    assert row.layout.row_prompts.tolist() == [0, 0, 1, 1]
     assert row.layout.longest == 5
     # 1 is predicted by 8, 2 by 1, 3 by 2, 4 by 3; 5 and 6 by 9, and each by the other.
     assert row.predicting.tolist() == [1, 2, 3, 4, 5, 6, 5, 7]
     assert row.predicted_ids.tolist() == [1, 2, 3, 4, 5, 6, 6, 5]
-    assert row.predicted_of.tolist() == [0, 1, 0, 1, 2, 3, 0, 4, 5, 6, 7]
+    assert row.prediction_indices.tolist() == [0, 1, 0, 1, 2, 3, 0, 4, 5, 6, 7]
 
 
 def test_a_token_is_predicted_where_any_row_asks_for_it():
     batch = next_batch([[9]], [[[1, 2, 3], [1, 2, 4]]], [[False, False, True], [False, True, False]])
     row = build_packed_row(build_prefix_tree(batch), batch)
-    assert (row.predicted_ids.tolist(), row.predicted_of.tolist()) == ([2, 3], [1, 0])
+    assert (row.predicted_ids.tolist(), row.prediction_indices.tolist()) == ([2, 3], [1, 0])
     assert row.input_ids.tolist() == [9, 1, 2]
 
 
@@ -93,7 +93,8 @@ def test_one_token_for_each_distinct_prefix(seed):
             alike = [
                 other
                 for other, theirs in enumerate(rows)
-                if tree.group_of_row[other] == tree.group_of_row[index] and theirs[: step + 1] == completion[: step + 1]
+                if tree.group_indices[other] == tree.group_indices[index]
+                and theirs[: step + 1] == completion[: step + 1]
             ]
             assert tree.owner[index, step] == min(alike)
     gone_on_from = [{tuple(c[:n]) for c in own for n in range(1, len(c))} for own in groups]
@@ -105,4 +106,4 @@ def test_one_token_for_each_distinct_prefix(seed):
     # Every place has one owner, and every token of the loss its own id.
     owned = row.layout.completion_index[row.layout.completion_owned].tolist()
     assert len(set(owned)) == len(owned) == int(tree.forwarded.sum())
-    assert torch.equal(row.predicted_ids[row.predicted_of], batch.completion_ids[batch.loss_mask])
+    assert torch.equal(row.predicted_ids[row.prediction_indices], batch.completion_ids[batch.loss_mask])

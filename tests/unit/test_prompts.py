@@ -20,7 +20,7 @@ from rlox_grpo.prompts.load import (
     refuse_too_long,
     shuffle_prompts,
 )
-from rlox_grpo.prompts.stream import read_rows_of
+from rlox_grpo.prompts.stream import read_stream
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def make_tables(rows, folder):
         "Dataset": dataset,
         "parquet": folder / "rows.parquet",
         "frame": pandas.read_parquet(folder / "rows.parquet"),
-        "stream": list(islice(read_rows_of(dataset.to_iterable_dataset()), len(rows))),
+        "stream": list(islice(read_stream(dataset.to_iterable_dataset()), len(rows))),
         "streamed parquet": list(
             islice(
-                read_rows_of(
+                read_stream(
                     datasets.load_dataset(
                         "parquet", data_files=str(folder / "rows.parquet"), split="train", streaming=True
                     )

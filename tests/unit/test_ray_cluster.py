@@ -19,11 +19,11 @@ from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.placement import (
     Need,
     Node,
-    Place,
+    Placement,
     Sizes,
     describe,
     make_rank_variables,
-    place_processes,
+    plan_placements,
     require_room,
 )
 from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
@@ -74,13 +74,13 @@ def test_engines_are_placed_after_the_ranks():
     first, second, _ = NODES
     needs = Sizes(trainers=2, engines=2, references=1).list_needs(NODES)
     nodes = {0: first.id, 1: second.id, 2: second.id, 3: first.id, 4: second.id}
-    places = place_processes(nodes, NODES, needs)
+    places = plan_placements(nodes, NODES, needs)
     assert places == [
-        Place("trainers", 0, 0, first),
-        Place("trainers", 1, 1, second),
-        Place("engines", 0, 2, second),
-        Place("engines", 1, 3, first),
-        Place("reference", 0, 4, second),
+        Placement("trainers", 0, 0, first),
+        Placement("trainers", 1, 1, second),
+        Placement("engines", 0, 2, second),
+        Placement("engines", 1, 3, first),
+        Placement("reference", 0, 4, second),
     ]
     assert [place.name for place in places] == ["rank 0", "rank 1", "engine 0", "engine 1", "the reference"]
     assert [place.log for place in places[1:4:2] + places[4:]] == ["rank_1.log", "engine_1.log", "reference.log"]
@@ -94,7 +94,7 @@ def test_engines_are_placed_after_the_ranks():
 def test_the_ranks_of_a_node_follow_each_other():
     first, second, _ = NODES
     needs = [Need("trainers", 4, 1.0, 1.0)]
-    places = place_processes({0: second.id, 1: first.id, 2: second.id, 3: first.id}, NODES, needs)
+    places = plan_placements({0: second.id, 1: first.id, 2: second.id, 3: first.id}, NODES, needs)
     assert [(place.index, place.bundle, place.node) for place in places] == [
         (0, 0, second),
         (1, 2, second),
@@ -152,7 +152,7 @@ def test_a_rank_is_asked_to_stop_or_killed(at_once, tmp_path):
 
 
 def failure(endings, lost=None):
-    places = [Place("trainers", rank, rank, NODES[0]) for rank in range(3)]
+    places = [Placement("trainers", rank, rank, NODES[0]) for rank in range(3)]
     watched = launch._Ranks(None, places, [], endings=endings, lost=lost or {})
     with pytest.raises((RankError, KeyboardInterrupt)) as found:
         watched.raise_failure("the logs of all ranks: runs/first/logs")
@@ -218,7 +218,7 @@ def test_the_layout_table(run_file):
     assert read_run_file(run_file(""), {})[0].layout is None
 
 
-RANK, ENGINE = Place("trainers", 0, 0, NODES[0]), Place("engines", 0, 1, NODES[1])
+RANK, ENGINE = Placement("trainers", 0, 0, NODES[0]), Placement("engines", 0, 1, NODES[1])
 ROOM = Room(None, [RANK], [ENGINE], [{"CPU": 1.0}], "")
 
 

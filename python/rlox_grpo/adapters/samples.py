@@ -54,11 +54,11 @@ def read_columns(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> d
     Text that is a JSON object counts as a mapping, because labels are text in OpenRLHF and open-instruct. Columns of
     ``extra`` are added; those of the ground truth have precedence.
     """
-    own = ground_truth
-    if isinstance(own, str) and own.lstrip().startswith("{"):
+    truth = ground_truth
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):  # A set such as {1, 2} is an answer.
-            own = json.loads(own)
-    return {**(extra or {}), **(own if isinstance(own, Mapping) else {"answer": ground_truth})}
+            truth = json.loads(truth)
+    return {**(extra or {}), **(truth if isinstance(truth, Mapping) else {"answer": ground_truth})}
 
 
 def score_samples(
@@ -89,8 +89,8 @@ def score_samples(
         columns[str(name)] = [row.get(name) for row in rows]
     for name, theirs in (rename or {}).items():
         if theirs not in columns:
-            given = ", ".join(sorted(columns)) or "none"
-            raise ValueError(f"columns[{name!r}] is {theirs!r}, and a row has no such column; it has {given}")
+            available = ", ".join(sorted(columns)) or "none"
+            raise ValueError(f"columns[{name!r}] is {theirs!r}, and a row has no such column; it has {available}")
         columns[name] = columns[theirs]
     components: dict[str, Float64Array] = {}
     failed = [np.zeros(len(completions), np.bool_)]
@@ -102,9 +102,11 @@ def score_samples(
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
             failed.append(verdicts.failed)
         elif isinstance(rule, InWorkers):
-            found = rule.outcomes({**columns, "completions": completions, **({"prompts": prompts} if prompts else {})})
-            components[name] = found.scores
-            failed.append(found.failed)
+            outcomes = rule.outcomes(
+                {**columns, "completions": completions, **({"prompts": prompts} if prompts else {})}
+            )
+            components[name] = outcomes.scores
+            failed.append(outcomes.failed)
         else:
             components[name] = _call_function(rule, name, completions, columns, prompts)
     components = dict(zip(components, leave_out_failed(list(components.values()), failed), strict=True))

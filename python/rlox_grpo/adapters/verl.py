@@ -85,20 +85,20 @@ def compute_scores(
     rows = [read_columns(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
     results: list[dict[str, Any]] = [{} for _ in data_sources]
     for source in dict.fromkeys(data_sources):
-        places = [place for place, other in enumerate(data_sources) if other == source]
+        source_rows = [row for row, other in enumerate(data_sources) if other == source]
         scores = score_samples(
             _find_rules(source, rule, rules),
-            [solution_strs[place] for place in places],
-            [rows[place] for place in places],
+            [solution_strs[row] for row in source_rows],
+            [rows[row] for row in source_rows],
             rename=columns,
         )
-        parts = {name: fill_missing(values, not_applicable) for name, values in scores.components.items()}
-        first = next(iter(parts.values()))
-        for index, (place, total) in enumerate(zip(places, fill_missing(scores.total, not_applicable), strict=True)):
-            results[place] = {
+        components = {name: fill_missing(values, not_applicable) for name, values in scores.components.items()}
+        first = next(iter(components.values()))
+        for index, (row, total) in enumerate(zip(source_rows, fill_missing(scores.total, not_applicable), strict=True)):
+            results[row] = {
                 "score": total,
                 "acc": first[index],
-                **{name: values[index] for name, values in parts.items()},
+                **{name: values[index] for name, values in components.items()},
                 "status": scores.statuses[index],
             }
     return results
@@ -106,13 +106,13 @@ def compute_scores(
 
 def _find_rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[RewardFn, ...]:
     if rule is None:
-        known = {**RULES_BY_SOURCE, **(rules or {})}
-        if source not in known:
+        by_source = {**RULES_BY_SOURCE, **(rules or {})}
+        if source not in by_source:
             raise ValueError(
                 f"no rule for data_source {source!r}: set reward.custom_reward_function.reward_kwargs.rule, "
-                f"or .rules; known are {', '.join(known)}"
+                f"or .rules; known are {', '.join(by_source)}"
             )
-        rule = known[source]
+        rule = by_source[source]
     return _make_rules(json.dumps(_to_plain(rule), sort_keys=True))
 
 
@@ -122,7 +122,7 @@ def _make_rules(tables: str) -> tuple[RewardFn, ...]:
 
     named = json.loads(tables)
     several = named if isinstance(named, list) else [named]
-    return tuple(make_rewards([{"name": one} if isinstance(one, str) else one for one in several]))
+    return tuple(make_rewards([{"name": rule} if isinstance(rule, str) else rule for rule in several]))
 
 
 def _to_plain(value: Any) -> Any:

@@ -57,10 +57,10 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
     Raises:
         ConfigError: it cannot be imported or is not callable.
     """
-    found: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
-    if isinstance(found, type) or not callable(found):
-        raise ConfigError(f"advantage_fn is {found!r}: expected a function of ScoredGroups, not a class")
-    function: AdvantageFn = found
+    resolved: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
+    if isinstance(resolved, type) or not callable(resolved):
+        raise ConfigError(f"advantage_fn is {resolved!r}: expected a function of ScoredGroups, not a class")
+    function: AdvantageFn = resolved
     return function
 
 
@@ -104,9 +104,9 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
                     f"{len(scored.rewards)} completions"
                 )
         return [
-            _check_tokens(name, scored, place, own)
+            _check_tokens(name, scored, index, token_advantages)
             for scored, values in zip(groups, returned, strict=True)
-            for place, own in enumerate(values)
+            for index, token_advantages in enumerate(values)
         ]
     checked = [_check_group(name, *pair) for pair in zip(groups, returned, strict=True)]
     if len({values.ndim for values in checked}) > 1:
@@ -169,30 +169,30 @@ def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
     if array.ndim == 2:
         _check_turns(where, scored, result)
         return result
-    for place, value in enumerate(result):
-        if not np.isfinite(value) and not (np.isnan(value) and np.isnan(scored.rewards[place])):
+    for index, value in enumerate(result):
+        if not np.isfinite(value) and not (np.isnan(value) and np.isnan(scored.rewards[index])):
             raise SampleError(
-                f"{where}: the advantage of completion {place} is {value}, expected a finite number{_hint(scored)}"
+                f"{where}: the advantage of completion {index} is {value}, expected a finite number{_hint(scored)}"
             )
     return np.nan_to_num(result, nan=0.0)
 
 
 def _check_turns(where: str, scored: ScoredGroup, advantages: Float32Array) -> None:
     """Check advantages of turns ``[G, K]``: finite for each turn of a completion, NaN after its last."""
-    for place, (row, completion) in enumerate(zip(advantages, scored.group.completions, strict=True)):
+    for index, (row, completion) in enumerate(zip(advantages, scored.group.completions, strict=True)):
         turns = count_turns(completion)
         if len(row) < turns or not np.isfinite(row[:turns]).all() or not np.isnan(row[turns:]).all():
             raise SampleError(
-                f"{where}: got an array of shape {advantages.shape}, a column for each turn, and completion {place} "
+                f"{where}: got an array of shape {advantages.shape}, a column for each turn, and completion {index} "
                 f"has {turns}: expected finite numbers for its turns and NaN after them; for advantages of tokens "
                 f"return a list of {len(advantages)} arrays"
             )
 
 
-def _check_tokens(name: str, scored: ScoredGroup, place: int, values: Any) -> Float32Array:
+def _check_tokens(name: str, scored: ScoredGroup, index: int, values: Any) -> Float32Array:
     """Return the advantages of one completion's tokens as ``float32 [T]``."""
-    completion = scored.group.completions[place]
-    where = f"{name}, completion {place} of prompts[{scored.group.prompt.index}]"
+    completion = scored.group.completions[index]
+    where = f"{name}, completion {index} of prompts[{scored.group.prompt.index}]"
     array, length = _to_array(values), len(completion.token_ids)
     if completion.branches:
         raise SampleError(
@@ -203,7 +203,7 @@ def _check_tokens(name: str, scored: ScoredGroup, place: int, values: Any) -> Fl
             f"{where}: got dtype {array.dtype} and shape {array.shape}, expected a number for each of {length} tokens"
         )
     result = array.astype(np.float32)
-    if np.isnan(scored.rewards[place]) and np.isnan(result).all():
+    if np.isnan(scored.rewards[index]) and np.isnan(result).all():
         return np.zeros(length, np.float32)
     if (wrong := np.flatnonzero(~np.isfinite(result))).size:
         raise SampleError(

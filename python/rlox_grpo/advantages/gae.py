@@ -55,18 +55,26 @@ def gae_advantages(
     for turn in range(advantages.shape[1] - 2, -1, -1):
         advantages[:, turn] += discount * trace_decay * advantages[:, turn + 1]
     for start, stop in pairwise(group_offsets.tolist() if scaling == "group" else ()):
-        place = valid[start:stop]
-        own = advantages[start:stop][place]
-        spread = float(own.std(ddof=ddof)) if len(own) > ddof and own.max() > own.min() else 0.0
-        scaled = (own - own.mean()) / (spread + std_epsilon) if spread > 0 else np.zeros_like(own)
-        advantages[start:stop][place] = scaled
+        in_group = valid[start:stop]
+        group_advantages = advantages[start:stop][in_group]
+        spread = (
+            float(group_advantages.std(ddof=ddof))
+            if len(group_advantages) > ddof and group_advantages.max() > group_advantages.min()
+            else 0.0
+        )
+        scaled = (
+            (group_advantages - group_advantages.mean()) / (spread + std_epsilon)
+            if spread > 0
+            else np.zeros_like(group_advantages)
+        )
+        advantages[start:stop][in_group] = scaled
     advantages[states < 0] = np.nan
     return advantages.astype(np.float32)
 
 
 def _mean_by_state(returns: NDArray[np.float64], states: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each turn the mean return of its state, ``float64 [M]``; equal returns have exactly that mean."""
-    _, first, place, count = np.unique(states, return_index=True, return_inverse=True, return_counts=True)
+    _, first, inverse, count = np.unique(states, return_index=True, return_inverse=True, return_counts=True)
     # The mean of the differences: it is exactly 0 for equal returns, so that their advantages are.
-    differences = returns - returns[first][place]
-    return returns[first][place] + (np.bincount(place, weights=differences) / count)[place]
+    differences = returns - returns[first][inverse]
+    return returns[first][inverse] + (np.bincount(inverse, weights=differences) / count)[inverse]

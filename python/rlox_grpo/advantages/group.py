@@ -84,13 +84,13 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
     return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))
 
 
-def _to_floats(given: Any, name: str) -> NDArray[Any]:
-    """Return a contiguous float32 or float64 array of one dimension, without a copy if ``given`` is one already."""
-    values: NDArray[Any] = given if type(given) is np.ndarray else _to_array(given, name)
+def _to_floats(raw: Any, name: str) -> NDArray[Any]:
+    """Return a contiguous float32 or float64 array of one dimension, without a copy if ``raw`` is one already."""
+    values: NDArray[Any] = raw if type(raw) is np.ndarray else _to_array(raw, name)
     kind, size = values.dtype.kind, values.dtype.itemsize
     if values.ndim != 1 or not (kind in "iub" or (kind == "f" and size <= 8)):
         raise TypeError(f"{name} has dtype {values.dtype} and shape {values.shape}: {_EXPECTED}")
-    dtype = np.float64 if kind == "f" and size == 8 and not isinstance(given, (list, tuple)) else np.float32
+    dtype = np.float64 if kind == "f" and size == 8 and not isinstance(raw, (list, tuple)) else np.float32
     if values.dtype == dtype and values.flags.c_contiguous and values.flags.aligned:
         return values
     return np.array(values, dtype=dtype, order="C")

@@ -95,8 +95,10 @@ def read_key(prompt: Prompt, column: str) -> Key:
         ValueError: the row has no such column, or its value is neither text nor a whole number.
     """
     if column not in prompt.columns:
-        known = ", ".join(sorted(prompt.columns)) or "none"
-        raise ValueError(f"prompts[{prompt.index}] has no column {column!r} for baseline_key; its columns: {known}")
+        column_names = ", ".join(sorted(prompt.columns)) or "none"
+        raise ValueError(
+            f"prompts[{prompt.index}] has no column {column!r} for baseline_key; its columns: {column_names}"
+        )
     value = prompt.columns[column]
     if isinstance(value, np.integer):
         value = int(value)

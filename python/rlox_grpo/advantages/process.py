@@ -71,12 +71,15 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
         factors = dict(zip(groups[0].components, weights, strict=True))
         with_steps = {name for group in groups for name in group.step_scores}
         if with_steps == factors.keys():
-            of_completions: Sequence[Any] = [np.zeros(len(group.rewards)) for group in groups]
+            completion_advantages: Sequence[Any] = [np.zeros(len(group.rewards)) for group in groups]
         else:
-            of_completions = outcome(
+            completion_advantages = outcome(
                 [replace(group, rewards=_sum_others(group, with_steps, factors)) for group in groups]
             )
-        return [_add(group, factors, own, config) for group, own in zip(groups, of_completions, strict=True)]
+        return [
+            _add(group, factors, outcomes, config)
+            for group, outcomes in zip(groups, completion_advantages, strict=True)
+        ]
 
     return advantages
 
@@ -84,7 +87,7 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
 def has_equal_steps(scored: ScoredGroup) -> bool:
     """Return whether all step scores of the group are equal, and its rewards too; True for a group without steps."""
     pooled = {
-        score for of_group in scored.step_scores.values() for steps in of_group if steps for score in steps.scores
+        score for group_steps in scored.step_scores.values() for steps in group_steps if steps for score in steps.scores
     }
     rewards = scored.rewards[~np.isnan(scored.rewards)]
     return len(pooled) <= 1 and (not scored.step_scores or len(rewards) == 0 or rewards.max() == rewards.min())
@@ -95,19 +98,19 @@ def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: A
     completions = scored.group.completions
     ends: list[list[int]] = [[] for _ in completions]
     scores: list[list[float]] = [[] for _ in completions]
-    for name, of_group in scored.step_scores.items():
+    for name, group_steps in scored.step_scores.items():
         if factors[name] == 0:  # only measured
             continue
-        for place, steps in enumerate(of_group):
-            if steps is not None and not np.isnan(scored.rewards[place]):  # a sample that failed has no score
-                ends[place] += steps.ends
-                scores[place] += [factors[name] * score for score in steps.scores]
+        for index, steps in enumerate(group_steps):
+            if steps is not None and not np.isnan(scored.rewards[index]):  # a sample that failed has no score
+                ends[index] += steps.ends
+                scores[index] += [factors[name] * score for score in steps.scores]
     lengths = [len(completion.token_ids) for completion in completions]
     options: dict[str, Any] = {"scaling": config.reward_scaling, "ddof": config.ddof, "std_epsilon": config.std_epsilon}
-    of_tokens = step_advantages(ends, scores, lengths, **options)
+    token_advantages = step_advantages(ends, scores, lengths, **options)
     return [
-        np.where(flag_sampled(completion), own + float(np.nan_to_num(whole)), 0.0).astype(np.float32)
-        for completion, own, whole in zip(completions, of_tokens, outcome, strict=True)
+        np.where(flag_sampled(completion), token_values + float(np.nan_to_num(whole)), 0.0).astype(np.float32)
+        for completion, token_values, whole in zip(completions, token_advantages, outcome, strict=True)
     ]
 
 

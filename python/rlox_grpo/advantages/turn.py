@@ -46,17 +46,17 @@ def turn_advantages(
     for start, stop in pairwise(group_offsets.tolist()):
         valid = np.arange(start, stop)[~np.isnan(returns[start:stop, 0])]
         # [valid, turns of the longest]. Episodes that have ended have the return 0 there; see the docstring.
-        own = returns[valid, : turns[valid].max(initial=1)]
+        valid_returns = returns[valid, : turns[valid].max(initial=1)]
         count = len(valid)
-        if count == 0 or (own.max(axis=0) == own.min(axis=0)).all():
+        if count == 0 or (valid_returns.max(axis=0) == valid_returns.min(axis=0)).all():
             continue
-        centred = own - own.mean(axis=0)
+        centred = valid_returns - valid_returns.mean(axis=0)
         # r_i − mean of the others = (r_i − mean of all) · G / (G − 1)
         scale = count / (count - 1) if baseline == "leave_one_out" else 1.0
         if scaling == "group":
-            freedom = (count - ddof) * own.shape[1]  # one mean is estimated for each turn
+            freedom = (count - ddof) * valid_returns.shape[1]  # one mean is estimated for each turn
             deviation = np.sqrt((centred**2).sum() / freedom) + std_epsilon if freedom > 0 else 0.0
             scale = scale / deviation if deviation > 0 else 0.0
-        advantages[valid, : own.shape[1]] = centred * scale
+        advantages[valid, : valid_returns.shape[1]] = centred * scale
     advantages[np.arange(returns.shape[1]) >= turns[:, None]] = np.nan
     return advantages.astype(np.float32)

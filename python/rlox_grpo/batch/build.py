@@ -41,7 +41,7 @@ class Packing(NamedTuple):
     offsets: Int64Array
     num_ranks: int
 
-    def of_rank(self, rank: int) -> list[Int64Array]:
+    def rows_by_rank(self, rank: int) -> list[Int64Array]:
         """Row indices of each of the rank's micro-batches, in their order."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank is {rank}: it is below num_ranks, {self.num_ranks}")
@@ -52,13 +52,13 @@ class SharedPrefixes(NamedTuple):
     """Unique prompts in first-seen order, and the rows that belong to each.
 
     Attributes:
-        prompt_of_row: ``int64 [N]``, the unique prompt of each row.
+        prompt_indices: ``int64 [N]``, the unique prompt of each row.
         first_row: ``int64 [P]``, the first row of each unique prompt.
         rows: ``int64 [N]``, grouped by prompt: prompt p has ``rows[offsets[p]:offsets[p + 1]]``.
         offsets: ``int64 [P + 1]``.
     """
 
-    prompt_of_row: Int64Array
+    prompt_indices: Int64Array
     first_row: Int64Array
     rows: Int64Array
     offsets: Int64Array
@@ -170,7 +170,7 @@ def build_batch(
         ValueError: Advantages that are not finite or not one for each completion or turn, an empty prompt, log-probs
             that do not match their tokens, turns that do not fit their completion.
     """
-    step = Rows.of(scored_groups, advantages, train_truncated, with_environment)
+    step = Rows.collect(scored_groups, advantages, train_truncated, with_environment)
     denominators = step.denominators(num_loss_tokens, num_sequences)
     return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device=device)
 
@@ -199,18 +199,20 @@ def microbatches(
     With ``share_prompts``, a prompt counts once for its completions, and padding does not count. A group stays together
     if it fits the budget; a larger group is split into parts with one copy of the prompt each.
     """
-    step = Rows.of(scored_groups, advantages, train_truncated, with_environment)
+    step = Rows.collect(scored_groups, advantages, train_truncated, with_environment)
     denominators = step.denominators(None, None)
-    parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
+    row_groups = step.split_groups(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
-        [step.count_tokens(part) for part in parts],
+        [step.count_tokens(row_group) for row_group in row_groups],
         token_budget=token_budget,
         padded=padded and not share_prompts,
         num_ranks=num_ranks,
         oversize=oversize,
     )
-    rows = [[row for place in places for row in parts[place]] for places in packing.of_rank(rank)]
-    return [step.batch(np.sort(np.array(own, np.int64)), denominators, device=device) for own in rows]
+    rows = [
+        [row for index in group_indices for row in row_groups[index]] for group_indices in packing.rows_by_rank(rank)
+    ]
+    return [step.batch(np.sort(np.array(batch_rows, np.int64)), denominators, device=device) for batch_rows in rows]
 
 
 def drop_tokens(
@@ -225,15 +227,15 @@ def drop_tokens(
         ranks: the ranks that have the step's other micro-batches.
     """
     numbers = [batch.row_index.cpu().tolist() for batch in batches]
-    places = []
+    cleared = []
     for batch, rows in zip(batches, numbers, strict=True):
         branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
         keys = zip(rows, branches, strict=True)
-        places.append([(place, token) for place, key in enumerate(keys) for token in dropped.get(key, ())])
-    masks = [_clear(batch.loss_mask, own) for batch, own in zip(batches, places, strict=True)]
+        cleared.append([(line, token) for line, key in enumerate(keys) for token in dropped.get(key, ())])
+    masks = [_clear(batch.loss_mask, entries) for batch, entries in zip(batches, cleared, strict=True)]
     lengths = _count_by_completion(masks, numbers, ranks)
     tokens, sequences = float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values()))
-    kept = [
+    without_dropped = [
         replace(
             batch,
             loss_mask=mask,
@@ -246,12 +248,12 @@ def drop_tokens(
         for batch, mask, rows in zip(batches, masks, numbers, strict=True)
     ]
     observed = [
-        _clear(batch.environment_mask, own)
-        for batch, own in zip(batches, places, strict=True)
+        _clear(batch.environment_mask, entries)
+        for batch, entries in zip(batches, cleared, strict=True)
         if batch.environment_mask is not None
     ]
     if not observed:
-        return kept
+        return without_dropped
     lengths = _count_by_completion(observed, numbers, ranks)
     return [
         replace(
@@ -259,15 +261,15 @@ def drop_tokens(
             environment_mask=mask,
             environment_lengths=batch.row_index.new_tensor([lengths[str(row)] for row in rows]),
         )
-        for batch, mask, rows in zip(kept, observed, numbers, strict=True)
+        for batch, mask, rows in zip(without_dropped, observed, numbers, strict=True)
     ]
 
 
-def _clear(mask: torch.Tensor, places: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return ``mask`` with False at ``places``."""
+def _clear(mask: torch.Tensor, entries: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return ``mask`` with False at ``entries``."""
     mask = mask.clone()
-    if places:
-        mask[tuple(zip(*places, strict=True))] = False
+    if entries:
+        mask[tuple(zip(*entries, strict=True))] = False
     return mask
 
 
@@ -280,8 +282,8 @@ def _count_by_completion(
         for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
             mine[str(row)] += count
     counts: Counter[str] = Counter()
-    for part in [mine] if ranks is None else ranks.gather(mine):
-        counts.update(part)
+    for rank_counts in [mine] if ranks is None else ranks.gather(mine):
+        counts.update(rank_counts)
     return counts
 
 

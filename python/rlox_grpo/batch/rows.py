@@ -23,9 +23,9 @@ class Rows:
     """Rows of an optimizer step: arrays over all tokens with offsets, and arrays over rows.
 
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
-    if ``by_token``. A completion has one row, and one more for each branch: ``completion_of_row`` is the completion of
-    each row, ascending, and ``branch_of_row`` is 0 for the completion itself and b for its branch b. ``observed`` marks
-    the tokens of ``Batch.environment_mask``; None: they are not wanted.
+    if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
+    each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
+    marks the tokens of ``Batch.environment_mask``; None: they are not wanted.
     """
 
     prompts: Int64Array
@@ -34,35 +34,37 @@ class Rows:
     completion_offsets: Int64Array
     log_probs: Float32Array
     sampled: BoolArray | None
-    prompt_of_row: Int64Array
+    prompt_indices: Int64Array
     train: BoolArray
     advantages: Float32Array
     by_token: bool
-    completion_of_row: Int64Array
-    branch_of_row: Int64Array
+    completion_indices: Int64Array
+    branch_indices: Int64Array
     observed: BoolArray | None = None
 
     @staticmethod
-    def of(
+    def collect(
         scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool, with_environment: bool = False
     ) -> Rows:
         """Collect and check the arguments of :func:`rlox_grpo.batch.build_batch`."""
         groups = [scored.group for scored in scored_groups]
         whole = [completion for group in groups for completion in group.completions]
-        rows_of = [list_rows(completion) for completion in whole]
-        completions = [row for rows in rows_of for row in rows]
+        completion_rows = [list_rows(completion) for completion in whole]
+        completions = [row for rows in completion_rows for row in rows]
         ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
         log_probs, log_prob_offsets = concatenate(
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
         sampled = mark_sampled(completions)
-        if is_by_token := isinstance(advantages, list) and all(isinstance(own, np.ndarray) for own in advantages):
+        if is_by_token := isinstance(advantages, list) and all(isinstance(values, np.ndarray) for values in advantages):
             rows = _check_token_advantages(advantages, whole)
         else:
             rows = _check_advantages(advantages, whole)
-        of = np.repeat(np.arange(len(whole)), np.array([len(rows) for rows in rows_of], np.int64))
-        prompt_ids, prompt_of_row = _list_prompts(groups)
+        completion_indices = np.repeat(
+            np.arange(len(whole)), np.array([len(rows) for rows in completion_rows], np.int64)
+        )
+        prompt_ids, prompt_indices = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
         train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
         return Rows(
@@ -72,12 +74,16 @@ class Rows:
             completion_offsets=id_offsets,
             log_probs=log_probs,
             sampled=sampled,
-            prompt_of_row=prompt_of_row,
+            prompt_indices=prompt_indices,
             train=train,
-            advantages=rows if is_by_token else rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
+            advantages=rows
+            if is_by_token
+            else rows[completion_indices]
+            if rows.ndim == 1
+            else _spread_over_tokens(rows, whole),
             by_token=is_by_token or rows.ndim == 2,
-            completion_of_row=of,
-            branch_of_row=np.array([place for rows in rows_of for place in range(len(rows))], np.int64),
+            completion_indices=completion_indices,
+            branch_indices=np.array([branch for rows in completion_rows for branch in range(len(rows))], np.int64),
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
         )
 
@@ -88,23 +94,23 @@ class Rows:
 
     def count_tokens(self, rows: Sequence[int]) -> int:
         """Count the tokens of rows of one prompt, the prompt once."""
-        prompt = self.prompt_of_row[rows[0]]
+        prompt = self.prompt_indices[rows[0]]
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
         return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
 
-    def parts(self, token_budget: int) -> list[list[int]]:
+    def split_groups(self, token_budget: int) -> list[list[int]]:
         """Split each group's rows into parts within the budget."""
         completion_lengths = np.diff(self.completion_offsets).tolist()
-        parts: list[list[int]] = []
+        row_groups: list[list[int]] = []
         tokens, prompt = 0, -1
-        for row, (of, length) in enumerate(zip(self.prompt_of_row.tolist(), completion_lengths, strict=True)):
-            if of == prompt and tokens + length <= token_budget:
-                parts[-1].append(row)
+        for row, (row_prompt, length) in enumerate(zip(self.prompt_indices.tolist(), completion_lengths, strict=True)):
+            if row_prompt == prompt and tokens + length <= token_budget:
+                row_groups[-1].append(row)
                 tokens += length
             else:  # a new part has its own copy of the prompt
-                parts.append([row])
-                tokens, prompt = self.count_tokens([row]), of
-        return parts
+                row_groups.append([row])
+                tokens, prompt = self.count_tokens([row]), row_prompt
+        return row_groups
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
         """Return the number of loss tokens, and of sequences with a loss token, unless they are given."""
@@ -117,7 +123,7 @@ class Rows:
     def _count_loss_tokens(self) -> Int64Array:
         """Loss tokens of each completion with its branches, ``int64 [completions]``."""
         lengths = np.diff(self.completion_offsets) if self.sampled is None else self._count_by_row(self.sampled)
-        return np.bincount(self.completion_of_row, weights=lengths * self.train).astype(np.int64)
+        return np.bincount(self.completion_indices, weights=lengths * self.train).astype(np.int64)
 
     def _count_by_row(self, flags: BoolArray) -> Int64Array:
         return np.diff(np.append(0, np.cumsum(flags))[self.completion_offsets])
@@ -140,7 +146,7 @@ class Rows:
                 self.prompt_offsets,
                 self.completions,
                 self.completion_offsets,
-                self.prompt_of_row,
+                self.prompt_indices,
                 self.train,
                 rows,
                 pad_token_id,
@@ -161,13 +167,13 @@ class Rows:
         def tensor(array: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
 
-        of = self.completion_of_row[rows]
+        completion_indices = self.completion_indices[rows]
         environment_mask = environment_lengths = None
         if self.observed is not None:
             environment_mask = tensor(self._lay_out_flags(self.observed, rows, completion_mask))
-            counts = np.bincount(self.completion_of_row, weights=self._count_by_row(self.observed)).astype(np.int64)
-            environment_lengths = tensor(counts[of])
-        has_branches = bool(self.branch_of_row.any())
+            counts = np.bincount(self.completion_indices, weights=self._count_by_row(self.observed)).astype(np.int64)
+            environment_lengths = tensor(counts[completion_indices])
+        has_branches = bool(self.branch_indices.any())
 
         return Batch(
             input_ids=tensor(input_ids),
@@ -178,15 +184,15 @@ class Rows:
             completion_mask=tensor(completion_mask),
             loss_mask=tensor(loss_mask),
             advantages=tensor(advantages),
-            row_index=tensor(of),
-            prompt_index=tensor(self.prompt_of_row[rows]),
+            row_index=tensor(completion_indices),
+            prompt_index=tensor(self.prompt_indices[rows]),
             num_loss_tokens=denominators[0],
             num_sequences=denominators[1],
             sampling_log_probs=tensor(log_probs),
             environment_mask=environment_mask,
             environment_lengths=environment_lengths,
-            branch_index=tensor(self.branch_of_row[rows]) if has_branches else None,
-            sequence_lengths=tensor(self._count_loss_tokens()[of]) if has_branches else None,
+            branch_index=tensor(self.branch_indices[rows]) if has_branches else None,
+            sequence_lengths=tensor(self._count_loss_tokens()[completion_indices]) if has_branches else None,
         )
 
     def _lay_out_flags(self, flags: BoolArray, rows: Int64Array, completion_mask: BoolArray) -> BoolArray:
@@ -215,18 +221,18 @@ def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolAr
 def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int64Array]:
     """Return the distinct prompts, and the index of each row's prompt: that of its group, or its own."""
     prompts: list[Int64Array] = []
-    of_row: list[int] = []
+    indices: list[int] = []
     for group in groups:
         last = None
         for completion in group.completions:
             for row in list_rows(completion):
-                own = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
+                token_ids = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
                 # Rows of a group mostly have the same array object: compare identities first.
-                if last is None or not (own is last or np.array_equal(own, last)):
-                    prompts.append(own)
-                last = own
-                of_row.append(len(prompts) - 1)
-    return prompts, np.array(of_row, np.int64)
+                if last is None or not (token_ids is last or np.array_equal(token_ids, last)):
+                    prompts.append(token_ids)
+                last = token_ids
+                indices.append(len(prompts) - 1)
+    return prompts, np.array(indices, np.int64)
 
 
 def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:
@@ -240,8 +246,8 @@ def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> No
 
 def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completion]) -> Float32Array:
     """The advantage of each token's turn, ``float32 [sum T]``, of ``advantages [N, K]``."""
-    own = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
-    return np.concatenate([np.zeros(0, np.float32), *own])
+    token_advantages = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
+    return np.concatenate([np.zeros(0, np.float32), *token_advantages])
 
 
 def _check_token_advantages(advantages: Sequence[Float32Array], completions: Sequence[Completion]) -> Float32Array:
@@ -250,15 +256,15 @@ def _check_token_advantages(advantages: Sequence[Float32Array], completions: Seq
         raise ValueError(
             f"advantages has {len(advantages)} arrays, but scored_groups hold {len(completions)} completions"
         )
-    for index, (own, completion) in enumerate(zip(advantages, completions, strict=True)):
+    for index, (values, completion) in enumerate(zip(advantages, completions, strict=True)):
         if completion.branches:
             raise ValueError(f"advantages[{index}] has a value for each token, but completion {index} has branches")
-        if own.shape != (len(completion.token_ids),):
+        if values.shape != (len(completion.token_ids),):
             raise ValueError(
-                f"advantages[{index}] has shape {own.shape}, but completion {index} has {len(completion.token_ids)} "
+                f"advantages[{index}] has shape {values.shape}, but completion {index} has {len(completion.token_ids)} "
                 "tokens"
             )
-        if not np.isfinite(own).all():
+        if not np.isfinite(values).all():
             raise ValueError(f"advantages[{index}] has a value that is not finite")
     return np.concatenate([np.zeros(0, np.float32), *advantages]).astype(np.float32)
 
@@ -283,6 +289,6 @@ def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Flo
             raise ValueError(f"advantages has {array.shape[1]} columns, but completion {row} has {turns[row]} turns")
         needed = np.arange(array.shape[1]) < turns[:, None]
     if (wrong := np.argwhere(needed & ~np.isfinite(values))).size:
-        place = tuple(wrong[0].tolist())
-        raise ValueError(f"advantages[{', '.join(map(str, place))}] is not finite: {values[place]}")
+        first_wrong = tuple(wrong[0].tolist())
+        raise ValueError(f"advantages[{', '.join(map(str, first_wrong))}] is not finite: {values[first_wrong]}")
     return values

@@ -100,9 +100,9 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     options = parse_options(rest, "eval", ("preset", "published", *EVALUATED))
     if arguments.samples is not None:
         options["eval_samples"] = arguments.samples
-    given = RecordedRun(options, {key: value for key, value in named.items() if value})
+    overrides = RecordedRun(options, {key: value for key, value in named.items() if value})
     recorded = read_recorded_run(arguments.checkpoint)
-    run = given if recorded is None else recorded.replace_by(given)
+    run = overrides if recorded is None else recorded.replace_by(overrides)
     _show_settings(arguments.checkpoint, recorded, run)
     sources = run.sources
     for argument, names in sources.get("unrecorded", {}).items():

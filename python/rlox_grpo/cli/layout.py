@@ -67,5 +67,5 @@ def _route_weights(config: GRPOConfig, room: Room) -> list[str]:
     if config.server_sync_dir is not None or config.server_nccl_address is not None:
         return []
     if any("GPU" in resources for resources in room.resources):
-        return ["--server_nccl_address", room.places[0].node.address]
+        return ["--server_nccl_address", room.placements[0].node.address]
     return ["--server_sync_dir", SCHEME]

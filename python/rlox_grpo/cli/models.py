@@ -72,8 +72,8 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {' '.join(str(error).split())}") from error
     shape = read_shape(settings, config.lora_target_modules)
-    found = find_gpu_bytes() or 80 * GIB
-    gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
+    detected_bytes = find_gpu_bytes() or 80 * GIB
+    gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
     print(format_table(shape, config, gpu_bytes, ranks=arguments.ranks, prompt_tokens=arguments.prompt_tokens))
 

@@ -88,7 +88,7 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.run_file import load_data, read_run_file, refuse_run_of_others
+    from rlox_grpo.config.run_file import load_data, read_run_file, refuse_foreign_run
     from rlox_grpo.config.toml import read_toml
 
     overrides = parse_overrides(rest)
@@ -96,7 +96,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if "output_dir" not in {**read_toml(arguments.file), **overrides}:
         from rlox_grpo.model.precision import resolve_dtype
 
-        refuse_run_of_others(origin, resolve_dtype(config))
+        refuse_foreign_run(origin, resolve_dtype(config))
     if _is_launched_by_ray(arguments, origin):
         if arguments.dry_run:
             _import_functions(origin, config, arguments.file)
@@ -181,8 +181,8 @@ def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Or
     say = partial(print, end="", flush=True)
 
     def count_engines() -> int:
-        found, _ = read_run_file(arguments.file, parse_overrides(rest))
-        return 0 if found.layout is None else found.layout.engines
+        layout_origin, _ = read_run_file(arguments.file, parse_overrides(rest))
+        return 0 if layout_origin.layout is None else layout_origin.layout.engines
 
     sizes, servers = read_layout(origin, config)
     if sizes.engines:

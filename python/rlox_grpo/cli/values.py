@@ -81,15 +81,15 @@ def import_environment(
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.import_callable import import_callable
 
-    found: Callable[..., Any] | str | None = None if environment is None else make_adapted(environment, arguments)
-    if found is None and arguments:
+    imported: Callable[..., Any] | str | None = None if environment is None else make_adapted(environment, arguments)
+    if imported is None and arguments:
         words = ", ".join(f"{word}:" for word in ADAPTERS)
-        given = "not set" if environment is None else f"{environment!r}, not one of {words}…"
-        raise ConfigError(f"environment_args is ignored: environment is {given}")
-    if found is None and environment is not None:
+        shown = "not set" if environment is None else f"{environment!r}, not one of {words}…"
+        raise ConfigError(f"environment_args is ignored: environment is {shown}")
+    if imported is None and environment is not None:
         is_command = environment.startswith("command:")
-        found = environment if is_command else import_callable("environment", environment, folders)
-    return found, [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)]
+        imported = environment if is_command else import_callable("environment", environment, folders)
+    return imported, [import_callable(f"tools[{index}]", name, folders) for index, name in enumerate(tools)]
 
 
 def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[str, Any]:

@@ -56,11 +56,11 @@ def _check_needs(options: Options) -> Iterator[str]:
     for condition, needs, why in _NEEDS:
         if not holds(condition, values):
             continue
-        given = " with ".join(f"{name}={values[name]!r}" for name in condition)
+        cause = " with ".join(f"{name}={values[name]!r}" for name in condition)
         for name, wanted in needs.items():
             if not holds({name: wanted}, values):
                 needed = describe_conditions([{name: wanted}], type(options).model_fields)
-                yield f"{given} needs {needed}, got {values[name]!r}" + (f"; {why}" if why else "")
+                yield f"{cause} needs {needed}, got {values[name]!r}" + (f"; {why}" if why else "")
 
 
 def _check_prompts_and_engine(options: Options) -> Iterator[str]:
@@ -100,11 +100,11 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
 def _check_advantages(options: Options) -> Iterator[str]:
     baseline, credit = options.baseline, options.turn_credit
     group_size = options.max_group_size or options.group_size
-    of_batch = baseline == "batch"
-    rewards = group_size * options.prompts_per_step if of_batch else group_size
+    by_batch = baseline == "batch"
+    rewards = group_size * options.prompts_per_step if by_batch else group_size
     if options.reward_scaling in ("group", "batch", "whiten") and rewards > 1 and options.ddof >= rewards:
         yield (
-            f"ddof={options.ddof} is no less than {'prompts_per_step · ' if of_batch else ''}group_size={rewards}: so "
+            f"ddof={options.ddof} is no less than {'prompts_per_step · ' if by_batch else ''}group_size={rewards}: so "
             "many rewards have no standard deviation, and nothing would be trained; set ddof to 0 or 1"
         )
     if options.reward_scaling == "mean" and baseline == "leave_one_out":

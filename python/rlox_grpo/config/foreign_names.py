@@ -59,9 +59,9 @@ _NEAR = 0.8
 ``max_steps``, which is no typo, is 0.74."""
 
 
-def advise(name: str, known: Iterable[str]) -> str:
+def advise(name: str, options: Iterable[str]) -> str:
     """Return the end of the error about an unknown option: ``: did you mean 'kl_coef'? (TRL's beta)``."""
-    known = list(known)
+    options = list(options)
     if name in _RUN_FILE_KEYS:
         return (
             ": it is a key of run files, because Ray starts other processes than this one. Write a run file and start "
@@ -69,22 +69,22 @@ def advise(name: str, known: Iterable[str]) -> str:
         )
     foreign = read_foreign_names()
     if name.partition(".")[0] in foreign.verl_first_words and "." in name:
-        return _advise_on_verls_key(name, known)
+        return _advise_on_verls_key(name, options)
     for library, names in (("TRL", foreign.trl), ("verl", foreign.verl)):
         if name in names:
             advice = names[name]
             return (
-                f": did you mean {advice!r}? ({library}'s {name})" if advice in known else f" ({library}'s): {advice}"
+                f": did you mean {advice!r}? ({library}'s {name})" if advice in options else f" ({library}'s): {advice}"
             )
     if name in OTHER:
         return f": {OTHER[name]}"
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+    if close := difflib.get_close_matches(name, options, n=1, cutoff=_NEAR):
         return f": did you mean {close[0]!r}?"
     # A table with few keys, such as [layout], is not on the page of options.
-    return f"; expected {', '.join(known)}" if len(known) < _FEW else "; `rlox-grpo options` lists the options"
+    return f"; expected {', '.join(options)}" if len(options) < _FEW else "; `rlox-grpo options` lists the options"
 
 
-def _advise_on_verls_key(key: str, known: Iterable[str]) -> str:
+def _advise_on_verls_key(key: str, options: Iterable[str]) -> str:
     """As :func:`advise`, for a full key such as ``actor_rollout_ref.rollout.n``; looks up the longest known ending."""
     foreign = read_foreign_names()
     for section, advice in foreign.verl_sections.items():
@@ -92,8 +92,8 @@ def _advise_on_verls_key(key: str, known: Iterable[str]) -> str:
             return f" (verl's): {advice}"
     words = key.split(".")
     for end in (".".join(words[first:]) for first in range(len(words))):
-        if end in known:
+        if end in options:
             return f": did you mean {end!r}? (verl's {end})"
-        if found := foreign.verl.get(end) or foreign.trl.get(end):
-            return f": did you mean {found!r}? (verl's {end})" if found in known else f" (verl's): {found}"
+        if ours := foreign.verl.get(end) or foreign.trl.get(end):
+            return f": did you mean {ours!r}? (verl's {end})" if ours in options else f" (verl's): {ours}"
     return " (verl's): there is no such option; `rlox-grpo options` lists the options"

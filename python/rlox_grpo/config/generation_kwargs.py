@@ -56,26 +56,26 @@ def check_generation_kwargs(options: Options) -> Iterator[str]:
                 f"generation_kwargs has {name!r}, which engine={options.engine!r} does not honour: it knows "
                 f"{', '.join(honoured)}"
             )
-        elif not _is_of_kind(value, honoured[name]):
+        elif not _has_kind(value, honoured[name]):
             yield f"generation_kwargs[{name!r}] is {value!r}: expected {_KINDS[honoured[name]]}"
         elif name in _FILTERS and getattr(options, name) != Options.model_fields[name].default:
             yield f"{name} is set twice, as an option and in generation_kwargs: leave out one of them"
 
 
-def split_generation_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, Any], ...]]:
+def split_generation_kwargs(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, Any], ...]]:
     """Split checked parameters into fields of :class:`rlox_grpo.types.Sampling` and parameters of the engine."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in parameters.items()}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     shared = {name: value for name, value in values.items() if name not in _VLLM}
     return shared, tuple(sorted((name, value) for name, value in values.items() if name in _VLLM))
 
 
-def _is_of_kind(value: Any, kind: str) -> bool:
+def _has_kind(value: Any, kind: str) -> bool:
     if kind == "texts":
         return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
     if kind == "ids":
-        return isinstance(value, list) and bool(value) and all(_is_of_kind(token, "whole") for token in value)
+        return isinstance(value, list) and bool(value) and all(_has_kind(token, "whole") for token in value)
     if isinstance(value, bool):
         return False
     return isinstance(value, int) and value >= 0 if kind == "whole" else isinstance(value, (int, float))

@@ -12,9 +12,9 @@ from rlox_grpo.config.foreign_names import advise, read_foreign_names
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import RECORDS, Options
 from rlox_grpo.config.records.option import (
+    IMPORT_PATH,
     LARGEST,
     LARGEST_INTEGER,
-    OWN,
     Door,
     Record,
     describe_conditions,
@@ -63,8 +63,8 @@ def describe_option(name: str) -> str:
     """
     if (underscored := name.replace("-", "_")) in Options.model_fields:
         name = underscored
-    elif found := _search(name):
-        return list_options(found)
+    elif matches := _search(name):
+        return list_options(matches)
     elif name in PRESETS:
         raise ConfigError(f"{name!r} is a preset: set preset={name!r}; `rlox-grpo presets {name}` shows it")
     else:
@@ -96,14 +96,14 @@ def _search(word: str) -> list[str]:
     foreign = read_foreign_names()
     if word in foreign.trl or word in foreign.verl:
         return []
-    part, whole = word.lower().replace("-", "_"), re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+    fragment, whole = word.lower().replace("-", "_"), re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
     return [
         name
         for record in RECORDS
         for name, field in record.model_fields.items()
-        if part in name
+        if fragment in name
         or whole.search(f"{field.description} {read_metadata(field)['source']}")
-        or repr(part) in _values(field)
+        or repr(fragment) in _values(field)
         or _title(record).lower() == word.lower()
     ]
 
@@ -189,7 +189,7 @@ def _values(field: FieldInfo) -> str:
     doors = [mark for mark in field.metadata if isinstance(mark, Door)]
     if doors:
         none = " or None" if doors[0].allows_none else ""
-        return ", ".join([*map(repr, doors[0].names), f"'{OWN}'"]) + f" or {doors[0].what}{none}"
+        return ", ".join([*map(repr, doors[0].names), f"'{IMPORT_PATH}'"]) + f" or {doors[0].what}{none}"
     kinds = " or ".join(_kind(kind) for kind in members(field.annotation))
     limits = [
         f"{sign} {getattr(limit, name):g}"
@@ -205,8 +205,8 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        parts = get_args(kind)
-        return f"list of {_kind(parts[0])}" if parts[-1] is ... else f"{len(parts)} numbers"
+        arguments = get_args(kind)
+        return f"list of {_kind(arguments[0])}" if arguments[-1] is ... else f"{len(arguments)} numbers"
     if get_origin(kind) is dict:
         return "table"
     return {int: "integer", float: "number", bool: "true or false", str: "text"}[kind]

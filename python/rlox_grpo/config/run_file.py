@@ -55,7 +55,7 @@ class Layout(Record, title="Layout on a Ray cluster"):
         return self
 
 
-def place_options(layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]:
+def derive_options(layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that follow from its layout, with :data:`UNPLACED` for URLs.
 
     ``options`` are those of the run file and the command line.
@@ -125,7 +125,7 @@ def name_output_dir(path: str | Path) -> str:
     return (Path("runs") / Path(path).stem).as_posix()
 
 
-def refuse_run_of_others(origin: Origin, config: GRPOConfig) -> None:
+def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
     """Refuse a folder with the run of another run file, for a folder that the user has not named.
 
     Raises:
@@ -158,10 +158,10 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
             of range, or there is neither a reward function nor an environment.
     """
     document = {"output_dir": name_output_dir(path), **read_toml(path), **overrides}
-    known = [*Origin.model_fields, *GRPOConfig.model_fields]
-    if unknown := [name for name in document if name not in known]:
-        raise ConfigError("\n".join(_describe_unknown(path, name, document[name], known) for name in unknown))
-    if below := [f"{key} stands below {table}" for table, key in _find_swallowed(document, known)]:
+    keys = [*Origin.model_fields, *GRPOConfig.model_fields]
+    if unknown := [name for name in document if name not in keys]:
+        raise ConfigError("\n".join(_describe_unknown(path, name, document[name], keys) for name in unknown))
+    if below := [f"{key} stands below {table}" for table, key in _find_swallowed(document, keys)]:
         raise ConfigError(
             f"{path}: {', '.join(below)}, and TOML reads it as a key of that table: write the keys of the run above "
             "the first table"
@@ -169,7 +169,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     try:
         if isinstance(document.get("layout"), dict):
             document["layout"] = _read_layout(document["layout"])
-            document = {**place_options(document["layout"], document), **document}
+            document = {**derive_options(document["layout"], document), **document}
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
         if not origin.rewards and origin.environment is None:
             raise ConfigError(f"rewards: expected at least one reward function, or an environment; {_REWARDS_HINT}")
@@ -180,12 +180,12 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     )
 
 
-def _find_swallowed(document: Mapping[str, Any], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _find_swallowed(document: Mapping[str, Any], run_keys: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield keys of the run that are in a table, because they follow it: (table, key)."""
     for name, value in document.items():
         for table in value if isinstance(value, list) else [value]:
             if isinstance(table, Mapping):
-                keys = known if name == "layout" else [key for key in ("model", "train_data") if key not in document]
+                keys = run_keys if name == "layout" else [key for key in ("model", "train_data") if key not in document]
                 yield from (
                     ("[[rewards]]" if name == "rewards" else f"[{name}]", key)
                     for key in keys
@@ -193,8 +193,8 @@ def _find_swallowed(document: Mapping[str, Any], known: Sequence[str]) -> Iterat
                 )
 
 
-def _describe_unknown(path: str | Path, name: str, value: Any, known: Sequence[str]) -> str:
-    advice = advise(name, known)
+def _describe_unknown(path: str | Path, name: str, value: Any, keys: Sequence[str]) -> str:
+    advice = advise(name, keys)
     if isinstance(value, Mapping) and "did you mean" not in advice:
         advice = f": there is no table [{name}]; write its options without it, above [[rewards]]"
     return f"{path}: unknown key {name!r}{advice}"

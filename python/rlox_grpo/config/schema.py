@@ -22,7 +22,7 @@ from rlox_grpo.prompts.templates import TEMPLATES
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OWN_PRESETS = ("grpo", "recommended")
+LIBRARY_PRESETS = ("grpo", "recommended")
 """Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
 
 BY_ADVANTAGE_FN = (
@@ -49,35 +49,35 @@ class GRPOConfig(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        preset = given.get("preset", "grpo")
+    def _apply_preset(cls, options: Any) -> Any:
+        if not isinstance(options, Mapping):
+            return options
+        preset = options.get("preset", "grpo")
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}{suggest_nearest(str(preset), list(PRESETS))}")
-        published = given.get("published", False)
+        published = options.get("published", False)
         if not isinstance(published, bool):  # checked here, because it selects values before pydantic validates it
             raise ConfigError(f"published: expected true or false, got {published!r}")
         if published and not PRESETS[preset].published:
             raise ConfigError(f"published=True: preset {preset!r} has no defect to reproduce")
-        cleared = {name: None for name in CLEARABLE if given.get(name) == "none"}
-        values = {**_preset_values(preset, published), **given, **cleared}
-        if preset in OWN_PRESETS and given.get("lora_rank") and "learning_rate" not in given:
+        cleared = {name: None for name in CLEARABLE if options.get(name) == "none"}
+        values = {**_preset_values(preset, published), **options, **cleared}
+        if preset in LIBRARY_PRESETS and options.get("lora_rank") and "learning_rate" not in options:
             values["learning_rate"] = LORA_LEARNING_RATE
         return values
 
     @model_validator(mode="after")
     def _refuse_incompatible(self) -> GRPOConfig:
         if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
-            known = suggest_nearest(self.prompt_template, list(TEMPLATES))
-            raise ConfigError(f"unknown prompt_template {self.prompt_template!r}{known}")
+            nearest = suggest_nearest(self.prompt_template, list(TEMPLATES))
+            raise ConfigError(f"unknown prompt_template {self.prompt_template!r}{nearest}")
         if errors := [*find_incompatible(self), *self._find_ignored()]:
             raise ConfigError("\n".join(errors))
         return self
 
-    def _find_ignored(self, **given: bool) -> list[str]:
+    def _find_ignored(self, **arguments: bool) -> list[str]:
         preset = _preset_values(self.preset, self.published)
-        return [*find_ignored(self, preset, given), *self._find_replaced(preset)]
+        return [*find_ignored(self, preset, arguments), *self._find_replaced(preset)]
 
     def _find_replaced(self, preset: Mapping[str, Any]) -> Iterator[str]:
         """Yield an error for each option that ``advantage_fn`` takes the place of."""
@@ -89,13 +89,13 @@ class GRPOConfig(Options):
                 function = name_object(self.advantage_fn)
                 yield f"{name}={value!r} is ignored: advantage_fn={function!r} computes the advantages"
 
-    def refuse_ignored(self, **given: bool) -> None:
+    def refuse_ignored(self, **arguments: bool) -> None:
         """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.
 
         Args:
-            given: arguments of :class:`rlox_grpo.GRPO`, and whether they are given: ``eval_prompts=False``.
+            arguments: arguments of :class:`rlox_grpo.GRPO`, and whether they are given: ``eval_prompts=False``.
         """
-        if errors := self._find_ignored(**given):
+        if errors := self._find_ignored(**arguments):
             raise ConfigError("\n".join(errors))
 
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:

@@ -29,11 +29,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def _show_line(text: str, error: str) -> str:
     """Return the line of a syntax error, with a hint if the value is text without quotes, True or None."""
-    found = re.search(r"at line (\d+)", error)
+    position = re.search(r"at line (\d+)", error)
     lines = text.splitlines()
-    if found is None or not 0 < int(found[1]) <= len(lines):
+    if position is None or not 0 < int(position[1]) <= len(lines):
         return ""
-    line = lines[int(found[1]) - 1].strip()[:80]
+    line = lines[int(position[1]) - 1].strip()[:80]
     bare = re.fullmatch(r"([\w-]+)\s*=\s*([A-Za-z./~][^\"'\[\]{}#]*)", line)
     if bare is None:
         return f": {line}"

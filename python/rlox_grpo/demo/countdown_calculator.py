@@ -101,10 +101,10 @@ def write_call(expression: str, result: str) -> str:
 
 def _draw_expression(rng: np.random.Generator, row: CountdownRow) -> tuple[str, int]:
     """An expression with the numbers of ``row``, and its value."""
-    found = _list_expressions(_read_numbers(row))
+    expressions = _list_expressions(_read_numbers(row))
     if rng.random() < LIKELY:
-        found = [(text, value) for text, value in found if value == row["target"]]
-    return found[int(rng.integers(len(found)))]
+        expressions = [(text, value) for text, value in expressions if value == row["target"]]
+    return expressions[int(rng.integers(len(expressions)))]
 
 
 def _read_numbers(row: CountdownRow) -> tuple[int, int, int]:
@@ -116,12 +116,14 @@ def _read_numbers(row: CountdownRow) -> tuple[int, int, int]:
 def _list_expressions(nums: tuple[int, int, int]) -> list[tuple[str, int]]:
     """The nine expressions of the numbers in their order, and their values."""
     a, b, c = nums
-    found = []
+    expressions = []
     for first, second in product(_OPERATIONS, repeat=2):
         left, right = _OPERATIONS[first], _OPERATIONS[second]
         is_right_first = second == "*" and first != "*"
-        found.append((f"{a}{first}{b}{second}{c}", left(a, right(b, c)) if is_right_first else right(left(a, b), c)))
-    return found
+        expressions.append(
+            (f"{a}{first}{b}{second}{c}", left(a, right(b, c)) if is_right_first else right(left(a, b), c))
+        )
+    return expressions
 
 
 def format_prompt(nums: Sequence[int], target: int) -> str:

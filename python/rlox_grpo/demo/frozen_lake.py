@@ -43,14 +43,14 @@ def make_lake() -> Any:
 async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
     """Play one episode, with a reward for each turn."""
     lake = make_lake()
-    place, _ = lake.reset(seed=chat.seed % 2**31)
+    cell, _ = lake.reset(seed=chat.seed % 2**31)
     rewards: list[float] = []
     done = False
     while not done:
-        action = (await chat.turn(str(place))).text.strip()
+        action = (await chat.turn(str(cell))).text.strip()
         if action not in ACTIONS:
             return Outcome(0.0, (*rewards, 0.0), stop_reason="no_action")
-        place, reward, fell, late, _ = lake.step(ACTIONS.index(action))
+        cell, reward, fell, late, _ = lake.step(ACTIONS.index(action))
         rewards.append(float(reward))
         done = fell or late
     return Outcome(sum(rewards), rewards, metrics={"steps": len(rewards)})
@@ -58,21 +58,21 @@ async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
     """A walk up to some turn, and the next step."""
-    place, messages = 0, [{"role": "user", "content": "0"}]
+    cell, messages = 0, [{"role": "user", "content": "0"}]
     for _ in range(int(rng.integers(STEPS))):
-        action = _draw_step(rng, place)
-        chances, places, _, ends = zip(*_read_table()[place][ACTIONS.index(action)], strict=True)
+        action = _draw_step(rng, cell)
+        chances, next_cells, _, ends = zip(*_read_table()[cell][ACTIONS.index(action)], strict=True)
         chosen = int(rng.choice(len(chances), p=chances))
         if ends[chosen]:
             break
-        place = places[chosen]
-        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": str(place)}]
-    return messages, _draw_step(rng, place)
+        cell = next_cells[chosen]
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": str(cell)}]
+    return messages, _draw_step(rng, cell)
 
 
-def _draw_step(rng: np.random.Generator, place: int) -> str:
+def _draw_step(rng: np.random.Generator, cell: int) -> str:
     if rng.random() < BEST_SHARE:
-        return ACTIONS[_iterate_values()[1][place]]
+        return ACTIONS[_iterate_values()[1][cell]]
     return str(rng.choice(ACTIONS, p=(0.1, 0.4, 0.4, 0.1)))
 
 
@@ -95,9 +95,9 @@ def _iterate_values() -> tuple[float, list[int]]:
         paid = [
             [
                 sum(chance * (reward + (0.0 if end else values[there])) for chance, there, reward, end in outcomes)
-                for outcomes in _read_table()[place].values()
+                for outcomes in _read_table()[cell].values()
             ]
-            for place in range(FIELDS)
+            for cell in range(FIELDS)
         ]
         values, best = np.max(paid, axis=1), np.argmax(paid, axis=1).tolist()
     return float(values[0]), best

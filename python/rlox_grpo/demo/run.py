@@ -42,10 +42,10 @@ def write_worked_example(row: CountdownRow, rng: np.random.Generator, largest: i
         ValueError: There is no such solution.
     """
     nums = tuple(int(number) for number in rng.permutation(row["nums"]))
-    found = solutions(nums, row["target"], largest)
-    if not found:
+    candidates = solutions(nums, row["target"], largest)
+    if not candidates:
         raise ValueError(f"nums {row['nums']} do not reach target {row['target']} with results from 0 to {largest}")
-    steps, expression = found[rng.integers(len(found))]
+    steps, expression = candidates[rng.integers(len(candidates))]
     return format_prompt(nums, row["target"]), f"<think> {steps} </think> <answer> {expression} </answer>"
 
 
@@ -56,7 +56,7 @@ def solutions(nums: tuple[int, int, int], target: int, largest: int) -> list[tup
     A step adds two numbers, or subtracts the smaller from the larger. Solutions with a result over ``largest`` are left
     out.
     """
-    found = []
+    candidates = []
     for i, j in combinations(range(3), 2):
         high, low, last = max(nums[i], nums[j]), min(nums[i], nums[j]), nums[3 - i - j]
         for value, first in ((high + low, f"{nums[i]} + {nums[j]}"), (high - low, f"{high} - {low}")):
@@ -64,12 +64,12 @@ def solutions(nums: tuple[int, int, int], target: int, largest: int) -> list[tup
                 continue
             step = f"{first} = {value} ;"
             if value + last == target:
-                found.append((f"{step} {value} + {last} = {target}", f"{first} + {last}"))
+                candidates.append((f"{step} {value} + {last} = {target}", f"{first} + {last}"))
             if value - last == target:
-                found.append((f"{step} {value} - {last} = {target}", f"{first} - {last}"))
+                candidates.append((f"{step} {value} - {last} = {target}", f"{first} - {last}"))
             elif last - value == target:
-                found.append((f"{step} {last} - {value} = {target}", f"{last} - ( {first} )"))
-    return found
+                candidates.append((f"{step} {last} - {value} = {target}", f"{last} - ( {first} )"))
+    return candidates
 
 
 LARGEST = 60

@@ -60,10 +60,10 @@ def find_address(url: str) -> str | None:
 
 def find_engines() -> tuple[int, list[str]] | None:
     """Return what :meth:`ServerRegistry.publish_engines` has published; None as in :func:`find_address`."""
-    told = _read_as_rank(_ENGINES)
-    if told is None:
+    published = _read_as_rank(_ENGINES)
+    if published is None:
         return None
-    revision, urls = json.loads(told)
+    revision, urls = json.loads(published)
     return int(revision), [str(url) for url in urls]
 
 

@@ -23,7 +23,7 @@ from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.signals import signalled
 from rlox_grpo.errors import describe_error
 
-SIGN_OF_LIFE_S = 0.5
+BEAT_S = 0.5
 """Heartbeat interval, in seconds."""
 SILENCE_AFTER_LOSS_S = 5.0
 """Heartbeat timeout after a connection was lost, in seconds; before that, the run's own timeout applies."""
@@ -101,10 +101,10 @@ class Heartbeat:
         """Describe which other rank ended and why; None if all are alive when the timeout has passed."""
         deadline = time.monotonic() + self._timeout + SILENCE_AFTER_LOSS_S
         while time.monotonic() < deadline:
-            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
-            if found is not None:
-                return found
-            time.sleep(SIGN_OF_LIFE_S / 2)
+            verdict = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
+            if verdict is not None:
+                return verdict
+            time.sleep(BEAT_S / 2)
         return None
 
     def _speak(self) -> None:
@@ -120,7 +120,7 @@ class Heartbeat:
                     self._store.compare_set("error", "", self._last_words)
                     self._last_words = None
                     self._spoken.set()
-                self._something_to_tell.wait(SIGN_OF_LIFE_S)
+                self._something_to_tell.wait(BEAT_S)
                 self._something_to_tell.clear()
         except RuntimeError:  # the process that holds the store is gone
             self._store_lost = True
@@ -143,17 +143,17 @@ class Heartbeat:
         self._answered = time.monotonic()
 
     def _watch(self) -> None:
-        known_since = None
-        while not self._ended.wait(SIGN_OF_LIFE_S):
+        suspected_since = None
+        while not self._ended.wait(BEAT_S):
             # A launcher that lost a rank signals the others, and kills them before the run's own timeout has passed.
-            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S) if signalled.is_set() else self._timeout)
-            if found is None:
-                known_since = None
+            verdict = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S) if signalled.is_set() else self._timeout)
+            if verdict is None:
+                suspected_since = None
                 continue
-            known_since = known_since or time.monotonic()
-            if time.monotonic() - known_since > GRACE_S:
+            suspected_since = suspected_since or time.monotonic()
+            if time.monotonic() - suspected_since > GRACE_S:
                 where = f"its main thread hangs in {_locate_main_thread()}"
-                print(f"rlox-grpo: rank {self._rank} stops: {found}; {where}", file=sys.stderr, flush=True)
+                print(f"rlox-grpo: rank {self._rank} stops: {verdict}; {where}", file=sys.stderr, flush=True)
                 os._exit(1)  # nothing else ends a thread that hangs in a collective
 
     def _verdict(self, silence: float) -> str | None:
@@ -173,23 +173,23 @@ class Heartbeat:
 
         Rank 0 has read the signs of all ranks. The others have rank 0's own sign and what it says of the rest.
         """
-        found: list[tuple[float, str]] = []
+        silences: list[tuple[float, str]] = []
         for other, (sign, since) in list(self._signs.items()):
             said = json.loads(sign or b"{}")
             # Silence ends at the store's last answer: if the store does not answer, other ranks may still be alive.
             age = self._answered - since
-            if age > 2 * SIGN_OF_LIFE_S:
-                found.append((age, said.get("name", f"rank {other}")))
+            if age > 2 * BEAT_S:
+                silences.append((age, said.get("name", f"rank {other}")))
             if said.get("silent", self._name) != self._name:
-                found.append((said["seconds"] + age, said["silent"]))
-        return max(found, default=None)
+                silences.append((said["seconds"] + age, said["silent"]))
+        return max(silences, default=None)
 
     def _describe_store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if self._store_lost:
             return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
         unanswered = time.monotonic() - self._answered
-        if unanswered <= max(silence, 2 * SIGN_OF_LIFE_S):
+        if unanswered <= max(silence, 2 * BEAT_S):
             return None
         return f"the store of the ranks at {address} has not answered for {unanswered:.0f} s: that host is out of reach"
 

@@ -36,12 +36,12 @@ class HostGroup:
         sizes = [int(length) for length in lengths]
         mine = torch.zeros(max(1, *sizes), dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self.group)
-        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(buffers, mine, group=self.group)
+        return [buffer[:size].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
         """All-gather JSON values, in the order of ranks."""
         if self.size == 1:
             return [value]
-        return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
+        return [json.loads(encoded) for encoded in self.gather_bytes(json.dumps(value).encode())]

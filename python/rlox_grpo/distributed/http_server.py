@@ -261,11 +261,11 @@ def make_bounded_server(
                 if answer.status >= 400:
                     self._discard_rest()
                 return
-            with contextlib.closing(answer.body) as parts:
+            with contextlib.closing(answer.body) as chunks:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                for part in parts:
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+                for chunk in chunks:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                 self.wfile.write(b"0\r\n\r\n")
 
         def _discard_rest(self) -> None:

@@ -116,12 +116,12 @@ class Ranks:
         bucket: list[Tensor] = []
         for index, tensor in enumerate(tensors):
             bucket.append(tensor)
-            if index + 1 == len(tensors) or sum(part.numel() for part in bucket) >= _BUCKET:
-                flat = torch.cat([part.reshape(-1) for part in bucket])
+            if index + 1 == len(tensors) or sum(member.numel() for member in bucket) >= _BUCKET:
+                flat = torch.cat([member.reshape(-1) for member in bucket])
                 dist.all_reduce(flat)
-                sums = torch.split(flat, [part.numel() for part in bucket])
-                for part, values in zip(bucket, sums, strict=True):
-                    part.copy_(values.view_as(part))
+                sums = torch.split(flat, [member.numel() for member in bucket])
+                for member, values in zip(bucket, sums, strict=True):
+                    member.copy_(values.view_as(member))
                 bucket = []
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ def gather_shards(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def place_like(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """Move ``value`` to the device of ``like``, and shard it alike if ``like`` is sharded. No communication."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -22,14 +22,14 @@ def place_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The rows of ``tensor`` that this rank holds, as they lie in memory; all of them if it is not sharded."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def find_own_rows(tensor: Tensor) -> slice:
+def find_local_rows(tensor: Tensor) -> slice:
     """The rows of a whole ``tensor`` that this rank holds. FSDP2 gives each rank ``ceil(rows / ranks)``, in order.
 
     Raises:
@@ -42,7 +42,7 @@ def find_own_rows(tensor: Tensor) -> slice:
     mesh, rows = tensor.device_mesh, tensor.shape[0]
     step = -(-rows // mesh.size())
     start = min(rows, mesh.get_local_rank() * step)
-    own = slice(start, min(rows, start + step))
-    if tuple(tensor.placements) != (Shard(0),) or tensor.to_local().shape[0] != own.stop - own.start:
+    local_rows = slice(start, min(rows, start + step))
+    if tuple(tensor.placements) != (Shard(0),) or tensor.to_local().shape[0] != local_rows.stop - local_rows.start:
         raise RuntimeError(f"rows are not divided as FSDP2 divides them: {tensor.placements}")
-    return own
+    return local_rows

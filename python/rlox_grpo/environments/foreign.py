@@ -28,9 +28,9 @@ def join_prompt(prompt: Any, first: str | Messages) -> str | Messages:
         return first
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, (list, tuple)) or not all(isinstance(one, Mapping) for one in prompt):
+    if not isinstance(prompt, (list, tuple)) or not all(isinstance(message, Mapping) for message in prompt):
         raise TypeError(f"the column 'prompt' is {show(prompt)}: expected a text or a list of messages")
-    messages = [dict(one) for one in prompt]
+    messages = [dict(message) for message in prompt]
     if not isinstance(first, str):
         return messages + first
     if not messages or messages[-1].get("role") != "user" or not isinstance(messages[-1].get("content"), str):
@@ -39,21 +39,21 @@ def join_prompt(prompt: Any, first: str | Messages) -> str | Messages:
     return messages
 
 
-def check_message(found: Any, source: str) -> str | Messages:
-    """Check that ``found``, returned by ``source``, is text or a list of role/content messages.
+def check_message(message: Any, source: str) -> str | Messages:
+    """Check that ``message``, returned by ``source``, is text or a list of role/content messages.
 
     Raises:
         TypeError: it is something else.
     """
-    if isinstance(found, str):
-        return found
+    if isinstance(message, str):
+        return message
     if (
-        isinstance(found, (list, tuple))
-        and found
-        and all(isinstance(one, Mapping) and "role" in one and "content" in one for one in found)
+        isinstance(message, (list, tuple))
+        and message
+        and all(isinstance(entry, Mapping) and "role" in entry and "content" in entry for entry in message)
     ):
-        return [dict(one) for one in found]
-    raise TypeError(f"{source} returned {show(found)}: expected a text, or a list of role/content messages")
+        return [dict(entry) for entry in message]
+    raise TypeError(f"{source} returned {show(message)}: expected a text, or a list of role/content messages")
 
 
 def read_reward(value: Any, source: str) -> float:

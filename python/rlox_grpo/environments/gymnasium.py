@@ -131,9 +131,11 @@ def from_gymnasium(
         )
     if not isinstance(environment, str) and not callable(environment):
         raise ConfigError(f"from_gymnasium got {show(environment)}: expected an id, or a function that makes one")
-    for hook, found in (("encode", encode), ("decode", decode)):
-        if found is not None and not callable(found):
-            raise ConfigError(f"{hook} is {show(found)}: expected a function of the {_TAKES[hook]} and the environment")
+    for hook, function in (("encode", encode), ("decode", decode)):
+        if function is not None and not callable(function):
+            raise ConfigError(
+                f"{hook} is {show(function)}: expected a function of the {_TAKES[hook]} and the environment"
+            )
     names = None if actions is None else tuple(actions)
     adapted = GymnasiumEnvironment(environment, options, names, encode, decode)
     try:
@@ -161,9 +163,9 @@ def show_observation(space: Any, observation: Any) -> str:
             raise TypeError(f"the observation is {show(observation)}, not of {space}")
         return observation
     if isinstance(space, spaces.Tuple):
-        return ", ".join(show_observation(one, part) for one, part in zip(space, observation, strict=True))
+        return ", ".join(show_observation(subspace, entry) for subspace, entry in zip(space, observation, strict=True))
     if isinstance(space, spaces.Dict):
-        return "\n".join(f"{name}: {show_observation(one, observation[name])}" for name, one in space.items())
+        return "\n".join(f"{name}: {show_observation(subspace, observation[name])}" for name, subspace in space.items())
     if isinstance(space, spaces.Discrete):
         return str(int(observation))
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -186,12 +188,12 @@ def read_action(text: str, space: Any, names: Sequence[str] | None = None) -> An
     start, count = int(space.start), int(space.n)
     if names is not None:
         # Longest first: of the names "left" and "left turn", "left turn" must not match as "left".
-        longest_first = sorted(range(count), key=lambda place: -len(names[place]))
-        pattern = "|".join(re.escape(names[place]) for place in longest_first)
-        found = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
-        if not found:
+        longest_first = sorted(range(count), key=lambda index: -len(names[index]))
+        pattern = "|".join(re.escape(names[index]) for index in longest_first)
+        matches = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+        if not matches:
             raise ValueError(f"the reply names no action: expected one of {', '.join(names)}")
-        return start + [name.lower() for name in names].index(found[-1].lower())
+        return start + [name.lower() for name in names].index(matches[-1].lower())
     numbers = re.findall(r"(?<![\w.-])-?\d{1,18}(?!\w|\.\d)", text)
     if not numbers or not start <= int(numbers[-1]) < start + count:
         raise ValueError(f"the reply names no action: expected a number from {start} to {start + count - 1}")
@@ -237,15 +239,15 @@ def _has_text(space: Any) -> bool:
 
 def _reset(env: Any, row: Mapping[str, Any], chat: Any) -> Any:
     seed = row.get("seed")
-    found = env.reset(seed=chat.seed % _SEEDS if seed is None else int(seed), options=row.get("reset_options"))
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise TypeError(f"reset returned {show(found)}: expected the pair of observation and info")
-    return found[0]
+    result = env.reset(seed=chat.seed % _SEEDS if seed is None else int(seed), options=row.get("reset_options"))
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"reset returned {show(result)}: expected the pair of observation and info")
+    return result[0]
 
 
 def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool]:
-    found = env.step(action)
-    if not isinstance(found, tuple) or len(found) != 5:
-        raise TypeError(f"step returned {show(found)}: expected observation, reward, terminated, truncated and info")
-    observation, reward, terminated, truncated, _ = found
+    result = env.step(action)
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise TypeError(f"step returned {show(result)}: expected observation, reward, terminated, truncated and info")
+    observation, reward, terminated, truncated, _ = result
     return observation, read_reward(reward, "step"), bool(terminated), bool(truncated)

@@ -30,7 +30,7 @@ _CLOSE_SECONDS = 2.0
 """Timeout for closing a session, in seconds."""
 
 _LONGEST_SCHEMA = 1_000_000
-_OF_EVERY_OBSERVATION = ("done", "reward", "metadata")
+_COMMON_KEYS = ("done", "reward", "metadata")
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ def from_openenv(
         raise ConfigError(f"from_openenv got {show(url)}: expected a URL such as 'http://127.0.0.1:8000'")
     if sessions is not None and sessions < 1:
         raise ConfigError(f"sessions is {sessions}: expected at least 1")
-    for hook, found, takes in (("encode", encode, "an observation"), ("decode", decode, "a reply's text")):
-        if found is not None and not callable(found):
-            raise ConfigError(f"{hook} is {show(found)}: expected a function of {takes}")
+    for hook, function, takes in (("encode", encode, "an observation"), ("decode", decode, "a reply's text")):
+        if function is not None and not callable(function):
+            raise ConfigError(f"{hook} is {show(function)}: expected a function of {takes}")
     schema = _read_schema(url, dict(headers or {}), timeout)
     return OpenEnvEnvironment(
         url,
@@ -238,20 +238,20 @@ def _read_schema(url: str, headers: dict[str, str], timeout: float) -> Mapping[s
         with httpx.stream("GET", address, headers=headers, timeout=timeout) as response:
             response.raise_for_status()
             body = b""
-            for part in response.iter_bytes():
-                body += part
+            for chunk in response.iter_bytes():
+                body += chunk
                 if len(body) > _LONGEST_SCHEMA:
                     raise ConfigError(f"{address} sends more than {_LONGEST_SCHEMA} bytes")
-        found = json.loads(body)
+        schema = json.loads(body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"the OpenEnv server {url} does not answer: {type(error).__name__}: {error}. Start it before training"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{address} sends no JSON: is {url} an OpenEnv server?") from error
-    if not isinstance(found, dict) or not isinstance(found.get("action"), dict):
+    if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
         raise ConfigError(f"{address} sends no schema of actions: is {url} an OpenEnv server?")
-    return found
+    return schema
 
 
 def _list_fields(schema: Any, but: tuple[str, ...]) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def _list_fields(schema: Any, but: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _choose_encode(schema: Any, url: str) -> Encode:
-    fields = _list_fields(schema, _OF_EVERY_OBSERVATION)
+    fields = _list_fields(schema, _COMMON_KEYS)
     if len(fields) == 1:
         ((name, kind),) = fields.items()
         if kind.get("type") == "string":

@@ -102,17 +102,17 @@ def _check_step(step: Any) -> str:
         raise TypeError(f"step returned the environment_feedback {show(feedback)}: expected a text")
     if step.get("environment_images"):
         raise ValueError("step returned environment_images: images are not supported")
-    given = step.get("sampling_params")
-    if given is not None and vars(given) != {}:
+    parameters = step.get("sampling_params")
+    if parameters is not None and vars(parameters) != {}:
         raise ValueError("step returned sampling_params: set max_new_tokens, temperature and stop as options instead")
     return feedback
 
 
 def _read_logs(logs: Any) -> dict[str, float]:
     """Return the numbers in ``extra_logs``, including tensors with one element."""
-    found = {}
+    metrics = {}
     for name, value in (logs or {}).items():
         number = value.item() if getattr(value, "numel", lambda: 0)() == 1 else value
         if isinstance(number, numbers.Real):
-            found[str(name)] = float(number)
-    return found
+            metrics[str(name)] = float(number)
+    return metrics

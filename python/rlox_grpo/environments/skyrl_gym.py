@@ -37,7 +37,9 @@ class SkyRLEnvironment:
         prompt = row.get("prompt")
         if prompt is None:
             raise ValueError(f"the row has no column 'prompt', which {self.__name__} needs")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+        )
         env = self.make({name: value for name, value in row.items() if name != "prompt"})
         try:
             return _play(env, messages, chat)
@@ -73,10 +75,10 @@ def from_skyrl_gym(
 
 
 def _play(env: Any, prompt: list[dict[str, Any]], chat: Any) -> Outcome:
-    found = env.init(prompt)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise TypeError(f"init returned {show(found)}: expected the pair of messages and metadata")
-    message = check_message(found[0], "init")
+    result = env.init(prompt)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"init returned {show(result)}: expected the pair of messages and metadata")
+    message = check_message(result[0], "init")
     rewards: list[float] = []
     while True:
         reply = chat.turn(message)

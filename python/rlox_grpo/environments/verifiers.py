@@ -31,14 +31,14 @@ class VerifiersEnvironment:
 
     def make_rows(self) -> list[dict[str, Any]]:
         """Return a row for each task, with its index in the column ``task``."""
-        return [{"task": place} for place in range(len(self.tasks))]
+        return [{"task": index} for index in range(len(self.tasks))]
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
         """Run one episode."""
         vf = import_extra("from_verifiers", "verifiers.v1", "verifiers")
-        place = row.get("task")
-        if not isinstance(place, int) or not 0 <= place < len(self.tasks):
-            raise ValueError(f"the column 'task' is {show(place)}: expected a number from 0 to {len(self.tasks) - 1}")
+        index = row.get("task")
+        if not isinstance(index, int) or not 0 <= index < len(self.tasks):
+            raise ValueError(f"the column 'task' is {show(index)}: expected a number from 0 to {len(self.tasks) - 1}")
         # verifiers reads the key from an environment variable, and passes variables of this name to no child process.
         variable = f"RLOX_GRPO_API_KEY_{secrets.token_hex(8)}"
         os.environ[variable] = chat.api_key
@@ -46,7 +46,7 @@ class VerifiersEnvironment:
             env = vf.load_environment(vf.resolve_env_config(dict(self.config)))
             client = vf.EvalClientConfig(base_url=chat.base_url, api_key_var=variable)
             async with env.serving():
-                episode = await env.run_episode(self.tasks[place], vf.ModelContext(model="policy", client=client))
+                episode = await env.run_episode(self.tasks[index], vf.ModelContext(model="policy", client=client))
         finally:
             del os.environ[variable]
         if getattr(chat, "ended", None) is not None:
@@ -80,12 +80,12 @@ def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> Ver
         made = vf.load_environment(vf.resolve_env_config(dict(config)))
         if tasks is None and not made.taskset.bounded:
             raise ValueError("the taskset is infinite: set tasks")
-        found = list(itertools.islice(iter(made.taskset), tasks))
+        listed = list(itertools.islice(iter(made.taskset), tasks))
     except Exception as error:
         raise ConfigError(f"verifiers cannot load {taskset!r}: {type(error).__name__}: {error}") from error
-    if not found:
+    if not listed:
         raise ConfigError(f"the taskset {taskset!r} has no tasks")
-    return VerifiersEnvironment(config, found)
+    return VerifiersEnvironment(config, listed)
 
 
 def _read_episode(episode: Any) -> Outcome:

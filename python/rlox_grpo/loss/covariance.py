@@ -101,9 +101,9 @@ def _count_selected(options: LossConfig, covariances: NDArray[np.float64]) -> in
 
 def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
     """Return ``bool [N, T]`` for each micro-batch of this rank, of a selection over the whole step."""
-    parts = [_read_tokens(inputs) for inputs in step.micro_batches]
+    token_stats = [_read_tokens(inputs) for inputs in step.micro_batches]
     # float64 [5, tokens]: row of the step, place in the row, log-prob, advantage, whether the ratio is clipped.
-    mine: NDArray[np.float64] = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))
+    mine: NDArray[np.float64] = np.concatenate(token_stats, axis=1) if token_stats else np.zeros((5, 0))
     # One array [5, n] for each rank.
     gathered = [values.reshape(5, -1) for values in step.gather(mine.reshape(-1))]
     tokens = np.concatenate(gathered, axis=1)
@@ -138,6 +138,6 @@ def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
     # Clipped as in PPO: past the bound on the side to which the advantage pushes.
     over, under = ratio > 1 + options.clip_high, ratio < 1 - options.clip_low
     clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
-    rows, places = mask.nonzero(as_tuple=True)
+    rows, columns = mask.nonzero(as_tuple=True)
     numbers = inputs.sequences.to(rows.device)[rows].double()
-    return torch.stack([numbers, places.double(), now, gains, clipped]).cpu().numpy()
+    return torch.stack([numbers, columns.double(), now, gains, clipped]).cpu().numpy()

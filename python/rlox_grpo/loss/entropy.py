@@ -28,14 +28,14 @@ def top_entropy_masks(
         ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
     """
     # float64 [n], the entropies of this rank's loss tokens; below those of all ranks.
-    kept = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
-    parts = (ranks or Ranks()).gather_bytes(kept.cpu().numpy().tobytes())
-    kept = torch.from_numpy(np.concatenate([np.frombuffer(part) for part in parts])).to(kept.device)
-    if not kept.numel():
+    candidates = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
+    gathered = (ranks or Ranks()).gather_bytes(candidates.cpu().numpy().tobytes())
+    candidates = torch.from_numpy(np.concatenate([np.frombuffer(data) for data in gathered])).to(candidates.device)
+    if not candidates.numel():
         return [mask.clone() for mask in masks]
     # Not torch.quantile: it refuses more than 16 million values.
-    ordered = kept.sort().values
+    ordered = candidates.sort().values
     # Example: entropies 1 2 3 4 5 and share 0.3: place 2.8, threshold 3.8, so 4 and 5 are kept.
-    place = (1 - share) * (len(ordered) - 1)
-    threshold = torch.lerp(ordered[floor(place)], ordered[ceil(place)], place - floor(place))
+    quantile = (1 - share) * (len(ordered) - 1)
+    threshold = torch.lerp(ordered[floor(quantile)], ordered[ceil(quantile)], quantile - floor(quantile))
     return [(entropy >= threshold) & mask for entropy, mask in zip(entropies, masks, strict=True)]

@@ -114,13 +114,13 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. With importance
     weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
     """
-    known = [  # with bypass_old_log_probs the old log-probs are the sampler's
+    measured = [  # with bypass_old_log_probs the old log-probs are the sampler's
         batch
         for batch in batches
         if batch.old_log_probs is not None and batch.old_log_probs is not batch.sampling_log_probs
     ]
     # float64 [n] of each micro-batch's loss tokens, on the host.
-    differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in known]
+    differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in measured]
     d = torch.cat(differences) if differences else torch.zeros(0, dtype=torch.float64)
     if not d.numel():
         return {}
@@ -132,7 +132,9 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
         "mismatch/kl_k3": float((ratio - d - 1).mean()),
         "mismatch/effective_sample_size": effective_sample_size(ratio),
     }
-    weighted = [(batch.importance_weights, batch.loss_mask) for batch in known if batch.importance_weights is not None]
+    weighted = [
+        (batch.importance_weights, batch.loss_mask) for batch in measured if batch.importance_weights is not None
+    ]
     if weighted:
         w = torch.cat([weights[mask].double().cpu() for weights, mask in weighted])
         metrics["mismatch/weight_mean"] = float(w.mean())

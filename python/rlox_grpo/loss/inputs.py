@@ -103,8 +103,8 @@ class StepInputs:
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the array ``values [K]`` of every rank, in the order of the ranks. Every rank must call this."""
-        own = np.ascontiguousarray(values)
-        return [np.frombuffer(sent, own.dtype) for sent in self.ranks.gather_bytes(own.tobytes())]
+        contiguous = np.ascontiguousarray(values)
+        return [np.frombuffer(sent, contiguous.dtype) for sent in self.ranks.gather_bytes(contiguous.tobytes())]
 
 
 @dataclass(frozen=True, eq=False)

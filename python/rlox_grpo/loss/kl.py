@@ -61,8 +61,8 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         # The value of one estimator with the gradient of another: slope - sg(slope) is 0 and keeps its gradient.
         value, slope = kl_penalty(log_probs, ref_log_probs, plain[estimator]), difference.square() / 2
         return value.detach() + (slope - slope.detach())
-    known = ", ".join(name for name in get_args(KLEstimator) if name != "full")
-    raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
+    choices = ", ".join(name for name in get_args(KLEstimator) if name != "full")
+    raise ValueError(f"estimator is {estimator!r}: expected one of {choices}")
 
 
 def token_kl(
@@ -107,10 +107,10 @@ def sequence_kl(
     # float64 [N]. Rows of other ranks stay 0, so that adding the ranks' arrays fills them in.
     sums = np.zeros(num_rows)
     for batch in batches:
-        kept = torch.where(batch.loss_mask, token_kl(batch), 0).double()
-        np.add.at(sums, batch.row_index.cpu().numpy(), kept.sum(dim=-1).cpu().numpy())  # branches add up
-    parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
-    total: NDArray[np.float64] = np.sum([np.frombuffer(part) for part in parts], axis=0)
+        masked = torch.where(batch.loss_mask, token_kl(batch), 0).double()
+        np.add.at(sums, batch.row_index.cpu().numpy(), masked.sum(dim=-1).cpu().numpy())  # branches add up
+    gathered = (ranks or Ranks()).gather_bytes(sums.tobytes())
+    total: NDArray[np.float64] = np.sum([np.frombuffer(data) for data in gathered], axis=0)
     return total
 
 

@@ -57,22 +57,22 @@ def aggregate(
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
     # Example: values 1 2 | 3 _, two sequences, max_length 4. token_mean 6/3 = 2; sequence_mean (1.5 + 3)/2 = 2.25;
     # sequence_sum 6/2 = 3; fixed_length 6/(2 · 4) = 0.75. torch.where, not a product: 0 · NaN is NaN.
-    kept = torch.where(mask, values, 0).double()
+    masked = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
     if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
-        return kept.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
+        return masked.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
     sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
-        return (kept.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
+        return (masked.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
     if how == "sequence_sum":
-        return kept.sum() / sequences
+        return masked.sum() / sequences
     if how not in ("fixed_length", "sequence_mean_shifted"):
         raise ValueError(f"how is {how!r}: expected one of {', '.join(get_args(LossAggregation))}")
     if max_length is None or max_length < 1:
         raise ValueError(f"max_length is {max_length}: loss_aggregation={how!r} needs a positive length")
     if how == "fixed_length":
-        return kept.sum() / (sequences * max_length)
-    return (kept.sum(dim=-1) / lengths.clamp(max=max_length - 1).clamp(min=1)).sum() / sequences
+        return masked.sum() / (sequences * max_length)
+    return (masked.sum(dim=-1) / lengths.clamp(max=max_length - 1).clamp(min=1)).sum() / sequences
 
 
 def grpo_loss(

@@ -24,10 +24,10 @@ def make_policy_loss(policy_loss: Any) -> Callable[[LossInputs], PolicyTerm]:
     function: Any = find_policy_loss(policy_loss)
     module = getattr(function, "__module__", None) or type(function).__module__
     # The losses of this library are tested, and the checks would make each micro-batch wait for the GPU.
-    return function if module.startswith("rlox_grpo.loss.policies.") else partial(call_own_loss, function)
+    return function if module.startswith("rlox_grpo.loss.policies.") else partial(call_custom_loss, function)
 
 
-def call_own_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
+def call_custom_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
     """Call a policy loss of the user, and check what it returns.
 
     Raises:
@@ -81,7 +81,7 @@ def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
         (unread, "the token is not trained: multiply the loss by inputs.mask"),
     ):
         if bool(wrong.any()):
-            row, token = (int(place[0]) for place in wrong.nonzero(as_tuple=True))
+            row, token = (int(coordinates[0]) for coordinates in wrong.nonzero(as_tuple=True))
             raise SampleError(
                 f"{name} is {float(loss.detach()[row, token]):g} at token {token} of a sample, and {why}",
                 _list_rows(inputs, wrong),

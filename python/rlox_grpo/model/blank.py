@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.utils.hub import cached_file
 
-from rlox_grpo.distributed.shards import find_own_rows, local_part
+from rlox_grpo.distributed.shards import find_local_rows, local_shard
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -48,37 +48,37 @@ class StoredWeights:
     """The safetensors files of a model's weights.
 
     Attributes:
-        places: name of each weight in the model → its file and its name there. A tied parameter has one entry.
+        sources: name of each weight in the model → its file and its name there. A tied parameter has one entry.
     """
 
-    places: Mapping[str, tuple[Path, str]]
+    sources: Mapping[str, tuple[Path, str]]
 
     def digest(self) -> dict[str, str]:
         """Return a digest of each file's size, header and last MiB, by its name: the same on every rank."""
-        return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.places.values()})}
+        return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.sources.values()})}
 
     def take(self, path: Path) -> None:
         """Read the weights from this file from now on; it has them by their names in the model."""
-        self.places = {name: (path, name) for name in self.places}
+        self.sources = {name: (path, name) for name in self.sources}
 
     def fill(self, model: nn.Module) -> None:
         """Copy the weights into ``model``. For a sharded parameter, only this rank's rows are read."""
         for name, tensor in list_stored(model):
-            self.read_into(name, local_part(tensor), find_own_rows(tensor).start if tensor.dim() else 0)
+            self.read_into(name, local_shard(tensor), find_local_rows(tensor).start if tensor.dim() else 0)
 
     @torch.no_grad()
     def read_into(self, name: str, tensor: Tensor, first: int = 0) -> None:
         """Copy rows of one weight into ``tensor``, beginning with row ``first``."""
-        path, key = self.places[name]
+        path, key = self.sources[name]
         for start, stop in _split_rows(tensor):
             with safe_open(path, framework="pt") as file:
                 # A slice reads its rows from the file; a number (no dimension) has no slices.
-                part = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
-                (tensor[start:stop] if tensor.dim() else tensor).copy_(part)
+                rows = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
+                (tensor[start:stop] if tensor.dim() else tensor).copy_(rows)
 
-    def read_part(self, name: str, start: int, stop: int) -> Tensor:
+    def read_range(self, name: str, start: int, stop: int) -> Tensor:
         """Return the numbers from ``start`` to ``stop`` of one weight, flat and in float32."""
-        path, key = self.places[name]
+        path, key = self.sources[name]
         with safe_open(path, framework="pt") as file:
             shape = file.get_slice(key).get_shape()
         # Example: shape (4, 3), numbers 4 to 8 of the flat weight. A row has 3 numbers, so rows 1 and 2 are read, which
@@ -108,7 +108,7 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
             model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     if _is_converted(model):
         raise UnreadableError(f"transformers converts the weights of {type(model).__name__} while it loads them")
-    return model.eval(), StoredWeights(_find_places(source, model))
+    return model.eval(), StoredWeights(_find_sources(source, model))
 
 
 def copy_blank(model: nn.Module) -> nn.Module:
@@ -197,12 +197,12 @@ def replace_parameters(model: nn.Module, make: Callable[[nn.Parameter], nn.Param
     Returns:
         The new parameters by the identities of the old ones.
     """
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            places.setdefault(id(parameter), []).append((module, name))
+            owners.setdefault(id(parameter), []).append((module, name))
     replaced = {}
-    for key, users in places.items():
+    for key, users in owners.items():
         module, name = users[0]
         replaced[key] = make(getattr(module, name))
         for module, name in users:
@@ -264,7 +264,7 @@ def list_stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 
 
-def _find_places(source: str, model: Any) -> dict[str, tuple[Path, str]]:
+def _find_sources(source: str, model: Any) -> dict[str, tuple[Path, str]]:
     """Return each weight's file, and its name there, which may lack the decoder's prefix or add it."""
     files = _find_files(source)
     shapes: dict[str, tuple[Path, tuple[int, ...]]] = {}
@@ -280,26 +280,30 @@ def _find_places(source: str, model: Any) -> dict[str, tuple[Path, str]]:
     names: dict[int, list[str]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         names.setdefault(id(tensor), []).append(name)
-    places = {}
+    sources = {}
     for name, tensor in list_stored(model):
-        aliases = [key for own in names[id(tensor)] for key in (own, own.removeprefix(prefix), prefix + own)]
+        aliases = [
+            key
+            for name_in_model in names[id(tensor)]
+            for key in (name_in_model, name_in_model.removeprefix(prefix), prefix + name_in_model)
+        ]
         key = next((alias for alias in aliases if alias in shapes), None)
         if key is None:
             raise UnreadableError(f"its files have no tensor {name}")
         path, shape = shapes[key]
         if shape != tuple(tensor.shape):
             raise UnreadableError(f"{path.name} has {key} of shape {shape} and the model {tuple(tensor.shape)}")
-        places[name] = path, key
-    return places
+        sources[name] = path, key
+    return sources
 
 
 def _find_files(source: str) -> list[Path]:
     def find(name: str) -> Path | None:
         try:
-            found = cached_file(source, name)
+            cached = cached_file(source, name)
         except OSError:
             return None
-        return None if found is None else Path(found)
+        return None if cached is None else Path(cached)
 
     if (single := find(SINGLE)) is not None:
         return [single]

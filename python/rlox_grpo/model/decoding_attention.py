@@ -118,9 +118,9 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor) -> bool:
         )
         return RowSlots(starts, lengths, counts, 8)
 
-    own_q, own_k, own_v = draw(3, q.shape[1]), draw(24, k.shape[1]), draw(24, k.shape[1])
-    there_q, there_k, there_v = (tensor.to(q.device) for tensor in (own_q, own_k, own_v))
-    exact_q, exact_k, exact_v = own_q.double(), own_k.double(), own_v.double()
+    cpu_q, cpu_k, cpu_v = draw(3, q.shape[1]), draw(24, k.shape[1]), draw(24, k.shape[1])
+    there_q, there_k, there_v = (tensor.to(q.device) for tensor in (cpu_q, cpu_k, cpu_v))
+    exact_q, exact_k, exact_v = cpu_q.double(), cpu_k.double(), cpu_v.double()
     scale = q.shape[2] ** -0.5
     # A window of 3 moves the first place of two rows and leaves that of the row of one token.
     windows, on_host = (None, 3), make_slots(torch.device("cpu"))

@@ -94,7 +94,7 @@ def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> Upda
 
 def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
     tree = build_prefix_tree(batch)
-    prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
+    prompts: Int64Array = tree.prompt_lengths[tree.group_indices]  # of each row
     prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
     row_tokens = prompt_tokens + completion_tokens
     predicted = batch.predicted_mask.cpu().numpy()
@@ -200,8 +200,8 @@ def measure_model(model: nn.Module) -> ModelSize | None:
 
 def look_up_peak_flops(device_name: str) -> float | None:
     """Return the peak dense bfloat16 FLOP/s of a device by its CUDA name; None if the table does not list it."""
-    found = (peak for pattern, peak in _PEAK_TFLOPS if re.search(pattern, device_name))
-    peak = next(found, None)
+    matching = (peak for pattern, peak in _PEAK_TFLOPS if re.search(pattern, device_name))
+    peak = next(matching, None)
     return None if peak is None else peak * 1e12
 
 

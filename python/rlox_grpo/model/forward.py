@@ -80,13 +80,13 @@ class ForwardModule(nn.Module):
 
     def take(self, forward: Forward | None) -> None:
         """Set the forward pass."""
-        self._given = (forward,)  # in a tuple, so that torch does not register it as a submodule
+        self._forward = (forward,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, batch: Batch | None, call: Callable[[], Any] | None = None) -> Any:
         """See :class:`Forward`. With ``call``, which may run the model, return ``call()`` instead."""
         if call is not None:
             return call()
-        (forward,) = self._given
+        (forward,) = self._forward
         assert forward is not None
         assert batch is not None
         return forward(batch)
@@ -145,10 +145,10 @@ def make_forward(
 
     def choose() -> tuple[SplitModel | None, bool]:
         if like is not None:
-            known = split_model(model, is_tried=True) if like.is_split else None
-            if known is not None and like.shares_prompts:
-                _set_packed_attention(known.decoder)
-            return known, like.shares_prompts
+            tried = split_model(model, is_tried=True) if like.is_split else None
+            if tried is not None and like.shares_prompts:
+                _set_packed_attention(tried.decoder)
+            return tried, like.shares_prompts
         split = split_model(model)
         return split, split is not None and share_prompts and can_pack(split, autocast_dtype, is_rounded=is_rounded)
 
@@ -162,7 +162,7 @@ def make_forward(
     def read(batch: Batch) -> tuple[TokenDistributions, PackedRow | None]:
         """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row."""
         # None: over all ids of the output layer, those of padding too.
-        known = None if batch.is_unscaled else vocabulary
+        rows = None if batch.is_unscaled else vocabulary
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         with set_autocast(batch.input_ids.device, autocast_dtype):
@@ -179,19 +179,19 @@ def make_forward(
         if split is None:
             logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
             # [M, known] logits of the tokens under the mask, float32 or float64.
-            logits = _select_predicting_logits(logits, batch)[:, :known]
+            logits = _select_predicting_logits(logits, batch)[:, :rows]
             return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
         # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
         hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
-        return TokenDistributions(hidden, split.output_head(known)), row
+        return TokenDistributions(hidden, split.output_head(rows)), row
 
     def compute(batch: Batch) -> tuple[Tensor, ...]:
         has_gradient = torch.is_grad_enabled()
         # A pass that the loss reads predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
-        own, row = read(replace(batch, loss_mask=mask))
+        policy, row = read(replace(batch, loss_mask=mask))
         log_probs, entropy = _take_log_probs(
-            own,
+            policy,
             batch.completion_ids[mask] if row is None else row.predicted_ids,
             temperature=1.0 if batch.is_unscaled else temperature,
             with_entropy=entropy_always or has_gradient,
@@ -199,38 +199,38 @@ def make_forward(
         )
         if row is not None:
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
-            log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
+            log_probs, entropy = log_probs[row.prediction_indices], entropy[row.prediction_indices]
         outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
         if batch.ref_distributions is None:
             return outputs
         # [M, H], of the tokens under the mask; those of the environment, which have no KL, are left out below.
-        hidden = own.hidden if row is None else own.hidden[row.predicted_of]
+        hidden = policy.hidden if row is None else policy.hidden[row.prediction_indices]
         if batch.environment_mask is not None:
             hidden = hidden[batch.loss_mask[mask]]
-        kl = distribution_kl(replace(own, hidden=hidden), batch.ref_distributions, temperature=temperature)
+        kl = distribution_kl(replace(policy, hidden=hidden), batch.ref_distributions, temperature=temperature)
         return (*outputs, _scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
-        own, row = read(batch)
-        return own if row is None else replace(own, hidden=own.hidden[row.predicted_of])
+        policy, row = read(batch)
+        return policy if row is None else replace(policy, hidden=policy.hidden[row.prediction_indices])
 
     return Forward(compute, packs, distributions, is_split=split is not None)
 
 
 def _take_log_probs(
-    own: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
+    policy: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
-    if own.head is not None:
+    if policy.head is not None:
         return token_log_probs(
-            own.hidden,
+            policy.hidden,
             token_ids,
-            own.head,
+            policy.head,
             temperature=temperature,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
         )
-    logits = own.hidden
+    logits = policy.hidden
     # [M, V], the logits of a module without a known output layer, which exist anyway.
     log_softmax = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
     log_probs = log_softmax.gather(-1, token_ids[:, None]).squeeze(-1)
@@ -297,8 +297,8 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
             # From here on the decoder has the packed attention; it gets the old one back if the results differ.
             _set_packed_attention(decoder)
             row = build_packed_row(build_prefix_tree(batch), batch)
-            found = _compute_packed_hidden(decoder, row)[row.predicted_of]
-            same = are_activations_close(found, expected if tried_in is None else expected.to(tried_in))
+            packed = _compute_packed_hidden(decoder, row)[row.prediction_indices]
+            same = are_activations_close(packed, expected if tried_in is None else expected.to(tried_in))
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
         same = False
@@ -323,12 +323,12 @@ def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
     return build_batch([first, second], np.zeros(4), device=device)
 
 
-def are_activations_close(found: Tensor, expected: Tensor) -> bool:
+def are_activations_close(actual: Tensor, expected: Tensor) -> bool:
     """Whether two results agree within the rounding of their dtype."""
     # The absolute part is relative to the largest activation: a value near 0 has the rounding error of larger terms.
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
-    return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
+    return bool(torch.allclose(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
 
 
 def _find_predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -39,9 +39,9 @@ def distribution_kl(
         ValueError: numbers of tokens or vocabulary rows that differ, or a head on only one side.
     """
     if (policy.head is None) != (reference.head is None):
-        one = "policy" if policy.head is None else "reference"
+        linear_side = "policy" if policy.head is None else "reference"
         raise ValueError(
-            f"the {one}'s logits are not a linear map of its hidden states and the other's are: "
+            f"the {linear_side}'s logits are not a linear map of its hidden states and the other's are: "
             "their distributions cannot be compared in tiles; use another kl_estimator than 'full'"
         )
     shapes = [
@@ -59,9 +59,9 @@ def distribution_kl(
         TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
         for head in (policy.head, reference.head)
     )
-    own = (policy.hidden, policy.head.weight, policy.head.bias)
+    policy_arguments = (policy.hidden, policy.head.weight, policy.head.bias)
     other = (reference.hidden, reference.head.weight, reference.head.bias)
-    kl: Tensor = _TiledKL.apply(*own, *other, settings, ref_settings)  # type: ignore[no-untyped-call]
+    kl: Tensor = _TiledKL.apply(*policy_arguments, *other, settings, ref_settings)  # type: ignore[no-untyped-call]
     return kl
 
 
@@ -72,22 +72,30 @@ class _TiledKL(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         hidden, weight, bias, *reference, settings, ref_settings = arguments
         ref_hidden, ref_weight, ref_bias = reference
-        own, other = Tiles(hidden, weight, bias, settings), Tiles(ref_hidden, ref_weight, ref_bias, ref_settings)
-        kl = torch.empty(hidden.shape[0], dtype=own.dtype, device=hidden.device)
+        policy_tiles, other = (
+            Tiles(hidden, weight, bias, settings),
+            Tiles(ref_hidden, ref_weight, ref_bias, ref_settings),
+        )
+        kl = torch.empty(hidden.shape[0], dtype=policy_tiles.dtype, device=hidden.device)
         log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
-        for rows in own.token_slices():
+        for rows in policy_tiles.token_slices():
             # mine: Σ e^z and Σ e^z (z - y), of which the quotient is E_p[z - y]; theirs: Σ e^y. Each is float64 [m].
             mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
-            for columns in own.vocabulary_slices():
+            for columns in policy_tiles.vocabulary_slices():
                 # [m, v] each, in two buffers: the next tile overwrites them.
-                logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
+                logits, ref_logits = (
+                    policy_tiles.logits(rows, columns),
+                    other.logits(rows, columns).to(policy_tiles.dtype),
+                )
                 mine.add(logits, logits - ref_logits)
                 theirs.add(ref_logits, None)
             log_normaliser, ref_log_normaliser = mine.log_normaliser(), theirs.log_normaliser()
             # Rounding can give slightly negative values where the distributions are almost equal.
-            kl[rows] = (mine.moment / mine.mass - log_normaliser + ref_log_normaliser).clamp(min=0).to(own.dtype)
-            log_normalisers[rows] = log_normaliser.to(own.dtype)
-            ref_log_normalisers[rows] = ref_log_normaliser.to(own.dtype)
+            kl[rows] = (
+                (mine.moment / mine.mass - log_normaliser + ref_log_normaliser).clamp(min=0).to(policy_tiles.dtype)
+            )
+            log_normalisers[rows] = log_normaliser.to(policy_tiles.dtype)
+            ref_log_normalisers[rows] = ref_log_normaliser.to(policy_tiles.dtype)
         ctx.save_for_backward(hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl)
         ctx.settings = settings, ref_settings
         return kl
@@ -97,14 +105,20 @@ class _TiledKL(torch.autograd.Function):
         hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
         settings, ref_settings = ctx.settings
         ref_hidden, ref_weight, ref_bias = reference
-        own, other = Tiles(hidden, weight, bias, settings), Tiles(ref_hidden, ref_weight, ref_bias, ref_settings)
-        gradients = TileGradients(own, (hidden, weight, bias), ctx.needs_input_grad[:3])
-        for rows in own.token_slices():
+        policy_tiles, other = (
+            Tiles(hidden, weight, bias, settings),
+            Tiles(ref_hidden, ref_weight, ref_bias, ref_settings),
+        )
+        gradients = TileGradients(policy_tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
+        for rows in policy_tiles.token_slices():
             grad = grad_outputs[0][rows, None] * settings.factor
-            for columns in own.vocabulary_slices():
-                logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
+            for columns in policy_tiles.vocabulary_slices():
+                logits, ref_logits = (
+                    policy_tiles.logits(rows, columns),
+                    other.logits(rows, columns).to(policy_tiles.dtype),
+                )
                 # Read before the logits become log-probs in the same buffer.
-                slope = None if settings.softcap is None else own.softcap_slope(logits)
+                slope = None if settings.softcap is None else policy_tiles.softcap_slope(logits)
                 log_p = logits.sub_(log_normalisers[rows, None])
                 # d KL / d logit = p (log p − log q − KL)
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]

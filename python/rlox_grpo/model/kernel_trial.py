@@ -59,9 +59,9 @@ def choose_by_trial(
     kind = (what, q.device, q.dtype, heads, width, k.shape[1])
     if kind not in _chosen:
         candidates = (flash, efficient) if q.dtype in (torch.float16, torch.bfloat16) else (efficient,)
-        found = _chosen[kind] = next((kernel for kernel in candidates if computes_right(kernel)), None)
+        agreeing = _chosen[kind] = next((kernel for kernel in candidates if computes_right(kernel)), None)
         logger.info(
-            "%s %s, %d heads of %d: %s", what, where, heads, width, "no kernel" if found is None else found.name
+            "%s %s, %d heads of %d: %s", what, where, heads, width, "no kernel" if agreeing is None else agreeing.name
         )
     kernel = _chosen[kind]
     if kernel is None:
@@ -83,13 +83,13 @@ def agrees(
     largest expected absolute value.
     """
     try:
-        found = compute()
+        actual = compute()
     except REFUSALS as error:
         logger.info("%s: %s", kernel.name, error)
         return False
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(dtype, rounding)
     # NaN fails too: a comparison with NaN is False.
     return all(
-        bool((own.cpu().double() - exact).abs().max() <= tolerance * max(1.0, float(exact.abs().max())))
-        for own, exact in zip(found, expected, strict=True)
+        bool((result.cpu().double() - exact).abs().max() <= tolerance * max(1.0, float(exact.abs().max())))
+        for result, exact in zip(actual, expected, strict=True)
     )

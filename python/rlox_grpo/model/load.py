@@ -215,7 +215,7 @@ def _load_pretrained(
     if config.load_in_4bit:
         settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     try:
-        with _one_line_of_retries():
+        with _log_retries_once():
             made = _make_blank(source, config) if in_shards else None
             load = transformers.AutoModelForCausalLM.from_pretrained
             model: Any = load(source, **settings) if made is None else made[0]
@@ -248,7 +248,7 @@ def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeigh
 
 
 @contextmanager
-def _one_line_of_retries() -> Iterator[None]:
+def _log_retries_once() -> Iterator[None]:
     """Let huggingface_hub log the first of its failed requests; it writes two lines for each of its six tries."""
     failed = 0
 
@@ -281,12 +281,14 @@ def _load_adapter(
             "base_model_name_or_path, or load it by peft.PeftModel.from_pretrained(base, path, is_trainable=True)"
         )
     try:
-        model, own, _ = _load_pretrained(str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True)
+        model, loaded_tokenizer, _ = _load_pretrained(
+            str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True
+        )
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
-    with _without_warning_of_ties():
+    with _ignoring_tie_warning():
         adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
-    return adapted, own
+    return adapted, loaded_tokenizer
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
@@ -317,7 +319,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     # Adapters begin with random matrices: the same on every rank, and in every run with this seed.
     torch.manual_seed(config.seed)
     try:
-        with _without_warning_of_ties():
+        with _ignoring_tie_warning():
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
         if "not found in the base model" not in str(error):
@@ -333,7 +335,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
 
 
 @contextmanager
-def _without_warning_of_ties() -> Iterator[None]:
+def _ignoring_tie_warning() -> Iterator[None]:
     """Ignore peft's warning of adapters on tied layers: :func:`untie_adapted_layers` separates them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
@@ -354,20 +356,20 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
     if tokenizer is None or embedding is None:
         return None
     # Rows of the embedding, and ids that have text. Models round the rows up, for fast matrix products.
-    rows, known = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
-    if known > rows:
+    rows, tokens = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
+    if tokens > rows:
         raise ValueError(
-            f"the tokenizer has {known} tokens and the model {rows} embedding rows: they do not belong together"
+            f"the tokenizer has {tokens} tokens and the model {rows} embedding rows: they do not belong together"
         )
-    if rows - known > PADDING_SHARE * rows:
+    if rows - tokens > PADDING_SHARE * rows:
         raise ValueError(
-            f"the model's vocabulary has {rows} ids and the tokenizer {known}: {rows - known} ids could be sampled "
+            f"the model's vocabulary has {rows} ids and the tokenizer {tokens}: {rows - tokens} ids could be sampled "
             "that have no text; resize the model (model.resize_token_embeddings) or pass its own tokenizer"
         )
-    if known == rows:
+    if tokens == rows:
         return None
-    logger.info("ids %d to %d have no text: they are padding of the embedding and are never sampled", known, rows - 1)
-    return known
+    logger.info("ids %d to %d have no text: they are padding of the embedding and are never sampled", tokens, rows - 1)
+    return tokens
 
 
 def count_vocabulary(model: nn.Module) -> int | None:

@@ -22,8 +22,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 def check_types(model: Any, tokenizer: Any) -> None:
     """Raise TypeError for a model or a tokenizer that is no such object, with what to pass."""
     if not isinstance(model, (str, Path, nn.Module)):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"model is {given}: expected a path, a hub id or a torch.nn.Module")
+        shown = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model is {shown}: expected a path, a hub id or a torch.nn.Module")
     if isinstance(tokenizer, (str, Path)):
         raise TypeError(
             f"tokenizer={str(tokenizer)!r} is a path: pass transformers.AutoTokenizer.from_pretrained(path)"

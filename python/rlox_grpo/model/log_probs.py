@@ -21,7 +21,7 @@ CPU_TILE = (512, 4096)
 """Tokens and vocabulary rows of a tile on a CPU. Two cores, 32,768 rows of 256: from 512 x 1,024 to 512 x 8,192 the
 same speed within 10 %, 128 tokens 10 % slower, whole rows half as fast."""
 
-CPU_KEPT_BYTES = 128 * 2**20
+CPU_STORED_BYTES = 128 * 2**20
 """Bytes of logits that forward keeps for backward on a CPU. Computing them again is a quarter of the output layer's
 work: with all of them kept it takes 0.77 (hidden size 896) to 0.86 (256) of the time, one thread."""
 
@@ -49,7 +49,7 @@ def token_log_probs(
     with_entropy: bool = True,
     entropy_gradient: bool = False,
     tile: tuple[int, int] | None = None,
-    kept_bytes: int | None = None,
+    stored_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of ``token_ids`` under softmax(logits / temperature), and the entropy of that distribution.
 
@@ -61,8 +61,8 @@ def token_log_probs(
         with_entropy: whether to compute entropies; they are zeros otherwise.
         entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
-        kept_bytes: memory for logits of the first tokens, which backward does not compute again; None:
-            :data:`CPU_KEPT_BYTES` on a CPU and 0 elsewhere.
+        stored_bytes: memory for logits of the first tokens, which backward does not compute again; None:
+            :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere.
 
     Returns:
         ``float32 [M]`` log-probs with gradient (float64 for float64 ``hidden``), and their distributions' entropies
@@ -90,14 +90,14 @@ def token_log_probs(
         if low < 0 or high >= vocabulary:
             raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
-    if kept_bytes is None:
-        kept_bytes = CPU_KEPT_BYTES if hidden.device.type == "cpu" else 0
+    if stored_bytes is None:
+        stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
     # Logits are kept for a backward pass alone.
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)):
-        kept_bytes = 0
+        stored_bytes = 0
     # Number of tokens whose logits [V] fit into the budget.
-    kept = kept_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
-    settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, kept)
+    stored_tokens = stored_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
+    settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, stored_tokens)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, settings
     )
@@ -138,8 +138,8 @@ def score_norms(
         taken = torch.zeros_like(top)
         for columns in tiles.vocabulary_slices():
             logits = tiles.logits(rows, columns).double()
-            place, inside = _find_places(ids, columns)
-            taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
+            column, inside = _find_columns(ids, columns)
+            taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
             higher = torch.maximum(top, logits.amax(dim=-1))
             fall, weights = (top - higher).exp(), (logits - higher[:, None]).exp()
             # The squares have exp(2 (logit - top)), so a new top rescales them by fall².
@@ -160,7 +160,7 @@ class TileSettings:
     entropy_gradient: bool
     tile_tokens: int
     tile_rows: int
-    kept_tokens: int = 0
+    stored_tokens: int = 0
 
     @property
     def factor(self) -> float:
@@ -180,7 +180,7 @@ class _TiledLogProbs(torch.autograd.Function):
         # [M] each. With kept, [kept tokens, V], they are all that backward needs beside its inputs.
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
-        kept = tiles.kept_logits()
+        stored = tiles.allocate_logits()
         # Example of the online sums: logits 1 and 3 in tiles of one. After the first, top is 1, mass 1 and moment 0.
         # The second raises top to 3, so fall is -2: mass = e⁻² · 1 + 1 = 1.135, moment = e⁻² · (0 - 2 · 1) + 0 =
         # -0.271. So log Z = 3 + ln 1.135 = 3.127 and H = ln 1.135 + 0.271 / 1.135 = 0.365, as for probabilities 0.119
@@ -194,10 +194,10 @@ class _TiledLogProbs(torch.autograd.Function):
             for columns in tiles.vocabulary_slices():
                 # [m, v] in the tile's buffer, where `shifted` replaces them; `probs` has a buffer of its own.
                 logits = tiles.logits(rows, columns)
-                if rows.stop <= len(kept):
-                    kept[rows, columns] = logits
-                place, inside = _find_places(token_ids[rows], columns)
-                taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
+                if rows.stop <= len(stored):
+                    stored[rows, columns] = logits
+                column, inside = _find_columns(token_ids[rows], columns)
+                taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
                 # A larger logit in this tile becomes the new top: the sums so far are rescaled by exp(fall).
                 higher = torch.maximum(top, logits.amax(dim=-1))
                 fall = (top - higher).double()  # −inf at first, when there is no mass to move
@@ -214,7 +214,7 @@ class _TiledLogProbs(torch.autograd.Function):
             log_probs[rows] = (taken.double() - log_normaliser).to(tiles.dtype)
             if settings.with_entropy:  # H = log Z − Σ p · logit, both relative to the top
                 entropy[rows] = (mass.log() - moment / mass).to(tiles.dtype)
-        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy, kept)
+        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy, stored)
         ctx.settings = settings
         if not settings.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -223,7 +223,7 @@ class _TiledLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         grad_log_probs, grad_entropy = grad_outputs
-        hidden, weight, bias, token_ids, log_normalisers, entropy, kept = ctx.saved_tensors
+        hidden, weight, bias, token_ids, log_normalisers, entropy, stored = ctx.saved_tensors
         settings: TileSettings = ctx.settings
         tiles = Tiles(hidden, weight, bias, settings)
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
@@ -232,10 +232,10 @@ class _TiledLogProbs(torch.autograd.Function):
             # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.
             grad = grad_log_probs[rows, None] * settings.factor
             for columns in tiles.vocabulary_slices():
-                logits = kept[rows, columns] if rows.stop <= len(kept) else tiles.logits(rows, columns)
+                logits = stored[rows, columns] if rows.stop <= len(stored) else tiles.logits(rows, columns)
                 # Read before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
-                place, inside = _find_places(token_ids[rows], columns)
+                column, inside = _find_columns(token_ids[rows], columns)
                 # Into the tile's buffer, so that kept logits stay as they are.
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
@@ -243,10 +243,10 @@ class _TiledLogProbs(torch.autograd.Function):
                     grad_logits = log_p.exp_().mul_(-grad)
                 else:
                     # -p · (grad + grad_entropy · (log p + H)): the gradients of log-prob and entropy in one product.
-                    slope_of_p = torch.add(log_p, entropy[rows, None], out=scratch[: log_p.numel()].view_as(log_p))
-                    slope_of_p.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
-                    grad_logits = log_p.exp_().mul_(slope_of_p).neg_()
-                grad_logits.scatter_add_(1, place, torch.where(inside[:, None], grad, 0))
+                    p_slope = torch.add(log_p, entropy[rows, None], out=scratch[: log_p.numel()].view_as(log_p))
+                    p_slope.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
+                    grad_logits = log_p.exp_().mul_(p_slope).neg_()
+                grad_logits.scatter_add_(1, column, torch.where(inside[:, None], grad, 0))
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
         return (*gradients.sums(), None, None)
 
@@ -275,11 +275,11 @@ class Tiles:
         """The tile's buffer in the shape of ``logits``, which may be a view of it."""
         return self._logits[: logits.numel()].view(logits.shape)
 
-    def kept_logits(self) -> Tensor:
+    def allocate_logits(self) -> Tensor:
         """Allocate a buffer for the logits of the first tokens: all, or the whole tiles that fit the budget."""
         tokens, step = self._hidden.shape[0], self._settings.tile_tokens
-        kept = tokens if self._settings.kept_tokens >= tokens else self._settings.kept_tokens // step * step
-        return torch.empty((kept, self.weight.shape[0]), dtype=self.dtype, device=self._hidden.device)
+        stored = tokens if self._settings.stored_tokens >= tokens else self._settings.stored_tokens // step * step
+        return torch.empty((stored, self.weight.shape[0]), dtype=self.dtype, device=self._hidden.device)
 
     def token_slices(self) -> list[slice]:
         """Rows of ``hidden``, a tile at a time."""
@@ -350,12 +350,12 @@ def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def _find_places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+def _find_columns(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
     # Example: ids 5 and 9 in the columns 8 to 12. The columns in the tile are 0 and 1; only the second is inside.
-    place = token_ids - columns.start
-    inside = (place >= 0) & (place < columns.stop - columns.start)
-    return torch.where(inside, place, 0)[:, None], inside
+    column = token_ids - columns.start
+    inside = (column >= 0) & (column < columns.stop - columns.start)
+    return torch.where(inside, column, 0)[:, None], inside
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

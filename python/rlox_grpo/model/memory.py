@@ -118,11 +118,11 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
     embedding, head = base.get_input_embeddings().weight, getattr(base.get_output_embeddings(), "weight", None)
     # The base model's weights, without those of an adapter.
-    own = [p for name, p in base.named_parameters() if "lora_" not in name]
+    base_parameters = [p for name, p in base.named_parameters() if "lora_" not in name]
     heads = text.num_attention_heads
     head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
     return ModelShape(
-        parameters=sum(map(count_weights, own)),
+        parameters=sum(map(count_weights, base_parameters)),
         embedding=embedding.numel(),
         head=0 if head is None or head is embedding else head.numel(),
         adapted_width=_count_adapted_width(base, head, targets),
@@ -159,12 +159,12 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
     # A LoRA matrix pair of rank r on a layer of in × out has r · (in + out) parameters.
     width = 0
     for name, module in base.named_modules():
-        parts = name.split(".")
-        if not isinstance(module, nn.Linear) or module.weight is head or "lora_" in name or "default" in parts:
+        path = name.split(".")
+        if not isinstance(module, nn.Linear) or module.weight is head or "lora_" in name or "default" in path:
             continue
         # peft wraps an adapted layer, and the layer itself is then `<name>.base_layer`.
-        own = parts[-2] if parts[-1] == "base_layer" else parts[-1]
-        if every or own in wanted:
+        module_name = path[-2] if path[-1] == "base_layer" else path[-1]
+        if every or module_name in wanted:
             width += module.in_features + module.out_features
     return width
 
@@ -194,21 +194,23 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     in_bfloat16 = bfloat16 and (offload or deepspeed or (lora > 0 and stage == 0))
     weight_bytes = 2 if in_bfloat16 else 4
     # Number of ranks that share moments, gradients and weights.
-    of_moments, of_gradients, of_weights = (layout.ranks if stage >= least else 1 for least in (1, 2, 3))
+    moment_shards, gradient_shards, weight_shards = (layout.ranks if stage >= least else 1 for least in (1, 2, 3))
     frozen = shape.parameters * weight_bytes
     if config.load_in_4bit:
         frozen = int(shape.body * BYTES) + (shape.embedding + shape.head) * weight_bytes
-    weights = (frozen + (0 if offload else 4 * lora)) // of_weights
+    weights = (frozen + (0 if offload else 4 * lora)) // weight_shards
     # DeepSpeed accumulates micro-batches in bfloat16 unless it shards gradients.
-    gradient_bytes = 2 if deepspeed and in_bfloat16 and of_gradients == 1 else 4
-    gradients = gradient_bytes * trained // of_gradients
+    gradient_bytes = 2 if deepspeed and in_bfloat16 and gradient_shards == 1 else 4
+    gradients = gradient_bytes * trained // gradient_shards
     float32_weights = 4 * trained if deepspeed and in_bfloat16 else 0
     # Moments of 8 bits have a float32 scale for each block of 256.
     moment_bytes = 2 * trained + 8 * trained // 256 if config.optim == "adamw_8bit" else 8 * trained
-    moments = 0 if offload else (moment_bytes + float32_weights) // of_moments
+    moments = 0 if offload else (moment_bytes + float32_weights) // moment_shards
     reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16)
     # Two layers are gathered at a time; embeddings and output layer stay gathered for the whole pass.
-    gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0
+    gathered = (
+        weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if weight_shards > 1 else 0
+    )
     # Autocast keeps a bfloat16 copy of each float32 weight for at least the forward pass.
     copies = 2 * shape.body if bfloat16 and not in_bfloat16 else 0
     # A layer of 4 bits is unpacked for its product.

@@ -168,7 +168,7 @@ def find_fitting_changes(
     shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, most: int = 3
 ) -> list[Mapping[str, Any]]:
     """Return the first :data:`CHANGES` that make the run fit, without those that extend an earlier one."""
-    found: list[Mapping[str, Any]] = []
+    fitting: list[Mapping[str, Any]] = []
     for change in CHANGES:
         # What the change adds to these options: nothing, if they have all of it.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
@@ -181,13 +181,13 @@ def find_fitting_changes(
         if config.updater == "deepspeed" and "optim" in changed:
             continue
         # Skip a change that adds to one that fits already.
-        if not changed or any(one.items() <= changed.items() for one in found):
+        if not changed or any(smaller.items() <= changed.items() for smaller in fitting):
             continue
         other = config.model_copy(update=changed)
         checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks)
         if estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks).total <= USABLE * gpu_bytes:
-            found.append(changed)
-    return found[:most]
+            fitting.append(changed)
+    return fitting[:most]
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:

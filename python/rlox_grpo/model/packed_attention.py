@@ -37,7 +37,7 @@ class PackedLayout:
             Rows with a common prefix have the same places there. A row that owns no token is left out.
         completion_mask: ``bool [R, T]``.
         completion_owned: ``bool [R, T]``, True in the one row whose attention output is kept for that place.
-        prompt_of: ``int64 [R]``, the group of each row.
+        row_prompts: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
         longest: maximum number of tokens of a row, prompt and completion.
         forest: the parent of each token, from which attention on a GPU is planned. The tables above are for the CPU
@@ -49,7 +49,7 @@ class PackedLayout:
     completion_index: Tensor
     completion_mask: Tensor
     completion_owned: Tensor
-    prompt_of: Tensor
+    row_prompts: Tensor
     spans: tuple[tuple[int, int, int], ...]
     longest: int
     forest: Forest
@@ -66,7 +66,7 @@ class PackedLayout:
         """The rows for attention by its formula, laid out once for all layers."""
         kind = heads, shared, dtype
         if kind not in self._short:
-            tables = self.prompt_index, self.prompt_mask, self.completion_index, self.completion_owned, self.prompt_of
+            tables = self.prompt_index, self.prompt_mask, self.completion_index, self.completion_owned, self.row_prompts
             self._short[kind] = short_attention.lay_out(*tables, heads=heads, shared=shared, dtype=dtype)
         return self._short[kind]
 
@@ -79,17 +79,17 @@ class SharedPrefix:
         keys, values: one tensor for each layer, ``[P, H_kv, W, D]``.
         mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
         row_table: ``int64 [P, n]``, the rows of each prompt, padded with any row.
-        slot_of_row, place_of_row: ``int64 [R]``, line and column of each row in ``row_table``.
-        own_mask: ``[R, 1, 1, T]``, 0 or −inf, over the tokens that each row has sampled; None if all rows have T.
+        slot_indices, slot_columns: ``int64 [R]``, line and column of each row in ``row_table``.
+        sampled_mask: ``[R, 1, 1, T]``, 0 or −inf, over the tokens that each row has sampled; None if all rows have T.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     mask: Tensor | None
     row_table: Tensor
-    slot_of_row: Tensor
-    place_of_row: Tensor
-    own_mask: Tensor | None = None
+    slot_indices: Tensor
+    slot_columns: Tensor
+    sampled_mask: Tensor | None = None
 
 
 def packed_attention(
@@ -168,7 +168,7 @@ def packed_attention(
         short = packed_layout.short_rows(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
         out = short_attention.attend(q, k, v, short, scale)[None]
     elif window is None and query.shape[-1] == value.shape[-1]:  # the flash kernel has no window and one head size
-        out = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
+        out = _MergedAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
     return out, None
@@ -210,7 +210,7 @@ def _tree_attention(
     return out[None]
 
 
-class _TwoPartAttention(torch.autograd.Function):
+class _MergedAttention(torch.autograd.Function):
     """Two merged calls of the flash kernel, over prompt and completion. Keys and masks are not expanded over rows."""
 
     @staticmethod
@@ -223,25 +223,27 @@ class _TwoPartAttention(torch.autograd.Function):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         stats = torch.float64 if q.dtype == torch.float64 else torch.float32
         normaliser = torch.empty(q.shape[:2], dtype=stats)  # [S, H]
-        # part [N, H, T, D], log_sum [N, H, T]. Padding follows a row's tokens, so the causal mask hides it from them.
+        # attended [N, H, T, D], log_sum [N, H, T]. Padding follows a row's tokens: the causal mask hides it from them.
         for index, _, owned in _tables(layout):
-            part, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
-            places = index[owned]
-            out[places] = part.transpose(1, 2)[owned]
-            normaliser[places] = log_sum.transpose(1, 2)[owned]
+            attended, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
+            targets = index[owned]
+            out[targets] = attended.transpose(1, 2)[owned]
+            normaliser[targets] = log_sum.transpose(1, 2)[owned]
         for start, middle, end in layout.spans:
             if middle == end:
                 continue
-            own, of = slice(middle, end), slice(start, middle)
-            part, log_sum = _flash(_one(q[own]), _one(k[of]), _one(v[of]), 0.0, False, scale=scale)
-            # [own tokens, H], float32 or float64. A part's share is exp(its log-sum-exp - the merged one).
-            own_sum, prompt_sum = normaliser[own], log_sum[0].transpose(0, 1)
-            merged = torch.logaddexp(own_sum, prompt_sum)
-            own_share, prompt_share = (own_sum - merged).exp_(), (prompt_sum - merged).exp_()
-            out[own] = (out[own] * own_share[..., None] + part[0].transpose(0, 1) * prompt_share[..., None]).to(
-                out.dtype
+            completions, prompt = slice(middle, end), slice(start, middle)
+            attended, log_sum = _flash(
+                _as_batch(q[completions]), _as_batch(k[prompt]), _as_batch(v[prompt]), 0.0, False, scale=scale
             )
-            normaliser[own] = merged
+            # [own tokens, H], float32 or float64. A part's share is exp(its log-sum-exp - the merged one).
+            completion_sum, prompt_sum = normaliser[completions], log_sum[0].transpose(0, 1)
+            merged = torch.logaddexp(completion_sum, prompt_sum)
+            completion_share, prompt_share = (completion_sum - merged).exp_(), (prompt_sum - merged).exp_()
+            out[completions] = (
+                out[completions] * completion_share[..., None] + attended[0].transpose(0, 1) * prompt_share[..., None]
+            ).to(out.dtype)
+            normaliser[completions] = merged
         ctx.save_for_backward(query, key, value, out, normaliser)
         ctx.layout, ctx.scale = layout, scale
         return out[None]
@@ -261,7 +263,7 @@ class _TwoPartAttention(torch.autograd.Function):
             # row that owns a place, so that it is counted once.
             grad_rows = _rows(grad_out, index) * owned[:, None, :, None]
             log_sum = normaliser[index].transpose(1, 2).contiguous()
-            parts = _flash_backward(
+            call_grads = _flash_backward(
                 grad_rows,
                 _rows(q, index),
                 _rows(k, index),
@@ -272,26 +274,28 @@ class _TwoPartAttention(torch.autograd.Function):
                 True,
                 scale=scale,
             )
-            grad_q[index[owned]] = parts[0].transpose(1, 2)[owned]
-            for grad, part in zip((grad_k, grad_v), parts[1:], strict=True):
-                grad.index_add_(0, index[mask], part.transpose(1, 2)[mask].to(grad.dtype))
+            grad_q[index[owned]] = call_grads[0].transpose(1, 2)[owned]
+            for grad, call_grad in zip((grad_k, grad_v), call_grads[1:], strict=True):
+                grad.index_add_(0, index[mask], call_grad.transpose(1, 2)[mask].to(grad.dtype))
         for start, middle, end in layout.spans:
             if middle == end:
                 continue
-            own, of = slice(middle, end), slice(start, middle)
-            parts = _flash_backward(
-                _one(grad_out[own]),
-                _one(q[own]),
-                _one(k[of]),
-                _one(v[of]),
-                _one(out[own]),
-                normaliser[own].transpose(0, 1)[None].contiguous(),
+            completions, prompt = slice(middle, end), slice(start, middle)
+            call_grads = _flash_backward(
+                _as_batch(grad_out[completions]),
+                _as_batch(q[completions]),
+                _as_batch(k[prompt]),
+                _as_batch(v[prompt]),
+                _as_batch(out[completions]),
+                normaliser[completions].transpose(0, 1)[None].contiguous(),
                 0.0,
                 False,
                 scale=scale,
             )
-            for grad, place, part in zip((grad_q, grad_k, grad_v), (own, of, of), parts, strict=True):
-                grad[place] += part[0].transpose(0, 1)
+            for grad, span, call_grad in zip(
+                (grad_q, grad_k, grad_v), (completions, prompt, prompt), call_grads, strict=True
+            ):
+                grad[span] += call_grad[0].transpose(0, 1)
         grads = (grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype))
         return (*(grad.transpose(0, 1)[None] for grad in grads), None, None)
 
@@ -305,23 +309,23 @@ def _decoding_attention(
     """
     # Example: 6 rows, 4 query heads, 2 key heads, 3 prompts with up to 2 rows each. queries is [6, 2, 2, D]: two
     # queries of each key head. by_prompt is [3, 2, 2 * 2, D]: the queries of all rows of a prompt over its one copy of
-    # keys, a matrix product. Padding of row_table computes some row twice; place_of_row never reads it.
+    # keys, a matrix product. Padding of row_table computes some row twice; slot_columns never reads it.
     rows, heads, _, width = query.shape
     key_heads = key.shape[1]
     shared = heads // key_heads
     queries = query.view(rows, key_heads, shared, width)
-    own, own_sum = _flash(queries, key, value, 0.0, False, attn_mask=prefix.own_mask, scale=scale)
-    slots, places = prefix.row_table.shape
-    by_prompt = queries[prefix.row_table].transpose(1, 2).reshape(slots, key_heads, places * shared, width)
-    part, part_sum = _flash(
+    sampled_out, sampled_sum = _flash(queries, key, value, 0.0, False, attn_mask=prefix.sampled_mask, scale=scale)
+    slots, columns = prefix.row_table.shape
+    by_prompt = queries[prefix.row_table].transpose(1, 2).reshape(slots, key_heads, columns * shared, width)
+    prefix_out, prefix_sum = _flash(
         by_prompt, prefix.keys[layer], prefix.values[layer], 0.0, False, attn_mask=prefix.mask, scale=scale
     )
-    # Back to rows: part [R, H_kv, n, D] and part_sum [R, H_kv, n], as own and own_sum.
-    of_row = (prefix.slot_of_row, slice(None), prefix.place_of_row)
-    part = part.reshape(slots, key_heads, places, shared, -1)[of_row]
-    part_sum = part_sum.reshape(slots, key_heads, places, shared)[of_row]
-    share = torch.sigmoid(part_sum - own_sum).to(own.dtype)
-    return torch.lerp(own, part, share[..., None]).reshape(rows, 1, heads, -1)
+    # Back to rows: prefix_out [R, H_kv, n, D] and prefix_sum [R, H_kv, n], as sampled_out and sampled_sum.
+    row_slots = (prefix.slot_indices, slice(None), prefix.slot_columns)
+    prefix_out = prefix_out.reshape(slots, key_heads, columns, shared, -1)[row_slots]
+    prefix_sum = prefix_sum.reshape(slots, key_heads, columns, shared)[row_slots]
+    share = torch.sigmoid(prefix_sum - sampled_sum).to(sampled_out.dtype)
+    return torch.lerp(sampled_out, prefix_out, share[..., None]).reshape(rows, 1, heads, -1)
 
 
 def _masked_attention(
@@ -331,24 +335,24 @@ def _masked_attention(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
     prompt_lengths = layout.prompt_mask.sum(dim=1)
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
-    for (table, mask, owned), of_prompt in zip(_tables(layout), (False, True), strict=False):
+    for (table, mask, owned), with_prompt in zip(_tables(layout), (False, True), strict=False):
         steps = torch.arange(table.shape[1], device=q.device)
-        # index [rows, keys]: places of the keys. at [rows, keys] and own_at [rows, T]: positions of keys and queries in
-        # their sequence. Distances are of positions, not columns: a short prompt has padding before its completions.
+        # index [rows, keys]: places of the keys. at [rows, keys] and query_at [rows, T]: positions of keys and queries
+        # in their sequence. Distances are of positions, not columns: a short prompt has padding before its completions.
         index, visible, at = table, mask, steps.expand_as(table)
-        own_at = at
-        if of_prompt:
-            index = torch.cat([layout.prompt_index[layout.prompt_of], table], dim=1)
-            visible = torch.cat([layout.prompt_mask[layout.prompt_of], mask], dim=1)
-            own_at = prompt_lengths[layout.prompt_of][:, None] + steps
+        query_at = at
+        if with_prompt:
+            index = torch.cat([layout.prompt_index[layout.row_prompts], table], dim=1)
+            visible = torch.cat([layout.prompt_mask[layout.row_prompts], mask], dim=1)
+            query_at = prompt_lengths[layout.row_prompts][:, None] + steps
             prompt_at = torch.arange(layout.prompt_index.shape[1], device=q.device).expand(len(table), -1)
-            at = torch.cat([prompt_at, own_at], dim=1)
-        distance = own_at[:, :, None] - at[:, None, :]  # [rows, T, keys]
+            at = torch.cat([prompt_at, query_at], dim=1)
+        distance = query_at[:, :, None] - at[:, None, :]  # [rows, T, keys]
         allowed = (distance >= 0) & visible[:, None, :]
         if window is not None:
             allowed &= distance < window
         allowed |= ~mask[:, :, None]  # padding attends to anything, so that its softmax is finite
-        part = nn.functional.scaled_dot_product_attention(
+        attended = nn.functional.scaled_dot_product_attention(
             _rows(q, table),
             _rows(k, index),
             _rows(v, index),
@@ -356,7 +360,7 @@ def _masked_attention(
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        out = out.index_put((table[owned],), part.transpose(1, 2)[owned])
+        out = out.index_put((table[owned],), attended.transpose(1, 2)[owned])
     return out[None]
 
 
@@ -374,7 +378,7 @@ def _rows(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.index_select(0, index.ravel()).view(*index.shape, *tensor.shape[1:]).transpose(1, 2)
 
 
-def _one(tensor: Tensor) -> Tensor:
+def _as_batch(tensor: Tensor) -> Tensor:
     """``[S, H, D]`` → ``[1, H, S, D]``."""
     return tensor.transpose(0, 1)[None]
 

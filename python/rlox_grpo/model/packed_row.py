@@ -14,7 +14,7 @@ Distinct tokens under the loss mask (K = 8)::
     predicting     1 2 3 4   5 6 5 7     the places before them
     predicted_ids  1 2 3 4   5 6 6 5
 
-The M = 11 loss tokens of the rows, ``1 2 | 1 2 3 4 | 1 | 5 6 | 6 5``, are ``predicted_of``
+The M = 11 loss tokens of the rows, ``1 2 | 1 2 3 4 | 1 | 5 6 | 6 5``, are ``prediction_indices``
 ``0 1 | 0 1 2 3 | 0 | 4 5 | 6 7`` of those K.
 """
 
@@ -42,7 +42,7 @@ class PackedRow:
         layout: Tables for attention.
         predicting: ``int64 [K]``, places whose hidden states predict a token.
         predicted_ids: ``int64 [K]``, the predicted tokens.
-        predicted_of: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
+        prediction_indices: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
     """
 
     input_ids: Tensor
@@ -50,48 +50,52 @@ class PackedRow:
     layout: PackedLayout
     predicting: Tensor
     predicted_ids: Tensor
-    predicted_of: Tensor
+    prediction_indices: Tensor
 
 
 def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
-    places = _places(tree, middles, ends)
+    packed_index = _index_tokens(tree, middles, ends)
     input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
     # int64 [groups]: the first row of each tree, from which its prompt is copied.
-    first_rows = np.searchsorted(tree.group_of_row, np.arange(len(starts)))
+    first_rows = np.searchsorted(tree.group_indices, np.arange(len(starts)))
     for row, start, length in zip(first_rows, starts, tree.prompt_lengths, strict=True):
         input_ids[start : start + length] = rows[row, :length]
         position_ids[start : start + length] = np.arange(length)
     completion_ids: Any = batch.completion_ids.cpu().numpy()
     row, step = tree.forwarded.nonzero()
-    input_ids[places[row, step]] = completion_ids[row, step]
-    position_ids[places[row, step]] = tree.prompt_lengths[tree.group_of_row[row]] + step
+    input_ids[packed_index[row, step]] = completion_ids[row, step]
+    position_ids[packed_index[row, step]] = tree.prompt_lengths[tree.group_indices[row]] + step
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
     # bool [N, T]: the K distinct tokens.
     predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
-    predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
+    prediction_indices = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
-    predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
-    layout = _lay_out(tree, places, (starts, middles, ends))
-    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], predicted_of)
+    predicting = np.where(
+        step == 0, middles[tree.group_indices[row]] - 1, packed_index[tree.owner[row, before], before]
+    )
+    layout = _lay_out(tree, packed_index, (starts, middles, ends))
+    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
 
-def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> PackedLayout:
+def _lay_out(
+    tree: PrefixTree, packed_index: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]
+) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])
     # The last token of a row is present only if another row continues after it.
     # In the example, `seen` keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6
     # of row 4. Row 2 owns nothing and is dropped. The table of places is 2 3 _ | 2 3 4 | 6 _ _ | 7 _ _, by kept row.
     seen = (steps < tree.lengths[:, None] - 1) | tree.forwarded
-    kept = tree.forwarded.any(axis=1)
-    width = int(seen[kept].sum(axis=1).max(initial=0))
+    owning = tree.forwarded.any(axis=1)
+    width = int(seen[owning].sum(axis=1).max(initial=0))
     prompt_steps = np.arange(tree.prompt_lengths.max(initial=0))
     prompt_mask = prompt_steps < tree.prompt_lengths[:, None]
     bounds = tuple(zip(*(bound.tolist() for bound in spans), strict=True))
@@ -102,32 +106,32 @@ def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int6
     return PackedLayout(
         prompt_index=table(np.where(prompt_mask, spans[0][:, None] + prompt_steps, 0)),
         prompt_mask=table(prompt_mask),
-        completion_index=table(np.where(seen, places[tree.owner, steps], 0)[kept, :width]),
-        completion_mask=table(seen[kept, :width]),
-        completion_owned=table(tree.forwarded[kept, :width]),
-        prompt_of=table(tree.group_of_row[kept]),
+        completion_index=table(np.where(seen, packed_index[tree.owner, steps], 0)[owning, :width]),
+        completion_mask=table(seen[owning, :width]),
+        completion_owned=table(tree.forwarded[owning, :width]),
+        row_prompts=table(tree.group_indices[owning]),
         spans=bounds,
-        longest=int((tree.prompt_lengths[tree.group_of_row] + seen.sum(axis=1)).max(initial=0)),
-        forest=_forest(tree, places, spans),
+        longest=int((tree.prompt_lengths[tree.group_indices] + seen.sum(axis=1)).max(initial=0)),
+        forest=_forest(tree, packed_index, spans),
     )
 
 
-def _forest(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> Forest:
+def _forest(tree: PrefixTree, packed_index: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> Forest:
     starts, middles, _ = spans
     # In the example: parents -1 0 1 2 3 | -1 5 5 and run_starts 0 2 4 5 6 7 8.
     parents = np.arange(tree.num_tokens) - 1
     parents[starts] = -1
     row, step = tree.forwarded.nonzero()
     before = np.maximum(step - 1, 0)
-    last_of_prompt = middles[tree.group_of_row[row]] - 1
-    parents[places[row, step]] = np.where(step == 0, last_of_prompt, places[tree.owner[row, before], before])
+    prompt_ends = middles[tree.group_indices[row]] - 1
+    parents[packed_index[row, step]] = np.where(step == 0, prompt_ends, packed_index[tree.owner[row, before], before])
     first = np.unique(row, return_index=True)[1]  # of each row that owns tokens; there may be no token at all
-    first_owned = places[row[first], step[first]]
+    first_owned = packed_index[row[first], step[first]]
     run_starts = np.sort(np.concatenate([starts, first_owned, [tree.num_tokens]])).astype(np.int64)
     return Forest(parents.astype(np.int64), run_starts)
 
 
-def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:
+def _index_tokens(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:
     """Place of each forwarded token in the packed row, ``int64 [N, T]``: row by row, in the order of the tokens.
 
     Example: the trees forward ``1 1 0 0 | 0 0 1 0 | 0 0 0 0`` and ``1 0 0 0 | 1 0 0 0``. Counted over the batch, the
@@ -136,15 +140,17 @@ def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Arr
     entries are not read.
     """
     order = np.cumsum(tree.forwarded).reshape(tree.forwarded.shape) - 1  # over the batch
-    own = ends - middles
-    places: Int64Array = order + (middles - (np.cumsum(own) - own))[tree.group_of_row][:, None]
-    return places
+    completion_tokens = ends - middles
+    packed_index: Int64Array = (
+        order + (middles - (np.cumsum(completion_tokens) - completion_tokens))[tree.group_indices][:, None]
+    )
+    return packed_index
 
 
 def _spans(tree: PrefixTree) -> tuple[Int64Array, Int64Array, Int64Array]:
     """For each tree: start of its prompt, end of its prompt, end of its completions, ``int64 [groups]`` each."""
     groups = len(tree.prompt_lengths)
-    own = np.bincount(tree.group_of_row, tree.forwarded.sum(axis=1), minlength=groups).astype(np.int64)
-    ends = np.cumsum(tree.prompt_lengths + own)
-    middles = ends - own
+    completion_tokens = np.bincount(tree.group_indices, tree.forwarded.sum(axis=1), minlength=groups).astype(np.int64)
+    ends = np.cumsum(tree.prompt_lengths + completion_tokens)
+    middles = ends - completion_tokens
     return middles - tree.prompt_lengths, middles, ends

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import gather_shards, local_part
+from rlox_grpo.distributed.shards import gather_shards, local_shard
 from rlox_grpo.model.blank import StoredWeights, copy_blank, find_device, give_storage, run_blank
 from rlox_grpo.model.sharding import Shards, copy_tensors, shard_parameters
 
@@ -63,7 +63,7 @@ class Policy:
         # Sharded while blank, like the policy: each rank then fills its shards from its own rows of the policy or the
         # files.
         copied = shard_parameters(frozen, ranks)
-        self._fill(frozen, local_part)
+        self._fill(frozen, local_shard)
         return copied
 
     def _copy_blank(self) -> nn.Module:

@@ -92,8 +92,13 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device:
     optimizers and hooks afterwards. With ``device``, each parameter is cast and then moved there.
     """
     # Such as the router's bias of some mixtures of experts, which transformers keeps in float32.
-    kept = _find_float32_parameters(model)
-    _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad), device)
+    float32_ids = _find_float32_parameters(model)
+    _cast(
+        model,
+        dtype,
+        lambda parameter: id(parameter) not in float32_ids and (trained or not parameter.requires_grad),
+        device,
+    )
 
 
 def _cast(
@@ -117,5 +122,5 @@ def _find_float32_parameters(model: nn.Module) -> set[int]:
     for module in model.modules():
         strict |= set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     return {
-        id(parameter) for name, parameter in model.named_parameters() if any(part in strict for part in name.split("."))
+        id(parameter) for name, parameter in model.named_parameters() if any(word in strict for word in name.split("."))
     }

@@ -33,7 +33,7 @@ class PrefixTree:
     """Shared prefixes of a batch, as arrays over its N rows and T completion columns.
 
     Attributes:
-        group_of_row: ``int64 [N]``, the group of each row, from 0: neighbouring rows with the same prompt.
+        group_indices: ``int64 [N]``, the group of each row, from 0: neighbouring rows with the same prompt.
         prompt_lengths: ``int64 [groups]``, prompt tokens.
         lengths: ``int64 [N]``, completion tokens.
         owner: ``int64 [N, T]``, the row that holds this token for all rows that share it: the first row of the group
@@ -42,7 +42,7 @@ class PrefixTree:
             row. The others predict nothing.
     """
 
-    group_of_row: Int64Array
+    group_indices: Int64Array
     prompt_lengths: Int64Array
     lengths: Int64Array
     owner: Int64Array
@@ -83,7 +83,7 @@ def build_prefix_tree(batch: Batch) -> PrefixTree:
 
 def find_owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
     """``bool [N, T]``: the owners of the tokens under ``mask``, each once."""
-    found = np.zeros(mask.shape, dtype=bool)
+    owners = np.zeros(mask.shape, dtype=bool)
     row, step = mask.nonzero()
-    found[owner[row, step], step] = True
-    return found
+    owners[owner[row, step], step] = True
+    return owners

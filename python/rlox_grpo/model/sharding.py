@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records import UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import local_part
+from rlox_grpo.distributed.shards import local_shard
 from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 
@@ -52,9 +52,9 @@ def copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Te
     """Write the parameters and buffers of ``source``, each as ``read`` returns it, into those of ``copy``."""
     for tensors in (nn.Module.named_parameters, nn.Module.named_buffers):
         # In the same order on every rank: `read` may be a collective.
-        for (name, own), (other, tensor) in zip(tensors(copy), tensors(source), strict=True):
+        for (name, target), (other, tensor) in zip(tensors(copy), tensors(source), strict=True):
             assert name == other
-            local_part(own).copy_(read(tensor))
+            local_shard(target).copy_(read(tensor))
 
 
 def shard_policy(model: nn.Module, config: UpdaterConfig, ranks: Ranks) -> Shards | None:
@@ -92,14 +92,14 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     mesh = init_device_mesh(find_device(model).type, (ranks.size,))
     # The blank copy is made first: fully_shard replaces the parameters by DTensors.
     shards = Shards(model, copy_blank(model), ForwardModule(model), gather_dtype)
-    of_blocks, of_root = MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    block_policy, root_policy = MixedPrecisionPolicy(), MixedPrecisionPolicy()
     if gather_dtype is not None:
         # Autocast chooses what is computed in which dtype: inputs stay as they are.
-        of_blocks = MixedPrecisionPolicy(gather_dtype, torch.float32, cast_forward_inputs=False)
+        block_policy = MixedPrecisionPolicy(gather_dtype, torch.float32, cast_forward_inputs=False)
     # Blocks before the root, which takes the parameters that no block has: embeddings, last norm, output layer.
     for module in [*_blocks(model), shards.root]:
         # Reshard the root after each forward too, so that weights can be gathered between any two forward passes.
-        policy = of_root if module is shards.root else of_blocks
+        policy = root_policy if module is shards.root else block_policy
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     for module in shards.root.modules():
         if isinstance(module, FSDPModule):

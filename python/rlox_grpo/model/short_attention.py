@@ -45,7 +45,7 @@ class ShortLayout:
     """The rows of prompts and of completions, and the index of each token among their queries, ``int64 [S]``."""
 
     rows: tuple[ShortRows, ...]
-    query_of: Tensor
+    query_indices: Tensor
 
 
 def is_short(query: Tensor, prompt_index: Tensor, completion_index: Tensor) -> bool:
@@ -65,7 +65,7 @@ def lay_out(
     prompt_mask: Tensor,
     completion_index: Tensor,
     completion_owned: Tensor,
-    prompt_of: Tensor,
+    row_prompts: Tensor,
     *,
     heads: int,
     shared: int,
@@ -73,14 +73,14 @@ def lay_out(
 ) -> ShortLayout:
     """Lay out the rows of the prompts, and those of the completions, which attend to their prompt too."""
     # Example: the prompt `a b` with completions `c` and `d e`, in the packed row a b c d e (places 0 to 4):
-    #     queries   0 1 | 2 _ 3 4          the row of the prompt, then the rows of the completions; _ is token 0
-    #     keys      0 1 | 0 1 2 _, 0 1 3 4
-    #     query_of  0 1 2 4 5              where each token is among the queries of both tables, flattened
-    query_of = torch.zeros(int(prompt_mask.sum() + completion_owned.sum()), dtype=torch.long)
+    #     queries        0 1 | 2 _ 3 4          the row of the prompt, then the rows of the completions; _ is token 0
+    #     keys           0 1 | 0 1 2 _, 0 1 3 4
+    #     query_indices  0 1 2 4 5              where each token is among the queries of both tables, flattened
+    query_indices = torch.zeros(int(prompt_mask.sum() + completion_owned.sum()), dtype=torch.long)
     rows, first = [], 0
     for queries, owned, before, before_mask in (
         (prompt_index, prompt_mask, prompt_index[:, :0], prompt_mask[:, :0]),
-        (completion_index, completion_owned, prompt_index[prompt_of], prompt_mask[prompt_of]),
+        (completion_index, completion_owned, prompt_index[row_prompts], prompt_mask[row_prompts]),
     ):
         if queries.numel() == 0:
             continue
@@ -94,14 +94,14 @@ def lay_out(
         # A batch entry is a row and a key head; the n query heads of this key head are n * T of its queries.
         bias = bias[:, None, None].expand(-1, heads, shared, -1, -1).reshape(count * heads, shared * steps, -1)
         rows.append(ShortRows(queries, torch.cat([before, queries], dim=1), bias))
-        query_of[queries[owned]] = first + owned.ravel().nonzero()[:, 0]
+        query_indices[queries[owned]] = first + owned.ravel().nonzero()[:, 0]
         first += queries.numel()
-    return ShortLayout(tuple(rows), query_of)
+    return ShortLayout(tuple(rows), query_indices)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -> Tensor:
     """Compute attention of ``q [S, H, D]`` over ``k`` and ``v [S, H_kv, D]``; returns ``[S, H, D]``, differentiable."""
-    heads, shared, parts = k.shape[1], q.shape[1] // k.shape[1], []
+    heads, shared, outputs = k.shape[1], q.shape[1] // k.shape[1], []
     for rows in layout.rows:
         # T and W of this table; the products below are [R * H_kv, n * T, D] by [R * H_kv, D, W].
         (count, steps), width = rows.queries.shape, rows.keys.shape[1]
@@ -113,7 +113,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
             for t in (k, v)
         )
         scores = torch.baddbmm(rows.bias, queries, keys.transpose(1, 2), alpha=scale)
-        part = torch.bmm(scores.softmax(dim=-1), values).view(count, heads, shared, steps, -1)
-        # [R * T, H, D]: padded queries stay in it until query_of leaves them out.
-        parts.append(part.permute(0, 3, 1, 2, 4).reshape(count * steps, heads * shared, -1))
-    return torch.cat(parts).index_select(0, layout.query_of)
+        output = torch.bmm(scores.softmax(dim=-1), values).view(count, heads, shared, steps, -1)
+        # [R * T, H, D]: padded queries stay in it until query_indices leaves them out.
+        outputs.append(output.permute(0, 3, 1, 2, 4).reshape(count * steps, heads * shared, -1))
+    return torch.cat(outputs).index_select(0, layout.query_indices)

@@ -68,8 +68,8 @@ class Call:
         each = torch.arange(len(lengths), device=lengths.device)
         # With output_size, which the host knows, this does not wait for the device.
         sequence = torch.repeat_interleave(each, lengths, output_size=self.num_queries)
-        places = torch.arange(self.num_queries, device=lengths.device)
-        return sequence, places - self.cu_q.long()[sequence]
+        queries = torch.arange(self.num_queries, device=lengths.device)
+        return sequence, queries - self.cu_q.long()[sequence]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +104,10 @@ class Forest:
         begins[1:] |= children[self.parents[1:]] > 1
         starts = np.flatnonzero(begins)
         # int64 [S], the segment of each token; the arrays below have one entry for each segment.
-        segment_of = np.cumsum(begins) - 1
+        segments = np.cumsum(begins) - 1
         lengths = np.diff(np.append(starts, size))
         first_parent = self.parents[starts]
-        above = np.where(first_parent >= 0, segment_of[first_parent], -1)
+        above = np.where(first_parent >= 0, segments[first_parent], -1)
         depth = np.zeros(len(starts), np.int64)
         climbed = [np.arange(len(starts))]  # climbed[k][s]: the segment k above s, −1 past the root
         while (higher := np.where(climbed[-1] >= 0, above[climbed[-1]], -1)).max(initial=-1) >= 0:
@@ -147,23 +147,23 @@ class Forest:
         tails = []
         for start, end in zip(self.run_starts[:-1].tolist(), self.run_starts[1:].tolist(), strict=True):
             tail: list[int] = []
-            place = int(self.parents[start]) if end > start else -1
-            while place >= 0 and len(tail) < window - 1:
-                tail.append(place)
-                place = int(self.parents[place])
+            ancestor = int(self.parents[start]) if end > start else -1
+            while ancestor >= 0 and len(tail) < window - 1:
+                tail.append(ancestor)
+                ancestor = int(self.parents[ancestor])
             tails.append(np.array([*reversed(tail), *range(start, end)], dtype=np.int64))
         key_lengths = np.array([len(tail) for tail in tails], dtype=np.int64)
         keys = np.concatenate(tails) if tails else np.zeros(0, np.int64)
-        kept = run_lengths > 0
-        return _call(device, None, keys, run_lengths[kept], key_lengths[kept], causal=True, window=window)
+        nonempty = run_lengths > 0
+        return _call(device, None, keys, run_lengths[nonempty], key_lengths[nonempty], causal=True, window=window)
 
 
 def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     """``[s, s + 1, …, s + l − 1]`` of each pair, one after another."""
     # Example: starts 3 7 and lengths 1 2 give 3 7 8.
     before = np.cumsum(lengths) - lengths
-    places: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-    return places
+    indices: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return indices
 
 
 def _call(
@@ -241,8 +241,8 @@ def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float
         scale=scale,
         window_size=call.window,
     )
-    sequence, place = call.query_slots
-    return out[0], padded[sequence, :, place]  # [n, H, padded max_q] → [Q, H]
+    sequence, column = call.query_slots
+    return out[0], padded[sequence, :, column]  # [n, H, padded max_q] → [Q, H]
 
 
 def _efficient_backward(
@@ -250,11 +250,11 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads, key_heads = q.shape[1], k.shape[1]
     k, v = (_repeat_heads(tensor, heads) for tensor in (k, v))
-    sequence, place = call.query_slots
+    sequence, column = call.query_slots
     width = -(-call.max_q // 32) * 32  # the kernel reads its log-sum-exps in blocks of 32 queries
     # float32 [n, width, H]. An infinite log-sum-exp makes the weights of a padded query exp(score - inf) = 0.
     padded = lse.new_full((len(call.cu_q) - 1, width, heads), torch.inf)
-    padded[sequence, place] = lse
+    padded[sequence, column] = lse
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
         *(grad_out[None], q[None], k[None], v[None], None, out[None], call.cu_q, call.cu_k, call.max_q, call.max_k),
@@ -292,13 +292,13 @@ class TreeAttention(torch.autograd.Function):
         for call in others:
             at, keys = call.queries, call.keys
             assert at is not None
-            part, part_lse = kernel.forward(_at(q, at), _at(k, keys), _at(v, keys), call, scale)
+            attended, call_lse = kernel.forward(_at(q, at), _at(k, keys), _at(v, keys), call, scale)
             before = lse[at]
             # Two sets of keys with log-sum-exps a and b: softmax over both weighs the second by e^b / (e^a + e^b).
             # Example: a = 0 and b = ln 3 give 3/4 of the second output and 1/4 of the first.
-            share = torch.sigmoid(part_lse - before)  # exp(part) / (exp(part) + exp(before))
-            lse = lse.index_copy(0, at, torch.logaddexp(before, part_lse))
-            merged = torch.lerp(out[at].to(share.dtype), part.to(share.dtype), share[..., None])
+            share = torch.sigmoid(call_lse - before)  # exp(part) / (exp(part) + exp(before))
+            lse = lse.index_copy(0, at, torch.logaddexp(before, call_lse))
+            merged = torch.lerp(out[at].to(share.dtype), attended.to(share.dtype), share[..., None])
             out = out.index_copy(0, at, merged.to(out.dtype))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.calls, ctx.kernel, ctx.scale = calls, kernel, scale
@@ -316,16 +316,16 @@ class TreeAttention(torch.autograd.Function):
         # and the Σ grad_out · out that the softmax gradient subtracts is that of the whole softmax.
         for call in ctx.calls:
             at, keys = call.queries, call.keys
-            parts = ctx.kernel.backward(
+            call_grads = ctx.kernel.backward(
                 *(_at(grad_out, at), _at(q, at), _at(k, keys), _at(v, keys), _at(out, at), _at(lse, at)),
                 call,
                 ctx.scale,
             )
-            for grad, place, part in zip(grads, (at, keys, keys), parts, strict=True):
-                if place is None:
-                    grad += part
+            for grad, targets, call_grad in zip(grads, (at, keys, keys), call_grads, strict=True):
+                if targets is None:
+                    grad += call_grad
                 else:
-                    grad.index_add_(0, place, part.to(grad.dtype))
+                    grad.index_add_(0, targets, call_grad.to(grad.dtype))
         return (*(grad.to(tensor.dtype) for grad, tensor in zip(grads, (q, k, v), strict=True)), None, None, None)
 
 
@@ -364,7 +364,7 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
     tensors = [draw(q.shape[1]), draw(k.shape[1]), draw(k.shape[1])]
     # [S, H, D], the gradient of the output: random, so that errors do not cancel.
     weights = draw(q.shape[1]).detach()
-    own_q, own_k, own_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
+    exact_q, exact_k, exact_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
 
     def differentiate(out: Tensor, inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
         return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
@@ -375,7 +375,9 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
         return differentiate(out, tensors, weights)
 
     with torch.enable_grad():
-        expected = differentiate(formula(own_q, own_k, own_v, forest, scale, window), exact, weights.cpu().double())
+        expected = differentiate(
+            formula(exact_q, exact_k, exact_v, forest, scale, window), exact, weights.cpu().double()
+        )
         return agrees(kernel, compute, expected, dtype=q.dtype, rounding=5e-2)
 
 
@@ -388,10 +390,10 @@ def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, windo
     # bool [S, S]: whether a query (row) attends to a key (column). Each query climbs its path to the root.
     sees = torch.zeros(size, size, dtype=torch.bool)
     for token in range(size):
-        place, seen = token, 0
-        while place >= 0 and (window is None or seen < window):
-            sees[token, place] = True
-            place, seen = int(forest.parents[place]), seen + 1
+        ancestor, seen = token, 0
+        while ancestor >= 0 and (window is None or seen < window):
+            sees[token, ancestor] = True
+            ancestor, seen = int(forest.parents[ancestor]), seen + 1
     k, v = (_repeat_heads(tensor, q.shape[1]) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     weights = scores.masked_fill(~sees.to(q.device), -torch.inf).softmax(dim=-1)

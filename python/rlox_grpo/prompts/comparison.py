@@ -22,7 +22,7 @@ def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message:
     """
     first_replies: dict[str, int] = {}
     for prompt in prompts:
-        forms = [_name_form(one.source) for one in (prompts[0], prompt)]
+        forms = [_name_form(compared.source) for compared in (prompts[0], prompt)]
         if forms[0] != forms[1]:
             raise ValueError(
                 f"prompts[{prompt.index}] is {forms[1]} and prompts[{prompts[0].index}] {forms[0]}: give all prompts "
@@ -42,7 +42,7 @@ def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message:
             )
 
 
-def warn_of_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: bool) -> None:
+def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: bool) -> None:
     """Warn of prompts that are probably a mistake: a second BOS, or all equal.
 
     ``bos`` is the tokenizer's BOS id. With ``are_rows``, an environment writes the prompts, and all may be equal.

@@ -39,10 +39,10 @@ class PassRates:
             judged = first[~np.isnan(first)]
             if not len(judged):
                 continue
-            found = float(np.mean(judged >= RIGHT))
+            pass_rate = float(np.mean(judged >= RIGHT))
             index = scored.group.prompt.index
             before = self._rates.get(index)
-            self._rates[index] = found if before is None else MEMORY * before + (1 - MEMORY) * found
+            self._rates[index] = pass_rate if before is None else MEMORY * before + (1 - MEMORY) * pass_rate
 
     def chance(self, index: int, floor: float) -> float:
         """Return the probability in [floor, 1] that prompt ``index`` is not skipped when it is drawn.

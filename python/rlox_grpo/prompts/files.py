@@ -13,7 +13,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_ONE_A_LINE = "write one object a line"
+_LINE_HINT = "write one object a line"
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -71,11 +71,11 @@ def read_table(table: Any) -> Iterator[Any]:
             name: _drop_nulls(value, features.get(name)) if _is_chat(value) else value for name, value in row.items()
         }
     if ambiguous := [name for name in nulls if name in values]:
-        _warn_of_nulls(ambiguous[0], nulls[ambiguous[0]], tuple(ambiguous[1:6]))
+        _warn_about_nulls(ambiguous[0], nulls[ambiguous[0]], tuple(ambiguous[1:6]))
 
 
 @functools.cache  # once for all passes over a stream
-def _warn_of_nulls(name: str, index: int, others: tuple[str, ...]) -> None:
+def _warn_about_nulls(name: str, index: int, others: tuple[str, ...]) -> None:
     logger.warning(
         "%s is null in row %d and not in others: Arrow stores a null for each key that a row lacks, so rewards "
         "get None whether the row had the key or not%s. Pass a list of rows or a .jsonl file to keep rows as they were "
@@ -101,10 +101,10 @@ def _drop_nulls(value: Any, feature: Any) -> Any:
     if _is_json(feature):
         return value
     if isinstance(value, Mapping):
-        return {key: _drop_nulls(entry, _type_of(feature, key)) for key, entry in value.items() if entry is not None}
+        return {key: _drop_nulls(entry, _entry_type(feature, key)) for key, entry in value.items() if entry is not None}
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return [_drop_nulls(entry, _type_of(feature)) for entry in value] if isinstance(value, list) else value
+    return [_drop_nulls(entry, _entry_type(feature)) for entry in value] if isinstance(value, list) else value
 
 
 def _list_keys(value: Any, feature: Any, path: str, index: int, nulls: dict[str, int], values: set[str]) -> None:
@@ -118,10 +118,10 @@ def _list_keys(value: Any, feature: Any, path: str, index: int, nulls: dict[str,
                 nulls.setdefault(inner, index)
             else:
                 values.add(inner)
-                _list_keys(entry, _type_of(feature, key), inner, index, nulls, values)
+                _list_keys(entry, _entry_type(feature, key), inner, index, nulls, values)
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         for entry in value:
-            _list_keys(entry, _type_of(feature), f"{path}[…]", index, nulls, values)
+            _list_keys(entry, _entry_type(feature), f"{path}[…]", index, nulls, values)
 
 
 def _is_json(feature: Any) -> bool:
@@ -129,7 +129,7 @@ def _is_json(feature: Any) -> bool:
     return type(feature).__name__ == "Json"
 
 
-def _type_of(feature: Any, key: Any = None) -> Any:
+def _entry_type(feature: Any, key: Any = None) -> Any:
     """Return the type of the entries of a list, or of the value of ``key`` in a dict; None if it is not known."""
     if isinstance(feature, Mapping):
         return feature.get(key)
@@ -151,7 +151,7 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
             if not isinstance(row, dict):
                 cause = f" ({_ARRAY})" if isinstance(row, list) and number == 1 else ""
                 raise ValueError(
-                    f"{path}, line {number}: expected an object, got {type(row).__name__}; {_ONE_A_LINE}{cause}"
+                    f"{path}, line {number}: expected an object, got {type(row).__name__}; {_LINE_HINT}{cause}"
                 )
             rows.append(row)
     return rows
@@ -164,10 +164,10 @@ def _find_cause(line: str) -> str:
     """Say what to do with a line that is not JSON."""
     text = line.strip()
     if text.endswith(","):
-        return f"the line ends in a comma: {_ONE_A_LINE}, without commas between them"
+        return f"the line ends in a comma: {_LINE_HINT}, without commas between them"
     if text in ("[", "{"):
-        return f"the value goes on in the next line: {_ONE_A_LINE}; {_ARRAY}"
-    return _ONE_A_LINE
+        return f"the value goes on in the next line: {_LINE_HINT}; {_ARRAY}"
+    return _LINE_HINT
 
 
 def _refuse_constant(name: str) -> Any:
@@ -182,7 +182,7 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find_repeated(names: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,12 @@ import numpy as np
 from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table
 from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message, refuse_media
-from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns, warn_of_replaced_columns
+from rlox_grpo.prompts.rows import (
+    add_system_message,
+    refuse_unread_variables,
+    rename_columns,
+    warn_about_replaced_columns,
+)
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.types import Prompt
@@ -155,7 +160,7 @@ def list_rows(
     entries = list_entries(prompts)
     if renamed and not any(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts")
-    warn_of_replaced_columns(entries, renamed)
+    warn_about_replaced_columns(entries, renamed)
     rows: list[tuple[Any, Mapping[str, Any]]] = []
     for index, entry in enumerate(entries):
         if isinstance(entry, Mapping):
@@ -243,16 +248,16 @@ def _tokenise(rendered: Sequence[_Text | list[int]], tokenizer: PreTrainedTokeni
     token_ids = [[] if isinstance(prompt, _Text) else prompt for prompt in rendered]
     for special in (True, False):
         texts = [
-            (place, prompt.text)
-            for place, prompt in enumerate(rendered)
+            (index, prompt.text)
+            for index, prompt in enumerate(rendered)
             if isinstance(prompt, _Text) and prompt.special is special
         ]
         for begin in range(0, len(texts), _TEXTS_PER_CALL):
-            places, some = zip(*texts[begin : begin + _TEXTS_PER_CALL], strict=True)
+            indices, some = zip(*texts[begin : begin + _TEXTS_PER_CALL], strict=True)
             assert tokenizer is not None  # _render
             encoded = tokenizer(list(some), add_special_tokens=special)["input_ids"]
-            for place, row_ids in zip(places, encoded, strict=True):
-                token_ids[place] = row_ids
+            for index, row_ids in zip(indices, encoded, strict=True):
+                token_ids[index] = row_ids
     return token_ids
 
 
@@ -262,8 +267,8 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 
 def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
     """Raise ValueError for a message without role or content, or with a role that the template does not contain."""
-    for place, message in enumerate(messages):
-        where = f"prompts[{index}], message {place}"
+    for position, message in enumerate(messages):
+        where = f"prompts[{index}], message {position}"
         if not isinstance(message, Mapping):
             raise ValueError(f"{where} is {type(message).__name__}: expected {{'role': …, 'content': …}}")
         if message.get("role") is None and "from" in message and "value" in message:  # ShareGPT's form
@@ -278,10 +283,10 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
         if media := find_media_in_message(message):
             raise ValueError(f"{where} has {media}: models are text only, leave it out; {NOT_SUPPORTED}")
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") != "text":
+        for entry in content if isinstance(content, list) else ():
+            if isinstance(entry, Mapping) and entry.get("type") != "text":
                 raise ValueError(
-                    f"{where} has a part of the type {part.get('type')!r}: models are text only, leave it out"
+                    f"{where} has a part of the type {entry.get('type')!r}: models are text only, leave it out"
                 )
         role = message["role"]
         if role not in ROLES and str(role) not in template:
@@ -347,10 +352,10 @@ def refuse_unknown_ids(prompts: Sequence[Prompt], vocab_size: int | None) -> Non
         ids = np.asarray(prompt.token_ids)
         beyond = (ids < 0) | (ids >= vocab_size) if vocab_size is not None else ids < 0
         if beyond.any():
-            place = int(beyond.argmax())
+            position = int(beyond.argmax())
             size = "" if vocab_size is None else f", and the model has the ids 0 to {vocab_size - 1}"
             raise ValueError(
-                f"prompts[{prompt.index}] has the token id {ids[place]} at position {place}"
+                f"prompts[{prompt.index}] has the token id {ids[position]} at position {position}"
                 f"{size or ', and ids are not negative'}: tokenize it with the model's own tokenizer"
             )
 

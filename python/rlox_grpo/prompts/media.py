@@ -50,8 +50,8 @@ def find_media(value: Any, *, is_named: bool = False, depth: int = 0) -> str | N
     if isinstance(value, (list, tuple)):
         if depth == _DEEPEST:
             return None
-        found = (find_media(entry, is_named=is_named, depth=depth + 1) for entry in value)
-        return next((kind for kind in found if kind), None)
+        kinds = (find_media(entry, is_named=is_named, depth=depth + 1) for entry in value)
+        return next((kind for kind in kinds if kind), None)
     if isinstance(value, str):
         if _DATA_URL.match(value):
             return f"the data URL {value[:30]!r}"
@@ -78,12 +78,12 @@ def find_media_in_message(message: Mapping[str, Any]) -> str | None:
         if message[name]:
             return f"the key {name!r}"
     content = message.get("content")
-    for part in content if isinstance(content, (list, tuple)) else ():
-        if isinstance(part, Mapping):
-            if _MEDIA_KIND.search(str(part.get("type"))):
-                return f"a part of the type {part['type']!r}"
-            if keys := [key for key in part if _MEDIA_KIND.search(str(key)) and part[key] is not None]:
+    for entry in content if isinstance(content, (list, tuple)) else ():
+        if isinstance(entry, Mapping):
+            if _MEDIA_KIND.search(str(entry.get("type"))):
+                return f"a part of the type {entry['type']!r}"
+            if keys := [key for key in entry if _MEDIA_KIND.search(str(key)) and entry[key] is not None]:
                 return f"a part with the key {keys[0]!r}"
-        elif kind := find_media(part):
+        elif kind := find_media(entry):
             return f"a part that is {kind}"
     return None

@@ -29,11 +29,11 @@ def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: in
             raise ValueError(
                 f"{option}: prompts[{index}] has no {name!r} column; it has {', '.join(map(repr, row))}{turned}"
             )
-    kept = {name: value for name, value in row.items() if name not in renamed.values()}
-    return {**kept, **{new: row[name] for new, name in renamed.items()}}
+    other_columns = {name: value for name, value in row.items() if name not in renamed.values()}
+    return {**other_columns, **{new: row[name] for new, name in renamed.items()}}
 
 
-def warn_of_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) -> None:
+def warn_about_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) -> None:
     """Warn once for each column that takes the name of another one, which nothing reads then."""
     for new, name in renamed.items():
         if new == name or new in renamed.values():
@@ -41,11 +41,11 @@ def warn_of_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) ->
         index = next((index for index, row in enumerate(rows) if isinstance(row, Mapping) and new in row), None)
         if index is not None:
             option = f"prompt_column={name!r}" if new == "prompt" else f"columns={{{new!r}: {name!r}}}"
-            _warn_of_replaced_column(option, new, index)
+            _warn_about_replaced_column(option, new, index)
 
 
 @functools.cache  # once for all rows of a stream
-def _warn_of_replaced_column(option: str, name: str, index: int) -> None:
+def _warn_about_replaced_column(option: str, name: str, index: int) -> None:
     logger.warning("%s replaces the column %r that prompts[%d] has: drop one of them", option, name, index)
 
 

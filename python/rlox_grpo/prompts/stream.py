@@ -26,7 +26,7 @@ def is_read_once(stream: Any) -> bool:
     return hasattr(stream, "__iter__") and iter(stream) is stream
 
 
-def read_rows_of(stream: Any) -> Iterator[Any]:
+def read_stream(stream: Any) -> Iterator[Any]:
     """Yield the rows of a stream (see :func:`is_stream`) in order, and again from the start if that is possible.
 
     Before each further pass over a ``datasets.IterableDataset``, ``set_epoch`` is called, so that it shuffles again.
@@ -72,7 +72,7 @@ class StreamDraws:
         Raises:
             ValueError: the stream is empty.
         """
-        self._load, self._compare, rows = load, compare, read_rows_of(stream)
+        self._load, self._compare, rows = load, compare, read_stream(stream)
         peeked = list(islice(rows, PEEKED))
         if not peeked:
             raise ValueError("prompts is an empty stream: there is nothing to train on")
@@ -91,12 +91,12 @@ class StreamDraws:
         Raises:
             ValueError: the stream has fewer rows, or a wanted row is invalid.
         """
-        found: dict[int, Prompt] = {}
+        loaded: dict[int, Prompt] = {}
         while self.draws < draws:
             row = self._next_row()
             if (index := self.draws - 1) in wanted:
-                found[index] = self._load_row(row, index)
-        return found
+                loaded[index] = self._load_row(row, index)
+        return loaded
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.

@@ -52,13 +52,13 @@ def _make_messages(
     user: str, *, system: str | None = None, turns: tuple[str, ...] = (), prefill: str | None = None
 ) -> Messages:
     """Return chat messages. ``turns`` are worked examples before the question, alternately user and assistant."""
-    found = [] if system is None else [{"role": "system", "content": system}]
-    for place, turn in enumerate(turns):
-        found.append({"role": ("user", "assistant")[place % 2], "content": turn})
-    found.append({"role": "user", "content": user})
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for position, turn in enumerate(turns):
+        messages.append({"role": ("user", "assistant")[position % 2], "content": turn})
+    messages.append({"role": "user", "content": user})
     if prefill is not None:
-        found.append({"role": "assistant", "content": prefill})
-    return found
+        messages.append({"role": "assistant", "content": prefill})
+    return messages
 
 
 def _asking(text: str, **others: Any) -> Callable[[str], Messages]:

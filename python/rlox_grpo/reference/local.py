@@ -192,13 +192,13 @@ def _mix(reference: nn.Module, weights: Iterable[tuple[str, Tensor]], share: flo
     """
     waiting = dict(reference.named_parameters())
     for name, tensor in weights:
-        own = waiting.pop(name, None)
-        if own is None or own.shape != tensor.shape:
+        target = waiting.pop(name, None)
+        if target is None or target.shape != tensor.shape:
             raise ValueError(f"the reference has no weight {name!r} of shape {tuple(tensor.shape)}")
-        tensor = tensor.detach().to(own.device, own.dtype)
+        tensor = tensor.detach().to(target.device, target.dtype)
         if share == 1.0:  # exactly: lerp may round
-            own.copy_(tensor)
+            target.copy_(tensor)
         else:
-            own.lerp_(tensor, share)
+            target.lerp_(tensor, share)
     if waiting:
         raise ValueError(f"the reference was not given {sorted(waiting)[:3]}: its weights would be of two versions")

@@ -115,7 +115,9 @@ class Measuring:
         """``float32 [N, T]`` for each question, on the CPU."""
         forward = self._find_forward(questions[0].temperature, questions[0].vocabulary)
         groups = [group for question in questions for group in _list_groups(question)]
-        step = Rows.of(groups, np.zeros(sum(len(question.input_ids) for question in questions)), train_truncated=True)
+        step = Rows.collect(
+            groups, np.zeros(sum(len(question.input_ids) for question in questions)), train_truncated=True
+        )
         denominators = step.denominators(None, None)
         log_probs = torch.zeros(step.count, max(question.loss_mask.shape[1] for question in questions))
         rows = max(1, self._budget // max(question.input_ids.shape[1] for question in questions))
@@ -125,9 +127,9 @@ class Measuring:
                 continue
             with torch.no_grad():
                 log_probs[start : start + rows, : batch.loss_mask.shape[1]] = forward(batch)[0].float().cpu()
-        parts = torch.split(log_probs, [len(question.input_ids) for question in questions])
+        by_question = torch.split(log_probs, [len(question.input_ids) for question in questions])
         widths = [question.loss_mask.shape[1] for question in questions]
-        return [part[:, :width].contiguous() for part, width in zip(parts, widths, strict=True)]
+        return [answer[:, :width].contiguous() for answer, width in zip(by_question, widths, strict=True)]
 
     def _make_forward(self, temperature: float, vocabulary: int) -> Forward:
         return make_forward(self._model, temperature=temperature, vocabulary=vocabulary or None)
@@ -149,10 +151,10 @@ def _list_groups(question: Question) -> list[ScoredGroup]:
     prompts, completions, masks = [], [], []
     lengths = zip(question.prompt_lengths.tolist(), question.completion_lengths.tolist(), strict=True)
     for ids, mask, (start, length) in zip(question.input_ids.numpy(), question.loss_mask.numpy(), lengths, strict=True):
-        own = mask[:length]
+        row_mask = mask[:length]
         prompts.append(ids[:start])
-        completions.append(ids[start : start + len(own)])
-        masks.append(own)
+        completions.append(ids[start : start + len(row_mask)])
+        masks.append(row_mask)
     _, sizes = torch.unique_consecutive(question.prompt_index, return_counts=True)
     bounds = pairwise([0, *sizes.cumsum(0).tolist()])
     return [group_tokens(prompts[start], completions[start:stop], masks[start:stop]) for start, stop in bounds]
@@ -207,8 +209,8 @@ def make_server(
     def refuse(status: int, why: str) -> Answer:
         return Answer(status, json.dumps({"error": why}).encode())
 
-    def authorize(given: str) -> bool | None:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()) or None
+    def authorize(header: str) -> bool | None:
+        return hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {token}".encode()) or None
 
     def get(_: bool, path: str) -> Answer | None:
         return Answer(200, json.dumps(about).encode()) if path == "/health" else None

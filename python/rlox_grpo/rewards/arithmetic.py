@@ -186,8 +186,8 @@ class WrittenArithmetic:
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; no column is read."""
         judged = [judge_equations(text) for text in read_texts(completions, self.__name__)]
-        scores = [sum(found) / len(found) if len(found) >= self.least else 0.0 for found in judged]
-        statuses = [OK if found else NO_ANSWER for found in judged]
+        scores = [sum(equations) / len(equations) if len(equations) >= self.least else 0.0 for equations in judged]
+        statuses = [OK if equations else NO_ANSWER for equations in judged]
         return Verdicts(np.array(scores, dtype=np.float64), np.array(statuses, dtype=np.uint8))
 
     __call__ = call_rule
@@ -195,16 +195,16 @@ class WrittenArithmetic:
 
 def judge_equations(text: str) -> list[bool]:
     """Return whether each equation of ``text`` is true, in order, for at most :data:`MOST_EQUATIONS`."""
-    found: list[bool] = []
+    truths: list[bool] = []
     for run in _RUN.findall(text):
         for left, right in pairwise(run.split("=")):
             sides = _TWO_NUMBERS.split(left)[-1].strip(), _TWO_NUMBERS.split(right)[0].strip()
             truth = _recall_truth(*sides) if sum(map(len, sides)) <= _SHORT else _is_true(*sides)
             if truth is not None:
-                found.append(truth)
-                if len(found) == MOST_EQUATIONS:
-                    return found
-    return found
+                truths.append(truth)
+                if len(truths) == MOST_EQUATIONS:
+                    return truths
+    return truths
 
 
 def _is_true(left: str, right: str) -> bool | None:

@@ -58,9 +58,9 @@ class ChatCompletion(list[Mapping[str, Any]]):
         self.counted = True
         return super().__len__()
 
-    def __getitem__(self, place: Any, /) -> Any:
+    def __getitem__(self, index: Any, /) -> Any:
         self.read = True
-        return super().__getitem__(place)
+        return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         self.read = True
@@ -136,19 +136,19 @@ def function_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def call(function: RewardFn, given: Mapping[str, Any]) -> Any:
-    """Call ``function`` with the arguments of ``given`` that its signature has.
+def call(function: RewardFn, arguments: Mapping[str, Any]) -> Any:
+    """Call ``function`` with those of ``arguments`` that its signature has.
 
     Raises:
         RewardError: It requires an argument that is not given.
     """
-    positional, keywords = select_arguments(function, given)
+    positional, keywords = select_arguments(function, arguments)
     return function(*positional, **keywords)
 
 
-def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def select_arguments(function: RewardFn, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Select the positional and keyword arguments that :func:`call` passes."""
-    both = [given["completions"], given["prompts"]]
+    both = [arguments["completions"], arguments["prompts"]]
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some callables written in C have no signature
@@ -156,19 +156,19 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    missing = [p.name for p in required if p.name not in given]
+    missing = [p.name for p in required if p.name not in arguments]
     positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     # f(completions, answer) and f(**columns): everything by keyword. f(completions, /, answer): the first by position.
     if not missing and (takes_any or by_position or required):
-        nameable = [p.name for p in parameters if p.name in given and p.kind is not p.VAR_POSITIONAL]
-        names = given if takes_any else nameable
-        first = [given[name] for name in positional_only if name in given]
-        return first, {name: given[name] for name in names if name not in positional_only}
+        nameable = [p.name for p in parameters if p.name in arguments and p.kind is not p.VAR_POSITIONAL]
+        names = arguments if takes_any else nameable
+        first = [arguments[name] for name in positional_only if name in arguments]
+        return first, {name: arguments[name] for name in names if name not in positional_only}
     # f(texts, questions): at most two leading parameters with other names get completions and prompts, as in rlox.
-    own = [p for p in by_position if p.name not in given]
+    unmatched = [p for p in by_position if p.name not in arguments]
     room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
-    if len(missing) <= 2 and own[: len(missing)] == by_position[: len(missing)] and room:
-        rest = {p.name: given[p.name] for p in parameters if p.name in given}
+    if len(missing) <= 2 and unmatched[: len(missing)] == by_position[: len(missing)] and room:
+        rest = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
         taken = len(missing) or 2
         return both[: min(room, taken)], rest
     if not parameters:
@@ -177,7 +177,7 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
         )
     raise RewardError(
         f"reward function {function_name(function)} requires {', '.join(missing)}; given are "
-        f"{', '.join(sorted(given))}: rename the argument, give it a default, or add the column to the prompts"
+        f"{', '.join(sorted(arguments))}: rename the argument, give it a default, or add the column to the prompts"
     )
 
 
@@ -195,8 +195,8 @@ def _make_error(name: str, cause: BaseException) -> RewardError:
     """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
-    place = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
-    error = RewardError(f"reward function {name} raised {describe_error(cause)}{place}")
+    location = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
+    error = RewardError(f"reward function {name} raised {describe_error(cause)}{location}")
     error.__cause__ = cause
     return error
 
@@ -240,9 +240,9 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
     scores = np.array(read_scores(name, result, rows), dtype=np.float64)
     if rows and np.isnan(scores).all():
         bad = 0 if isinstance(result, np.ndarray) else len(find_nan_rows(to_list(name, result)))
-        told = f": NaN for {bad} of them" if bad else ""
+        nan_note = f": NaN for {bad} of them" if bad else ""
         raise RewardError(
-            f"reward function {name} returned no score for any of {rows} completions{told}; return a number "
+            f"reward function {name} returned no score for any of {rows} completions{nan_note}; return a number "
             "for those that it applies to"
         )
     return scores

@@ -103,9 +103,9 @@ class PythonTests:
         limits = self._limits()
         # Start all runs before waiting for one. Equal programs with equal tests run once.
         runs: dict[tuple[str | None, _Tests], _Runs] = {}
-        for program, own in zip(programs, tests, strict=True):
-            if program is not None and (program, own) not in runs:
-                runs[program, own] = _start(program, own, limits, self.objects == "allow")
+        for program, row_tests in zip(programs, tests, strict=True):
+            if program is not None and (program, row_tests) not in runs:
+                runs[program, row_tests] = _start(program, row_tests, limits, self.objects == "allow")
         scores = np.zeros(rows, dtype=np.float64)
         statuses = np.full(rows, NO_ANSWER, dtype=np.uint8)
         settled = {key: _settle(key[1], pending) for key, pending in runs.items()}
@@ -144,7 +144,7 @@ def extract_program(text: str) -> str | None:
     A block without a language counts as Python. Text after a ``<think>`` that is not closed is not read.
     """
     text = text.rpartition("</think>")[2].partition("<think>")[0]
-    found: str | None = None
+    program: str | None = None
     lines = text.splitlines(keepends=True)
     mark, language, block = "", "", [""]
     for line in lines:
@@ -152,13 +152,13 @@ def extract_program(text: str) -> str | None:
         if mark:
             if fence is not None and fence[1].startswith(mark) and not line.strip(" \t\r\n").strip(mark[0]):
                 if language in _PYTHON:
-                    found = "".join(block)
+                    program = "".join(block)
                 mark = ""
             else:
                 block.append(line)
         elif fence is not None:
             mark, language, block = fence[1], fence[2].lower(), []
-    return found
+    return program
 
 
 _Tests = tuple["str | tuple[str, str]", ...]
@@ -205,26 +205,26 @@ def _strip_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _read_tests(value: Any, place: str) -> _Tests:
+def _read_tests(value: Any, where: str) -> _Tests:
     """Check and return the tests of a row. ValueError names an invalid test."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"{place} is {shorten(value)}, expected a list of at least one test")
-    return tuple(_read_test(test, f"{place}[{index}]") for index, test in enumerate(value))
+        raise ValueError(f"{where} is {shorten(value)}, expected a list of at least one test")
+    return tuple(_read_test(test, f"{where}[{index}]") for index, test in enumerate(value))
 
 
-def _read_test(test: Any, place: str) -> str | tuple[str, str]:
+def _read_test(test: Any, where: str) -> str | tuple[str, str]:
     if isinstance(test, str):
         problem = _find_problem(test)
         if problem is not None:
-            raise ValueError(f"{place} is {shorten(test)}: {problem}")
+            raise ValueError(f"{where} is {shorten(test)}: {problem}")
         return test
     pair = (test.get("input"), test.get("output")) if isinstance(test, Mapping) else test
-    if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+    if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(side, str) for side in pair):
         return (pair[0], pair[1])
     raise ValueError(
-        f"{place} is {shorten(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
+        f"{where} is {shorten(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
         'output: {"input": "2\\n", "output": "4\\n"} or a pair'
     )
 

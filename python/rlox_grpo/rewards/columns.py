@@ -49,8 +49,8 @@ def _read_text(completion: Any, index: int, rule: str) -> str:
             return ""
         if isinstance(content, str):
             return content
-        if isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content):
-            return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+        if isinstance(content, (list, tuple)) and all(isinstance(entry, Mapping) for entry in content):
+            return "".join(entry["text"] for entry in content if isinstance(entry.get("text"), str))
     raise ValueError(f"{rule}: completions[{index}] is {completion!r}, expected a text or a list of messages")
 
 
@@ -61,9 +61,9 @@ def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[A
         ValueError: The column is missing or has another length.
     """
     if columns.get(name) is None:
-        known = ", ".join(sorted(columns)) or "none"
+        column_names = ", ".join(sorted(columns)) or "none"
         raise ValueError(
-            f"{rule}: column {name!r} is missing; columns given: {known}. If one of them holds it, "
+            f"{rule}: column {name!r} is missing; columns given: {column_names}. If one of them holds it, "
             f"rename it: columns={{{name!r}: <its name in the rows>}}"
         )
     values: Sequence[Any] = columns[name]
@@ -136,11 +136,11 @@ def read_sampled(columns: Columns, rows: int, rule: str) -> list[BoolArray] | No
     """
     if columns.get(SAMPLED) is None:
         return None
-    flags = [np.asarray(own, dtype=np.bool_) for own in read_column(columns, SAMPLED, rows, rule)]
-    for row, (own, ids) in enumerate(zip(flags, read_column(columns, "completion_ids", rows, rule), strict=True)):
-        if own.shape != (len(ids),):
+    flags = [np.asarray(row_flags, dtype=np.bool_) for row_flags in read_column(columns, SAMPLED, rows, rule)]
+    for row, (row_flags, ids) in enumerate(zip(flags, read_column(columns, "completion_ids", rows, rule), strict=True)):
+        if row_flags.shape != (len(ids),):
             raise ValueError(
-                f"{rule}: {SAMPLED}[{row}] has shape {own.shape}, but completion_ids[{row}] has {len(ids)}"
+                f"{rule}: {SAMPLED}[{row}] has shape {row_flags.shape}, but completion_ids[{row}] has {len(ids)}"
             )
     return flags
 

@@ -27,11 +27,11 @@ def copy_value(value: Any) -> Any:
         raise TypeError(f"it is a {kind.__name__} that cannot be copied: {type(error).__name__}: {error}") from error
 
 
-def copy_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def copy_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the arguments of a reward function: each value of a list is a copy, also if it is repeated."""
     return {
         name: [copy_value(value) for value in values] if type(values) is list else copy_value(values)
-        for name, values in given.items()
+        for name, values in arguments.items()
     }
 
 

@@ -40,7 +40,7 @@ class EnvironmentReward:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, *args: Any, **given: Any) -> Any:
+    def __call__(self, *args: Any, **columns: Any) -> Any:
         """Raise RewardError: an environment scores its own episodes, not texts."""
         raise RewardError(f"{self.__name__} is an environment: it scores its own episodes, not texts")
 

@@ -240,7 +240,7 @@ class CosineLength:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch."""
-        found = self.rule.verdicts(completions, columns)
+        judged = self.rule.verdicts(completions, columns)
         if self.unit == "tokens":
             lengths = _count_tokens(columns, len(completions), self.__name__)
         else:
@@ -248,11 +248,11 @@ class CosineLength:
         share = lengths / self.max_length
         if self.beyond == "hold":
             share = np.minimum(share, 1.0)
-        right = found.scores >= 1.0
+        right = judged.scores >= 1.0
         end = np.where(right, self.min_correct, self.max_wrong)
         start = np.where(right, self.max_correct, self.min_wrong)
         scores = end + 0.5 * (start - end) * (1.0 + np.cos(share * np.pi))
-        return Verdicts(np.where(np.isnan(found.scores), np.nan, scores), found.statuses)
+        return Verdicts(np.where(np.isnan(judged.scores), np.nan, scores), judged.statuses)
 
     __call__ = call_rule
 

@@ -13,11 +13,11 @@ from typing import Any
 from rlox_grpo.errors import ConfigError
 
 
-def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -> Callable[..., Any]:
+def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> Callable[..., Any]:
     """Import ``"module:callable"``.
 
     Args:
-        place: the key of ``name``, for errors.
+        key: the key of ``name``, for errors.
         name: a module and one of its callables, such as ``"my_module:MyEnv"``.
         folders: searched for the module after the installed packages, only during the import.
 
@@ -27,28 +27,28 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise ConfigError(f"{place} is {name!r}: expected module:callable, such as 'my_module:my_function'")
+        raise ConfigError(f"{key} is {name!r}: expected module:callable, such as 'my_module:my_function'")
     if not all(word.isidentifier() for word in module.split(".")):
         raise ConfigError(
-            f"{place} ({name}): {module!r} is no name of a module: write it without a path and without .py; the folder "
+            f"{key} ({name}): {module!r} is no name of a module: write it without a path and without .py; the folder "
             "of the run file and the current folder are searched"
         )
     try:
         with _search_also(folders):
-            found: Any = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
             for word in attribute.split("."):
-                found = getattr(found, word)
+                target = getattr(target, word)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{place} ({name}): {error}") from error
+        raise ConfigError(f"{key} ({name}): {error}") from error
     except Exception as error:  # of the user's module, which may raise any
         *_, last = traceback.extract_tb(error.__traceback__)
         where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
         raise ConfigError(
-            f"{place} ({name}): the import of {module} failed with {type(error).__name__}: {error}{where}"
+            f"{key} ({name}): the import of {module} failed with {type(error).__name__}: {error}{where}"
         ) from error
-    if not callable(found):
-        raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
-    imported: Callable[..., Any] = found
+    if not callable(target):
+        raise ConfigError(f"{key} ({name}) is {target!r}, expected a function")
+    imported: Callable[..., Any] = target
     return imported
 
 

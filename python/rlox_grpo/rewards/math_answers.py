@@ -24,7 +24,7 @@ _LONGEST = 80
 
 _NO_GOLD = "a gold is a text that is not blank, or a finite number"
 
-_told: set[str] = set()
+_warned_golds: set[str] = set()
 """Golds for which this process has logged a warning."""
 
 
@@ -49,7 +49,7 @@ def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
     reasons = {row: _NO_GOLD for row, text in enumerate(texts) if text is None}
     rows = [row for row in range(len(texts)) if row not in reasons]
     refused = _native.unreadable_golds([text for text in texts if text is not None])
-    reasons |= {rows[place]: reason for place, reason in refused}
+    reasons |= {rows[position]: reason for position, reason in refused}
     return [UnreadableGold(row, answers[row], reasons[row]) for row in sorted(reasons)]
 
 
@@ -60,9 +60,9 @@ def _report(bad: Sequence[UnreadableGold], rows: int, rule: str, on_bad_gold: On
             f"{rule}: {_describe(bad, rows)}; correct them, drop the rows, or set on_bad_gold='skip' to leave these "
             "rows without a score"
         )
-    new = [gold for gold in bad if repr(gold.gold) not in _told]
+    new = [gold for gold in bad if repr(gold.gold) not in _warned_golds]
     if new:
-        _told.update(repr(gold.gold) for gold in new)
+        _warned_golds.update(repr(gold.gold) for gold in new)
         warnings.warn(f"{rule}: {_describe(new, rows)}; these rows have no score", stacklevel=4)
 
 
@@ -152,8 +152,8 @@ class MathAnswer:
         skipped = [gold.row for gold in bad]
         for row in skipped:
             golds[row] = "0"
-        found = compare([gold for gold in golds if gold is not None])
-        scores, statuses = np.array(found.scores), np.array(found.statuses)
+        compared = compare([gold for gold in golds if gold is not None])
+        scores, statuses = np.array(compared.scores), np.array(compared.statuses)
         # The status describes the completion, and an unreadable gold is no fault of the completion.
         scores[skipped], statuses[skipped] = np.nan, 0
         return Verdicts(scores, statuses)

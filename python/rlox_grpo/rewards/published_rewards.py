@@ -51,13 +51,13 @@ def simple_grpo(text: str, gold: str) -> Judgement:
 
     Values are equal as math-verify has it: exactly, or rounded to 6 digits where either is a decimal.
     """
-    found = re.findall(r"[0-9]+\.[0-9]+|[0-9]+/[0-9]+|[0-9]+", text)
-    if not found:
+    numbers = re.findall(r"[0-9]+\.[0-9]+|[0-9]+/[0-9]+|[0-9]+", text)
+    if not numbers:
         return -1.0, NO_ANSWER
-    value, wanted = parse_exact(found[-1]), parse_exact(gold)
+    value, wanted = parse_exact(numbers[-1]), parse_exact(gold)
     if value is None or wanted is None:
         return -1.0, UNPARSEABLE
-    if "." in found[-1] or "." in gold:
+    if "." in numbers[-1] or "." in gold:
         value, wanted = Fraction(round(value * 10**6)), Fraction(round(wanted * 10**6))
     return (1.0 if value == wanted else -1.0), OK
 
@@ -72,7 +72,7 @@ def lm_book(text: str, gold: str) -> Judgement:
     if answer == gold:
         return 2.0, OK
     numbers = [re.findall(r"-?\d*\.?\d+", side) for side in (answer, gold)]
-    if not all(len(found) == 1 for found in numbers):
+    if not all(len(side_numbers) == 1 for side_numbers in numbers):
         return 0.0, OK
     return (1.5 if float(numbers[0][0]) == float(numbers[1][0]) else 0.0), OK
 
@@ -85,24 +85,24 @@ def rl_from_scratch(text: str, gold: str) -> Judgement:
 
 def verl_gsm8k(text: str, gold: str) -> Judgement:
     """The strict gsm8k of verl: 1 or 0; the last ``#### number`` of the last 300 characters, as text without commas."""
-    found = re.findall(r"#### (-?[0-9.,]+)", text[-300:])
-    return (float(found[-1].replace(",", "") == gold), OK) if found else (0.0, NO_ANSWER)
+    matches = re.findall(r"#### (-?[0-9.,]+)", text[-300:])
+    return (float(matches[-1].replace(",", "") == gold), OK) if matches else (0.0, NO_ANSWER)
 
 
 def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
     """The flexible gsm8k of verl: 1 or 0; the last run of digits, commas and points of the last 300 characters."""
-    found = re.findall(r"-?[0-9.,]+", text[-300:])
-    if not found:
+    matches = re.findall(r"-?[0-9.,]+", text[-300:])
+    if not matches:
         return 0.0, NO_ANSWER
     # As in verl: skip a single point, and if there is nothing else, take the first match.
-    last = next((number for number in reversed(found) if number != "."), found[0])
+    last = next((number for number in reversed(matches) if number != "."), matches[0])
     return float(last == gold), OK
 
 
 def verl_math_dapo(text: str, gold: str) -> Judgement:
     """The math_dapo of verl: 1 or -1; the last "Answer:" line of the last 300 characters, normalised as text."""
-    found = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
-    answer, status = (found[-1], OK) if found else ("[INVALID]", NO_ANSWER)
+    matches = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
+    answer, status = (matches[-1], OK) if matches else ("[INVALID]", NO_ANSWER)
     return (1.0 if _normalise_minerva(answer) == _normalise_minerva(gold) else -1.0), status
 
 
@@ -244,9 +244,9 @@ class PublishedCountdown:
         name, rows = self.__name__, len(completions)
         numbers, offsets = read_ragged_whole_numbers(columns, "nums", rows, name)
         targets = read_whole_numbers(columns, "target", rows, name).tolist()
-        given = [numbers[start:end].tolist() for start, end in pairwise(offsets)]
+        nums = [numbers[start:end].tolist() for start, end in pairwise(offsets)]
         judge = EQUATIONS[self.system]
-        judged = [judge(*row) for row in zip(read_texts(completions, name), given, targets, strict=True)]
+        judged = [judge(*row) for row in zip(read_texts(completions, name), nums, targets, strict=True)]
         return _make_verdicts(judged)
 
     __call__ = call_rule
@@ -269,11 +269,11 @@ class PublishedAnswer:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        given = read_golds(columns, "answer", len(completions), self.__name__)
-        wanted = [extract_gold(self.system, gold) for gold in given]
+        golds = read_golds(columns, "answer", len(completions), self.__name__)
+        wanted = [extract_gold(self.system, gold) for gold in golds]
         for row, gold in enumerate(wanted):
             if not gold or (self.system == "simple_grpo" and parse_exact(gold) is None):
-                raise ValueError(f"{self.__name__}: answer[{row}] is {given[row]!r}, expected a number or #### and one")
+                raise ValueError(f"{self.__name__}: answer[{row}] is {golds[row]!r}, expected a number or #### and one")
         judge = ANSWERS[self.system]
         return _make_verdicts([judge(*row) for row in zip(read_texts(completions, self.__name__), wanted, strict=True)])
 
@@ -296,7 +296,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
         return _AROUND[system](MathAnswer() if accuracy is None else accuracy)
     if accuracy is not None:
         raise ValueError(f"accuracy is {accuracy!r}, expected None: {system} has a rule of its own")
-    return _OWN[system]
+    return _SYSTEM_RULES[system]
 
 
 def _make_verdicts(judged: Sequence[Judgement]) -> Verdicts:
@@ -304,7 +304,7 @@ def _make_verdicts(judged: Sequence[Judgement]) -> Verdicts:
     return Verdicts(scores, np.array([status for _, status in judged], dtype=np.uint8))
 
 
-_OWN: Mapping[str, tuple[Rule, ...]] = {
+_SYSTEM_RULES: Mapping[str, tuple[Rule, ...]] = {
     "nano_aha": (PublishedCountdown("nano_aha"), TagFormat(mode="nano_aha", prefix="<think>")),
     "grpo_zero": (PublishedCountdown("grpo_zero"), TagFormat(mode="grpo_zero", prefix="<think>", weight=0.1)),
     "tinyzero": (PublishedCountdown("tinyzero"),),
@@ -325,5 +325,5 @@ _AROUND: Mapping[str, Callable[[Rule], tuple[Rule, ...]]] = {
     "open_r1": lambda accuracy: (accuracy, TagFormat(mode="open_r1"), TagCount(mode="open_r1")),
     "open_r1_cosine": lambda accuracy: (CosineLength(rule=accuracy, beyond="cosine"), Repetition()),
 }
-PUBLISHED = (*_OWN, *_AROUND)
+PUBLISHED = (*_SYSTEM_RULES, *_AROUND)
 """The systems that :func:`published` knows."""

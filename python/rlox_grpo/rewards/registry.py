@@ -58,81 +58,81 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
         raise TypeError("reward_fn is None: expected a reward function, a list of them, or an environment instead")
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
     functions: list[RewardFn] = []
-    for index, given in enumerate(several):
-        if isinstance(given, str) and given in RULES:
+    for index, entry in enumerate(several):
+        if isinstance(entry, str) and entry in RULES:
             raise ConfigError(
-                f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
-                f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
+                f"reward_fn[{index}] is {entry!r}, the name of a rule in run files: pass the rule itself, by "
+                f"rlox_grpo.rewards.{getattr(RULES[entry], '__qualname__', entry)}()"
             )
-        if isinstance(given, type):
-            raise TypeError(f"reward_fn[{index}] is the class {given.__name__}: pass an instance, {given.__name__}(…)")
-        if hasattr(given, "named_parameters"):
+        if isinstance(entry, type):
+            raise TypeError(f"reward_fn[{index}] is the class {entry.__name__}: pass an instance, {entry.__name__}(…)")
+        if hasattr(entry, "named_parameters"):
             raise TypeError(
                 f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "
                 "tokenizer is needed too"
             )
-        if isinstance(given, (str, Path)):
-            functions.append(RewardModel(given))
-        elif callable(given):
-            functions.append(given)
+        if isinstance(entry, (str, Path)):
+            functions.append(RewardModel(entry))
+        elif callable(entry):
+            functions.append(entry)
         else:
-            raise TypeError(f"reward_fn[{index}] is {type(given).__name__}: expected a callable or a path")
+            raise TypeError(f"reward_fn[{index}] is {type(entry).__name__}: expected a callable or a path")
     return functions
 
 
-def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
+def _make_rule(where: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
     if not isinstance(table, (str, Mapping)):
-        raise ConfigError(f"{place} is {table!r}, expected a rule's name or a table with a name")
+        raise ConfigError(f"{where} is {table!r}, expected a rule's name or a table with a name")
     arguments = {"name": table} if isinstance(table, str) else dict(table)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"{place} has no name")
+        raise ConfigError(f"{where} has no name")
     if ":" in name:
         if arguments:
             raise ConfigError(
-                f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
+                f"{where} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
                 "module; options of the run stand above the first [[rewards]]"
                 + ("; reward_weights there lists the weight of each function" if "weight" in arguments else "")
             )
-        return [_import_reward(place, name, folders)]
+        return [_import_reward(where, name, folders)]
     name = _SHORTER.get(name, name)
     if name not in REWARDS:
-        raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(REWARDS))}")
+        raise ConfigError(f"{where}.name is {name!r}{suggest_nearest(name, list(REWARDS))}")
     for key in arguments:
         if key in ("rule", "accuracy"):
-            arguments[key] = _make_one_rule(f"{place}.{key}", arguments[key], folders)
+            arguments[key] = _make_single_rule(f"{where}.{key}", arguments[key], folders)
         elif key == "rules":
             if not isinstance(arguments[key], (list, tuple)):
-                raise ConfigError(f"{place}.{key} is {arguments[key]!r}, expected a list of names or tables")
-            parts = [_make_rule(f"{place}.{key}[{i}]", part, folders) for i, part in enumerate(arguments[key])]
-            arguments[key] = tuple(rule for part in parts for rule in part)
+                raise ConfigError(f"{where}.{key} is {arguments[key]!r}, expected a list of names or tables")
+            nested = [_make_rule(f"{where}.{key}[{i}]", subrules, folders) for i, subrules in enumerate(arguments[key])]
+            arguments[key] = tuple(rule for subrules in nested for rule in subrules)
     try:
         made = REWARDS[name](**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place} ({name}): {error}{_list_arguments(name, error)}") from None
+        raise ConfigError(f"{where} ({name}): {error}{_list_arguments(name, error)}") from None
     return made if isinstance(made, tuple) else [made]
 
 
 def _list_arguments(name: str, error: Exception) -> str:
     if not isinstance(error, TypeError) or "unexpected keyword argument" not in str(error):
         return ""
-    known = ", ".join(inspect.signature(REWARDS[name]).parameters)
-    return f"; its arguments are {known}; in a run file, options of the run stand above the first [[rewards]]"
+    parameters = ", ".join(inspect.signature(REWARDS[name]).parameters)
+    return f"; its arguments are {parameters}; in a run file, options of the run stand above the first [[rewards]]"
 
 
-def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> RewardFn:
-    made = _make_rule(place, table, folders)
+def _make_single_rule(where: str, table: Any, folders: Sequence[str | Path]) -> RewardFn:
+    made = _make_rule(where, table, folders)
     if len(made) != 1:
-        raise ConfigError(f"{place} is {table!r}, which gives {len(made)} rules: expected one")
+        raise ConfigError(f"{where} is {table!r}, which gives {len(made)} rules: expected one")
     return made[0]
 
 
-def _import_reward(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
-    found = import_callable(place, name, folders)
+def _import_reward(where: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
+    imported = import_callable(where, name, folders)
     for registered, rule in RULES.items():
-        if found is rule:
-            raise ConfigError(f'{place} ({name}) is a rule of this library: write name = "{registered}"')
-    if isinstance(found, type):
+        if imported is rule:
+            raise ConfigError(f'{where} ({name}) is a rule of this library: write name = "{registered}"')
+    if isinstance(imported, type):
         module = name.partition(":")[0]
-        raise ConfigError(f"{place} ({name}) is a class, expected a function or an instance: create one in {module}")
-    return found
+        raise ConfigError(f"{where} ({name}) is a class, expected a function or an instance: create one in {module}")
+    return imported

@@ -65,8 +65,8 @@ class RewardModel:
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         scores = [0.0] * len(rows)
         for start in range(0, len(order), self.batch_size):
-            part = order[start : start + self.batch_size]
-            for index, score in zip(part, self._score([rows[index] for index in part]), strict=True):
+            batch = order[start : start + self.batch_size]
+            for index, score in zip(batch, self._score([rows[index] for index in batch]), strict=True):
                 scores[index] = score
         return scores
 

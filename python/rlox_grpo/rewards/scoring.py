@@ -56,7 +56,7 @@ from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup, StepScores
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("prompts", "completions", "completion_ids", SAMPLED)
+_RESERVED = ("prompts", "completions", "completion_ids", SAMPLED)
 
 
 def score(
@@ -105,44 +105,47 @@ def score(
     rows = sum(len(group.completions) for group in groups)
     if not rows:
         return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
-    given = _collect_arguments(groups)
-    parts: dict[str, _Part] = {}
+    arguments = _collect_arguments(groups)
+    by_function: dict[str, _FunctionScores] = {}
     waiting: dict[str, Awaitable[Any]] = {}
     try:
         for name, function in zip(names, functions, strict=True):
             start = time.perf_counter()
             if isinstance(function, Rule):
-                parts[name] = _score_by_rule(name, function, given)
+                by_function[name] = _score_by_rule(name, function, arguments)
             elif isinstance(function, EnvironmentReward):
                 if len(functions) == 1:
                     function.refuse_unscored(groups)
-                parts[name] = _Part(function.read(groups))
+                by_function[name] = _FunctionScores(function.read(groups))
             elif isinstance(function, InWorkers):
-                parts[name] = _score_by_workers(name, function, given, groups)
+                by_function[name] = _score_by_workers(name, function, arguments, groups)
             else:
-                own = copy_arguments(given)
-                positional, keywords = select_arguments(function, own)
+                copied = copy_arguments(arguments)
+                positional, keywords = select_arguments(function, copied)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if inspect.isawaitable(result):
                     waiting[name] = result
                     continue
-                parts[name] = _score_by_function(name, result, given["completions"], on_error)
+                by_function[name] = _score_by_function(name, result, arguments["completions"], on_error)
                 # After the call, because ChatCompletion records what the function has read.
-                _warn_of_lengths(name, parts[name].scores, own["completions"])
-            parts[name].seconds = time.perf_counter() - start
+                _warn_about_lengths(name, by_function[name].scores, copied["completions"])
+            by_function[name].seconds = time.perf_counter() - start
         for name, (result, seconds) in gather(waiting).items():
-            parts[name] = _score_by_function(name, result, given["completions"], on_error)
-            parts[name].seconds = seconds
+            by_function[name] = _score_by_function(name, result, arguments["completions"], on_error)
+            by_function[name].seconds = seconds
     except BaseException:
         for left in waiting.values():
             if hasattr(left, "close"):
                 left.close()  # Python warns of coroutines that are never awaited
         raise
-    ordered = {name: parts[name] for name in names}
-    failed = [find_failed(groups), *(part.failed for part in ordered.values())]
+    ordered = {name: by_function[name] for name in names}
+    failed = [find_failed(groups), *(function_scores.failed for function_scores in ordered.values())]
     _refuse_all_failed(groups, ordered, failed, functions, on_error)
-    components = leave_out_failed([part.scores for part in ordered.values()], failed)
-    ordered = {name: replace(part, scores=own) for (name, part), own in zip(ordered.items(), components, strict=True)}
+    components = leave_out_failed([function_scores.scores for function_scores in ordered.values()], failed)
+    ordered = {
+        name: replace(function_scores, scores=component)
+        for (name, function_scores), component in zip(ordered.items(), components, strict=True)
+    }
     scored = _split(groups, sum_weighted(components, factors), ordered)
     for function, factor in zip(functions, factors, strict=True):
         if isinstance(function, EnvironmentReward):
@@ -154,17 +157,17 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
     """Count the statuses of each rule and the outcomes of each other function."""
     counts: dict[str, dict[str, int]] = {}
     for group in groups:
-        for given, known in ((group.statuses, STATUSES), (group.outcomes, OUTCOMES)):
-            for name, codes in given.items():
-                sums = counts.setdefault(name, {status: 0 for status in known if status not in RARE})
-                for status, count in zip(known, np.bincount(codes, minlength=len(known)).tolist(), strict=True):
+        for by_name, labels in ((group.statuses, STATUSES), (group.outcomes, OUTCOMES)):
+            for name, codes in by_name.items():
+                sums = counts.setdefault(name, {status: 0 for status in labels if status not in RARE})
+                for status, count in zip(labels, np.bincount(codes, minlength=len(labels)).tolist(), strict=True):
                     if count or status not in RARE:
                         sums[status] = sums.get(status, 0) + count
     return counts
 
 
 @dataclass(eq=False)
-class _Part:
+class _FunctionScores:
     """Scores ``float64 [N]`` of one function, with statuses or outcomes, and its measures."""
 
     scores: Float64Array
@@ -186,7 +189,7 @@ class _Part:
 
 def _refuse_all_failed(
     groups: Sequence[RolloutGroup],
-    parts: Mapping[str, _Part],
+    by_function: Mapping[str, _FunctionScores],
     failed: Sequence[BoolArray],
     functions: Sequence[RewardFn],
     on_error: str,
@@ -196,7 +199,9 @@ def _refuse_all_failed(
         return
     if failed[0].all():
         raise RewardError(f"all episodes failed, and none has a score: {describe_failed(groups)}")
-    counts = [f"{int(own.sum())} in {name}" for name, own in zip(parts, failed[1:], strict=True) if own.any()]
+    counts = [
+        f"{int(flags.sum())} in {name}" for name, flags in zip(by_function, failed[1:], strict=True) if flags.any()
+    ]
     counts += [f"{int(failed[0].sum())} episodes"] if failed[0].any() else []
     message = (
         f"all of {len(failed[0])} samples failed, and none has a score ({', '.join(counts)}): raise the time limit or "
@@ -207,44 +212,44 @@ def _refuse_all_failed(
     logger.warning("%s; these samples are not trained on", message)
 
 
-def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
-    columns = {column: values for column, values in given.items() if column != "completions"}
-    verdicts = attempt(name, partial(rule.verdicts, given["completions"], columns))
+def _score_by_rule(name: str, rule: Rule, arguments: Mapping[str, Any]) -> _FunctionScores:
+    columns = {column: values for column, values in arguments.items() if column != "completions"}
+    verdicts = attempt(name, partial(rule.verdicts, arguments["completions"], columns))
     if isinstance(verdicts, RewardError):
         raise verdicts
-    return _Part(check_scores(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
+    return _FunctionScores(check_scores(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
 
 
 def _score_by_workers(
-    name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]
-) -> _Part:
+    name: str, function: InWorkers, arguments: Mapping[str, Any], groups: Sequence[RolloutGroup]
+) -> _FunctionScores:
     try:
-        found = function.outcomes(given)
+        outcomes = function.outcomes(arguments)
     except RewardError as error:
         if error.row is None:
             raise
-        hint = hint_at_kind(given["completions"][0], error)
+        hint = hint_at_kind(arguments["completions"][0], error)
         raise RewardError(f"{error}; {_describe_row(groups, error.row)}{hint}", error.row) from None
-    failed = np.flatnonzero(found.codes)
+    failed = np.flatnonzero(outcomes.codes)
     if len(failed):
-        late = int((found.codes == TIMEOUT).sum())
+        late = int((outcomes.codes == TIMEOUT).sum())
         first = int(failed[0])
-        what = found.messages.get(first, f"it took more than {function.timeout:g} s")
+        what = outcomes.messages.get(first, f"it took more than {function.timeout:g} s")
         logger.warning(
             "reward function %s: of %d samples %d ran out of time and %d failed; the first: %s; %s",
-            *(name, len(found.codes), late, len(failed) - late, what, _describe_row(groups, first)),
+            *(name, len(outcomes.codes), late, len(failed) - late, what, _describe_row(groups, first)),
         )
     try:
-        judged = found.scores[~found.failed]
+        judged = outcomes.scores[~outcomes.failed]
         check_scores(name, judged, len(judged))
     except RewardError as error:
         if function.on_error == "stop":
             raise
         logger.warning("%s", error)
-    return _Part(found.scores, outcomes=found.codes)
+    return _FunctionScores(outcomes.scores, outcomes=outcomes.codes)
 
 
-def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _Part:
+def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _FunctionScores:
     rows = len(completions)
     try:
         if isinstance(result, RewardError):
@@ -252,26 +257,26 @@ def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_er
         result, measures = split_measures(name, result, rows)
         result, steps = split_steps(name, result)
         scores = check_scores(name, result, rows)
-        _warn_of_nan(name, result)
+        _warn_about_nan(name, result)
     except RewardError as error:
         if on_error == "stop":
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
-        return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
-    return _Part(
+        return _FunctionScores(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
+    return _FunctionScores(
         scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures, steps=steps
     )
 
 
-_warned_of_nan: set[str] = set()
+_nan_warned: set[str] = set()
 
 
-def _warn_of_nan(name: str, result: Any) -> None:
+def _warn_about_nan(name: str, result: Any) -> None:
     """Warn, once for each function, of scores that are NaN and not None."""
     values = to_list(name, result)
     rows = find_nan_rows(values)
-    if rows and name not in _warned_of_nan:
-        _warned_of_nan.add(name)
+    if rows and name not in _nan_warned:
+        _nan_warned.add(name)
         logger.warning(
             "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
             "function does not apply to them. Return None to say so, or a number",
@@ -279,14 +284,14 @@ def _warn_of_nan(name: str, result: Any) -> None:
         )
 
 
-_warned_of_lengths: set[str] = set()
+_lengths_warned: set[str] = set()
 
 
-def _warn_of_lengths(name: str, scores: Float64Array, completions: Sequence[Any]) -> None:
+def _warn_about_lengths(name: str, scores: Float64Array, completions: Sequence[Any]) -> None:
     """Warn, once for each function, if all scores are equal because it scored the number of messages."""
     is_constant = len(scores) > 1 and bool((scores == scores[0]).all())
-    if is_constant and name not in _warned_of_lengths and took_lengths_alone(completions):
-        _warned_of_lengths.add(name)
+    if is_constant and name not in _lengths_warned and took_lengths_alone(completions):
+        _lengths_warned.add(name)
         logger.warning(
             "reward function %s gave all %d samples the score %g: it took len() of each completion, which is the "
             "number of its messages, and read none of them; %s",
@@ -305,27 +310,27 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
         RewardError: A function requires an argument that is not a column, or cannot run in a worker.
     """
     empty = [""] * len(prompts)
-    given = {"prompts": empty, "completion_ids": [[]] * len(prompts)}
-    given |= _collect_columns([(prompt, 1) for prompt in prompts])
+    arguments = {"prompts": empty, "completion_ids": [[]] * len(prompts)}
+    arguments |= _collect_columns([(prompt, 1) for prompt in prompts])
     for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
         if isinstance(function, Rule):
             try:
-                function.verdicts(empty, given)
+                function.verdicts(empty, arguments)
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
         elif isinstance(function, InWorkers):
-            select_arguments(function.function, {**given, "completions": empty})
+            select_arguments(function.function, {**arguments, "completions": empty})
             function.start()
         elif not isinstance(function, EnvironmentReward):
-            select_arguments(function, {**given, "completions": empty})
+            select_arguments(function, {**arguments, "completions": empty})
 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
     """Describe which sample a row is."""
     samples = [(group.prompt.index, *each) for group in groups for each in enumerate(group.completions)]
-    prompt, place, completion = samples[row]
+    prompt, index, completion = samples[row]
     shown = "" if completion.text is None else f": {completion.text[:80]!r}"
-    return f"the sample is completion {place} of prompts[{prompt}]{shown}"
+    return f"the sample is completion {index} of prompts[{prompt}]{shown}"
 
 
 def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
@@ -366,19 +371,19 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     has_text = [completion.text is not None for completion in completions]
     if any(has_text) and not all(has_text):
         raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
-    given: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
-    given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
+    arguments: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
+    arguments["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
     columns = _collect_columns([(group.prompt, len(group.completions)) for group in groups])
     if any(completion.sampled is not None for completion in completions):
         columns[SAMPLED] = [flag_sampled(completion).tolist() for completion in completions]
-    return given | columns
+    return arguments | columns
 
 
 def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
     """Return every column, with each value repeated for each completion of its prompt."""
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
-        if name in _OWN:
+        if name in _RESERVED:
             raise ValueError(
                 f"a column is named {name!r}, which reward functions receive as something else: drop it, or rename it: "
                 f"columns={{'reference_{name}': {name!r}}}"
@@ -419,7 +424,9 @@ def _collect_tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     return {"prompts": torch.stack(prompts) if same else prompts, "completions": completions}
 
 
-def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[str, _Part]) -> list[ScoredGroup]:
+def _split(
+    groups: Sequence[RolloutGroup], total: Float64Array, by_function: Mapping[str, _FunctionScores]
+) -> list[ScoredGroup]:
     scored = []
     start = 0
     # The arrays of the batch are prompt-major: the rows of a group are a slice.
@@ -430,16 +437,34 @@ def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[s
             ScoredGroup(
                 group,
                 total[rows].astype(np.float32),
-                {name: part.scores[rows].astype(np.float32) for name, part in parts.items()},
-                {name: part.statuses[rows] for name, part in parts.items() if part.statuses is not None},
-                {name: part.outcomes[rows] for name, part in parts.items() if part.outcomes is not None},
-                {name: part.seconds * len(group.completions) / len(total) for name, part in parts.items()},
+                {
+                    name: function_scores.scores[rows].astype(np.float32)
+                    for name, function_scores in by_function.items()
+                },
+                {
+                    name: function_scores.statuses[rows]
+                    for name, function_scores in by_function.items()
+                    if function_scores.statuses is not None
+                },
+                {
+                    name: function_scores.outcomes[rows]
+                    for name, function_scores in by_function.items()
+                    if function_scores.outcomes is not None
+                },
+                {
+                    name: function_scores.seconds * len(group.completions) / len(total)
+                    for name, function_scores in by_function.items()
+                },
                 measures={
                     f"{name}/{measure}": values[rows].astype(np.float32)
-                    for name, part in parts.items()
-                    for measure, values in part.measures.items()
+                    for name, function_scores in by_function.items()
+                    for measure, values in function_scores.measures.items()
                 },
-                step_scores={name: part.steps[rows] for name, part in parts.items() if part.steps is not None},
+                step_scores={
+                    name: function_scores.steps[rows]
+                    for name, function_scores in by_function.items()
+                    if function_scores.steps is not None
+                },
             )
         )
     return scored

@@ -44,9 +44,9 @@ def locate_steps(scored: ScoredGroup, decode: Callable[[list[int]], str] | None)
     located: Mapping[str, tuple[StepScores | None, ...]] = {
         name: tuple(
             None if steps is None else _locate(name, steps, completion, scored.group.prompt.index, decode)
-            for steps, completion in zip(of_group, scored.group.completions, strict=True)
+            for steps, completion in zip(group_steps, scored.group.completions, strict=True)
         )
-        for name, of_group in scored.step_scores.items()
+        for name, group_steps in scored.step_scores.items()
     }
     return replace(scored, step_scores=located)
 

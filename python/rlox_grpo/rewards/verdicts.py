@@ -117,8 +117,8 @@ def reduce_settings(record: Any) -> tuple[Any, ...]:
 
 def call_rule(rule: Rule, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
     """Return the scores of ``rule.verdicts``. Every rule has this function as its ``__call__``."""
-    given = columns if prompts is None else {**columns, "prompts": prompts}
-    return to_floats(rule.verdicts(completions, given).scores)
+    arguments = columns if prompts is None else {**columns, "prompts": prompts}
+    return to_floats(rule.verdicts(completions, arguments).scores)
 
 
 def shorten(value: Any, longest: int = 120) -> str:
@@ -127,10 +127,10 @@ def shorten(value: Any, longest: int = 120) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise ValueError if ``value`` is not one of ``known``."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError if ``value`` is not one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
 
 
 def check_tag(name: str, tag: str) -> None:
@@ -172,11 +172,13 @@ class Composite:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch with every rule."""
-        parts = [rule.verdicts(completions, columns) for rule in self.rules]
-        components = leave_out_failed([part.scores for part in parts], [part.failed for part in parts])
+        verdicts = [rule.verdicts(completions, columns) for rule in self.rules]
+        components = leave_out_failed(
+            [verdict.scores for verdict in verdicts], [verdict.failed for verdict in verdicts]
+        )
         return Verdicts(
             sum_weighted(components, self.weights or ()),
-            np.max([part.statuses for part in parts], axis=0),
+            np.max([verdict.statuses for verdict in verdicts], axis=0),
         )
 
     __call__ = call_rule

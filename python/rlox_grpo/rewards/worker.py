@@ -33,14 +33,14 @@ class Job:
 
     Attributes:
         rows: Rows of the batch.
-        given: Arguments of the function, one value of each for each of ``rows``.
+        arguments: Arguments of the function, one value of each for each of ``rows``.
         each: Whether to call the function once for each row, with lists of one value, instead of once with all.
         timeout: Timeout of each call, in seconds.
         deadline: Seconds after which the worker is killed.
     """
 
     rows: range
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     each: bool
     timeout: float
     deadline: float
@@ -93,9 +93,9 @@ def main() -> None:
 def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
     """Score a job and answer each row as soon as its score is known. Coroutines run together, each with its timeout."""
     waiting: list[tuple[range, Awaitable[Any]]] = []
-    for rows, given in _list_calls(job):
+    for rows, arguments in _list_calls(job):
         try:
-            result: Any = call(function, given)
+            result: Any = call(function, arguments)
         except BaseException as error:  # noqa: BLE001  also sys.exit() must cost only this sample
             result = error
         if inspect.isawaitable(result):
@@ -131,10 +131,10 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
 def _list_calls(job: Job) -> list[tuple[range, Mapping[str, Any]]]:
     """Return the rows and the arguments of each call."""
     if not job.each:
-        return [(job.rows, job.given)]
+        return [(job.rows, job.arguments)]
     return [
-        (job.rows[place : place + 1], {name: values[place : place + 1] for name, values in job.given.items()})
-        for place in range(len(job.rows))
+        (job.rows[index : index + 1], {name: values[index : index + 1] for name, values in job.arguments.items()})
+        for index in range(len(job.rows))
     ]
 
 
@@ -177,10 +177,10 @@ def set_alarm(seconds: float) -> None:
 def describe_error(error: BaseException) -> str:
     """Return the type, the truncated message and the place of an error."""
     text = errors.describe_error(error)
-    place = ""
+    location = ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        place = f" ({os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name})"
+        location = f" ({os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name})"
         trace = trace.tb_next
-    return text[:LONGEST_MESSAGE] + place
+    return text[:LONGEST_MESSAGE] + location

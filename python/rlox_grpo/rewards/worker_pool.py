@@ -82,7 +82,7 @@ class Pool:
         """Run the jobs on the workers, one thread for each worker, and kill workers that exceed a deadline."""
         with self._lock:
             self._grow(min(self.size, len(jobs)))
-            found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
+            outcomes = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
             waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
             for job in jobs:
                 waiting.put(job)
@@ -94,16 +94,16 @@ class Pool:
                         job = waiting.get_nowait()
                     except queue.Empty:
                         return
-                    worker.do(job, found)
+                    worker.do(job, outcomes)
                     # One error suffices for on_error="stop": the other workers take no further job.
-                    if worker.broken is not None or (stop_at_error and (found.codes[job.rows] == ERROR).any()):
+                    if worker.broken is not None or (stop_at_error and (outcomes.codes[job.rows] == ERROR).any()):
                         stop.set()
 
             used = self._workers[: len(jobs)]
             self._watch([threading.Thread(target=serve, args=(worker,), daemon=True) for worker in used], stop)
             for worker in used:
                 worker.refuse_broken()
-            return found
+            return outcomes
 
     def close(self) -> None:
         """End every worker."""
@@ -219,7 +219,7 @@ class Worker:
             self.broken = str(reply.get("failed") or (late if self._expired else self.describe_end()))
             self.end()
 
-    def do(self, job: Job, found: Outcomes) -> None:
+    def do(self, job: Job, outcomes: Outcomes) -> None:
         """Run one job. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
         self.start()
         if self.broken is not None:
@@ -242,13 +242,13 @@ class Worker:
                 row = int(reply["row"])
                 if row in left:  # a row of this job, answered once
                     left.remove(row)
-                    _note(found, row, reply)
+                    _note(outcomes, row, reply)
         self._set_deadline(math.inf)
         if not left:
             return
         reply = {"timeout": True} if self._expired else {"error": f"its worker {self.describe_end()}"}
         for row in left:
-            _note(found, row, reply)
+            _note(outcomes, row, reply)
 
     def ask(self, payload: bytes) -> dict[str, Any]:
         """Send a frame and return the next answer; empty if the process ended or the answer is invalid."""
@@ -317,14 +317,14 @@ class Worker:
             return f"died of signal {-code}"
 
 
-def _note(found: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
+def _note(outcomes: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
     if "timeout" in reply:
-        found.codes[row] = TIMEOUT
+        outcomes.codes[row] = TIMEOUT
     elif "error" in reply:
-        found.codes[row] = ERROR
-        found.messages[row] = str(reply["error"])
+        outcomes.codes[row] = ERROR
+        outcomes.messages[row] = str(reply["error"])
     elif reply.get("score") is not None:
-        found.scores[row] = float(reply["score"])
+        outcomes.scores[row] = float(reply["score"])
 
 
 def end_all(workers: Sequence[Worker], owner: int) -> None:

@@ -78,22 +78,27 @@ class InWorkers:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as by TRL. Only columns with one value for each completion are used."""
-        given = {"completions": completions, **({} if prompts is None else {"prompts": prompts}), **columns}
-        found = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
-        return to_floats(found.scores)
+        arguments = {"completions": completions, **({} if prompts is None else {"prompts": prompts}), **columns}
+        outcomes = self.outcomes(
+            {name: values for name, values in arguments.items() if _is_column(values, completions)}
+        )
+        return to_floats(outcomes.scores)
 
-    def outcomes(self, given: Mapping[str, Any]) -> Outcomes:
+    def outcomes(self, arguments: Mapping[str, Any]) -> Outcomes:
         """Score a batch.
 
-        ``given`` has ``completions`` and the other arguments that the function may have, one value for each completion.
+        ``arguments`` has ``completions`` and the other arguments that the function may have, one value for each
+        completion.
 
         Raises:
             RewardError: The function requires an argument that is not given, or cannot run in a worker. Or, with its
                 ``row``, a completion has the outcome ``error``, with ``on_error="stop"``.
         """
-        rows = len(given["completions"])
-        given = copy_arguments({"prompts": [None] * rows, **given})  # else completions in one worker share values
-        select_arguments(self.function, given)
+        rows = len(arguments["completions"])
+        arguments = copy_arguments(
+            {"prompts": [None] * rows, **arguments}
+        )  # else completions in one worker share values
+        select_arguments(self.function, arguments)
         is_async = is_coroutine_function(self.function)
         timeout = min(LONGEST_TIMEOUT, self.timeout * (rows if self.per == "batch" else 1))
         deadline = timeout + (_ASYNC_GRACE if is_async else 0.0)
@@ -104,15 +109,15 @@ class InWorkers:
             size = math.ceil(rows / self._pool.size)
         jobs = []
         for start in range(0, rows, max(size, 1)):
-            part = {name: values[start : start + size] for name, values in given.items()}
-            jobs.append(Job(range(rows)[start : start + size], part, self.per == "sample", timeout, deadline))
-        found = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
+            chunk = {name: values[start : start + size] for name, values in arguments.items()}
+            jobs.append(Job(range(rows)[start : start + size], chunk, self.per == "sample", timeout, deadline))
+        outcomes = self._pool.run(jobs, rows, stop_at_error=self.on_error == "stop")
         if self.timeout_score is not None:
-            found.scores[found.codes == TIMEOUT] = self.timeout_score
-        if self.on_error == "stop" and found.messages:
-            row = min(found.messages)
-            raise RewardError(f"reward function {function_name(self)}: {found.messages[row]}", row)
-        return found
+            outcomes.scores[outcomes.codes == TIMEOUT] = self.timeout_score
+        if self.on_error == "stop" and outcomes.messages:
+            row = min(outcomes.messages)
+            raise RewardError(f"reward function {function_name(self)}: {outcomes.messages[row]}", row)
+        return outcomes
 
     def start(self) -> None:
         """Start one worker, to check that the function can be sent and imported.

@@ -128,8 +128,8 @@ class BackgroundEngine:
         threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
         """
         engine = self._engine
-        given = hold_weights(weights, keep=not isinstance(engine, ReceivingEngine) or engine.reads_weights)
-        handover = _Handover(given, self._last)
+        snapshot = hold_weights(weights, keep=not isinstance(engine, ReceivingEngine) or engine.reads_weights)
+        handover = _Handover(snapshot, self._last)
         self.policy_version, canary = version, self._canary
 
         def load(engine: GenerationEngine) -> None:
@@ -202,11 +202,11 @@ class BatchQueue(deque[PendingBatch]):
 
     def list_failed(self) -> list[int]:
         """Indices of the failed batches. Waits for the running ones."""
-        return [place for place, pending in enumerate(self) if pending.groups.exception() is not None]
+        return [index for index, pending in enumerate(self) if pending.groups.exception() is not None]
 
-    def replace(self, place: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
+    def replace(self, index: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
         """Replace a batch by ``sample(prompts)`` of the same prompts."""
-        self[place] = sample(self[place].prompts)
+        self[index] = sample(self[index].prompts)
 
     def clear(self) -> None:
         """Wait for the running batches and remove all; their errors are dropped."""
@@ -242,10 +242,10 @@ class BatchQueue(deque[PendingBatch]):
             generate: ``generate(prompts, position)`` samples a batch again whose completions were not saved.
             share: ``share(count)`` is this rank's slice of ``count`` prompts.
         """
-        for place, entry in enumerate(state):
+        for position, entry in enumerate(state):
             asked = [prompts[index] for index in entry["prompts"]]
             if entry["groups"] is None:
-                self.append(generate(asked, place))
+                self.append(generate(asked, position))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
                 self.append(PendingBatch.done(asked, [decode_group(record, prompt) for record, prompt in records]))
@@ -254,10 +254,10 @@ class BatchQueue(deque[PendingBatch]):
 def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Merge the queue states of all ranks: each holds the groups of its own share of the same prompts."""
     joined = []
-    for parts in zip(*states, strict=True):
-        lost = any(part["groups"] is None for part in parts)
-        groups = None if lost else [group for part in parts for group in part["groups"]]
-        joined.append({"prompts": parts[0]["prompts"], "groups": groups})
+    for rank_states in zip(*states, strict=True):
+        lost = any(rank_state["groups"] is None for rank_state in rank_states)
+        groups = None if lost else [group for rank_state in rank_states for group in rank_state["groups"]]
+        joined.append({"prompts": rank_states[0]["prompts"], "groups": groups})
     return joined
 
 

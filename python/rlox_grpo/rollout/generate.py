@@ -57,21 +57,21 @@ def generate(
             by tensor parallelism sample the same prompts, and each rank keeps its share. None: ``share``.
     """
     unit = math.gcd(*group_sizes)
-    parts = [size // unit for size in group_sizes]
+    calls_per_group = [size // unit for size in group_sizes]
     start, stop, _ = share.indices(len(prompts))
     first, last, _ = (engine_share or share).indices(len(prompts))
-    sampled = list(zip(prompts, parts, strict=True))[first:last]
+    sampled = list(zip(prompts, calls_per_group, strict=True))[first:last]
     if not sampled:
         return []
     repeated = [prompt for prompt, count in sampled for _ in range(count)]
-    returned = engine.generate(repeated, unit, sampling, seed, first_prompt=sum(parts[:first]))
+    returned = engine.generate(repeated, unit, sampling, seed, first_prompt=sum(calls_per_group[:first]))
     _refuse_other_groups(type(engine).__name__, returned, repeated, unit)
-    found = iter(returned)
+    results = iter(returned)
     groups = []
     for prompt, count in sampled:
-        part = [next(found) for _ in range(count)]
-        completions = tuple(completion for group in part for completion in group.completions)
-        groups.append(RolloutGroup(prompt, completions, part[0].policy_version))
+        group_calls = [next(results) for _ in range(count)]
+        completions = tuple(completion for group in group_calls for completion in group.completions)
+        groups.append(RolloutGroup(prompt, completions, group_calls[0].policy_version))
     return groups[start - first : stop - first]
 
 
@@ -82,10 +82,10 @@ def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], gr
         raise EngineError(
             f"engine {engine} returned {got} for {len(prompts)} prompts: expected a RolloutGroup for each"
         )
-    for place, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+    for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
         if group.prompt.index != prompt.index:
             raise EngineError(
-                f"engine {engine}: group {place} is of prompts[{group.prompt.index}], expected prompts[{prompt.index}]"
+                f"engine {engine}: group {index} is of prompts[{group.prompt.index}], expected prompts[{prompt.index}]"
                 ": return the groups in the order of the prompts"
             )
         if len(group.completions) != group_size:
@@ -140,7 +140,7 @@ def refill_groups(
     chosen = [group for group in groups if not is_constant(group)]
     while len(chosen) < len(groups) and refills < most_refills:
         refills += 1
-        found = more(len(groups) - len(chosen))
-        sampled += found
-        chosen += [group for group in found if not is_constant(group)]
+        refill = more(len(groups) - len(chosen))
+        sampled += refill
+        chosen += [group for group in refill if not is_constant(group)]
     return Rollout(sampled, chosen, refills)

@@ -152,10 +152,10 @@ class PartialRollouts:
 
     def _run_rounds(self, engine: GenerationEngine, sampling: Sampling, needed: int) -> int:
         """Run rounds until ``needed`` groups have finished on all ranks; returns the prefilled tokens of all ranks."""
-        places = [place for place, started in enumerate(self._groups) if started.group is None]
-        own = self._ranks.share(len(places))
-        mine = [self._groups[place] for place in places[own]]
-        before, is_over = len(self._groups) - len(places), False
+        unfinished = [index for index, started in enumerate(self._groups) if started.group is None]
+        share = self._ranks.share(len(unfinished))
+        mine = [self._groups[index] for index in unfinished[share]]
+        before, is_over = len(self._groups) - len(unfinished), False
 
         def must_stop(finished: int, *, has_run_all: bool = False) -> bool:
             """Whether all ranks stop here: a collective, which each rank calls once after each round."""
@@ -172,9 +172,9 @@ class PartialRollouts:
         if self._ranks.size == 1:
             return prefilled
         gathered = self._host.gather([[encode_started(started) for started in mine], prefilled])
-        results = list(zip(places, (record for part, _ in gathered for record in part), strict=True))
-        for place, record in results[: own.start] + results[own.stop :]:  # this rank's own groups are up to date
-            self._groups[place] = decode_started(record, self._groups[place].prompt)
+        results = list(zip(unfinished, (record for records, _ in gathered for record in records), strict=True))
+        for index, record in results[: share.start] + results[share.stop :]:  # this rank's own groups are up to date
+            self._groups[index] = decode_started(record, self._groups[index].prompt)
         return sum(prefilled for _, prefilled in gathered)
 
     def _withdraw_jobs(self) -> None:

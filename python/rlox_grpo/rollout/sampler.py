@@ -146,7 +146,7 @@ class Sampler:
                 f"the checkpoint has {len(batches)} batches under way, sampled with async_steps, and "
                 "partial_rollout_turns is set here: restore async_steps"
             )
-        self.ahead.restore(batches, prompts, lambda drawn, place: self.sample(drawn, step + place), self._ranks.share)
+        self.ahead.restore(batches, prompts, lambda drawn, index: self.sample(drawn, step + index), self._ranks.share)
         if self.partial is not None and episodes is not None:
             self.partial.restore(episodes, prompts)
         elif episodes is not None and episodes["groups"]:
@@ -159,10 +159,10 @@ class Sampler:
         """Return the places of the batches that failed on any rank; every rank calls this."""
         return sorted(set(chain.from_iterable(self._ranks.gather(self.ahead.list_failed()))))
 
-    def sample_again(self, places: Sequence[int], step: int) -> None:
+    def sample_again(self, indices: Sequence[int], step: int) -> None:
         """Sample the batches at these places again, of the same prompts; ``step`` is that of the first batch."""
-        for place in places:
-            self.ahead.replace(place, partial(self.sample, step=step + place))
+        for index in indices:
+            self.ahead.replace(index, partial(self.sample, step=step + index))
 
     def clear(self) -> None:
         """Drop all batches and episodes under way, before another checkpoint is loaded."""

@@ -45,9 +45,9 @@ def encode_group(group: RolloutGroup) -> dict[str, Any]:
 def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
     """Decode the result of :func:`encode_group`; ``prompt`` is the group's prompt."""
     completions = tuple(_decode_completion(entry) for entry in record["completions"])
-    if (own := record.get("prompt")) is not None:
-        token_ids = decode_array(own["token_ids"], np.int64)
-        prompt = replace(prompt, token_ids=token_ids, text=own["text"], source=own["source"])
+    if (row_prompt := record.get("prompt")) is not None:
+        token_ids = decode_array(row_prompt["token_ids"], np.int64)
+        prompt = replace(prompt, token_ids=token_ids, text=row_prompt["text"], source=row_prompt["source"])
     return RolloutGroup(prompt, completions, record["policy_version"], record.get("prefilled_tokens", 0.0))
 
 
@@ -63,8 +63,8 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
         record["turn_rewards"] = [encode_array(paid, np.float32) for paid in scored.turn_rewards]
     if scored.step_scores:
         record["step_scores"] = {
-            name: [None if steps is None else [steps.ends, steps.scores] for steps in of_group]
-            for name, of_group in scored.step_scores.items()
+            name: [None if steps is None else [steps.ends, steps.scores] for steps in group_steps]
+            for name, group_steps in scored.step_scores.items()
         }
     return record
 
@@ -80,8 +80,8 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
     turn_rewards = None if paid is None else tuple(decode_array(text, np.float32) for text in paid)
     group = decode_group(record, prompt)
     step_scores = {
-        name: tuple(None if steps is None else StepScores(*steps) for steps in of_group)
-        for name, of_group in record.get("step_scores", {}).items()
+        name: tuple(None if steps is None else StepScores(*steps) for steps in group_steps)
+        for name, group_steps in record.get("step_scores", {}).items()
     }
     return ScoredGroup(
         group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, step_scores=step_scores, **tables
@@ -98,7 +98,7 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
     """
     if ranks.size == 1:
         return list(mine)
-    records = [record for part in ranks.gather([*map(encode_scored_group, mine)]) for record in part]
+    records = [record for rank_records in ranks.gather([*map(encode_scored_group, mine)]) for record in rank_records]
     return [decode_scored_group(record, prompt) for record, prompt in zip(records, prompts, strict=True)]
 
 
@@ -106,28 +106,28 @@ def encode_fields(value: Any) -> dict[str, Any]:
     """Encode a dataclass of arrays, tuples of integers and JSON values; :func:`decode_fields` is the inverse."""
     record: dict[str, Any] = {}
     for field in fields(value):
-        own = getattr(value, field.name)
-        if field.name in _ARRAYS and own is not None:
-            own = encode_array(own, _ARRAYS[field.name])
-        record[field.name] = [*map(int, own)] if isinstance(own, tuple) else own
+        content = getattr(value, field.name)
+        if field.name in _ARRAYS and content is not None:
+            content = encode_array(content, _ARRAYS[field.name])
+        record[field.name] = [*map(int, content)] if isinstance(content, tuple) else content
     return record
 
 
 def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
     """Decode the result of :func:`encode_fields`; fields missing in ``record`` get their defaults."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name in [field.name for field in fields(kind) if field.name in record]:  # type: ignore[arg-type]
-        own = record[name]
-        if name in _ARRAYS and own is not None:
-            own = decode_array(own, _ARRAYS[name])
-        given[name] = tuple(own) if isinstance(own, list) else own
-    return kind(**given)
+        content = record[name]
+        if name in _ARRAYS and content is not None:
+            content = decode_array(content, _ARRAYS[name])
+        arguments[name] = tuple(content) if isinstance(content, list) else content
+    return kind(**arguments)
 
 
 def _encode_completion(completion: Completion) -> dict[str, Any]:
     """Encode a completion. Empty fields are left out: most completions have one turn, without branches."""
     record = encode_fields(replace(completion, episode=None, branches=()))
-    record = {name: own for name, own in record.items() if own not in (None, []) or name == "text"}
+    record = {name: content for name, content in record.items() if content not in (None, []) or name == "text"}
     if completion.episode is not None:
         record["episode"] = asdict(completion.episode)
     if completion.branches:
@@ -145,12 +145,12 @@ def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
     if record is None:
         return None
     paid = record["turn_rewards"]
-    own = {
+    arrays = {
         "messages": tuple(record["messages"]),
         "turn_rewards": None if paid is None else tuple(paid),
         "branch_messages": tuple(tuple(messages) for messages in record.get("branch_messages", ())),
     }
-    return Episode(**{**record, **own})
+    return Episode(**{**record, **arrays})
 
 
 def encode_array(values: NDArray[Any], dtype: Any) -> str:

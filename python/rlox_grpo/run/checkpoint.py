@@ -24,21 +24,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
-from rlox_grpo.distributed.shards import place_like
+from rlox_grpo.distributed.shards import shard_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import json_line, replace_file, sync_path
 from rlox_grpo.run.history import checkpoint_path, checkpoints, partial_path, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import FORMAT, STATE, read_object, time_of_writing, write_manifest
+from rlox_grpo.run.manifest import FORMAT, STATE, read_object, read_write_time, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Settings of generation that greedy decoding ignores."""
 
 _PROBE = "The 12 cats cost $3.50 each;  x^2 + 3x = 10, so x = 2.\nNaïve café, 答案是 99。 def f(a): return a[-1]\t# ok"
@@ -70,11 +70,12 @@ def save_checkpoint(
         CheckpointError: the folder cannot be written, for example because the disk is full. The other checkpoints stay.
         NonFiniteError: a weight or a moment of the optimizer is NaN or infinite. Nothing is written.
     """
-    place = checkpoint_path(root, step)
-    partial = partial_path(place)
-    own = weights or {}
+    target = checkpoint_path(root, step)
+    partial = partial_path(target)
+    masters = weights or {}
     tensors = {  # copies on the CPU: safetensors takes only contiguous tensors that share no storage
-        name: own.get(name, tensor).detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()
+        name: masters.get(name, tensor).detach().cpu().contiguous().clone()
+        for name, tensor in _stored_tensors(model).items()
     }
     moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
     _refuse_non_finite(model, tensors, moments)
@@ -100,18 +101,18 @@ def save_checkpoint(
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "format": FORMAT, "step": step, "random": random_values}
         (partial / STATE).write_text(json.dumps(whole, indent=1))
-        write_manifest(partial, after=max(map(time_of_writing, checkpoints(root)), default=0.0))
+        write_manifest(partial, after=max(map(read_write_time, checkpoints(root)), default=0.0))
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
-        if os.path.lexists(place):  # written by an earlier run from this folder
-            set_aside(place, "superseded")
-        os.replace(partial, place)
+        if os.path.lexists(target):  # written by an earlier run from this folder
+            set_aside(target, "superseded")
+        os.replace(partial, target)
         sync_path(root)
     except (OSError, SafetensorError) as error:  # SafetensorError also reports a full disk
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
-    remove_old(root, keep=keep, newest=place)
-    return place
+        raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
+    remove_old(root, keep=keep, newest=target)
+    return target
 
 
 _RESTORED = "restored.json"
@@ -192,7 +193,7 @@ def export_model(
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
         if (path / "config.json").exists():  # not in the folder of an adapter
-            _warn_of_other_tokenizer(path, tokenizer)
+            _warn_about_other_tokenizer(path, tokenizer)
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
@@ -205,7 +206,7 @@ def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | Non
     try:
         generation.save_pretrained(folder)
     except ValueError:  # transformers loads contradictory sampling settings, but refuses to write them
-        left_out = [name for name in _OF_SAMPLING if getattr(generation, name, None) is not None]
+        left_out = [name for name in _SAMPLING_KEYS if getattr(generation, name, None) is not None]
         for name in left_out:
             setattr(generation, name, None)
         try:
@@ -223,15 +224,15 @@ def _without_generation_config(model: Any) -> Iterator[None]:
     if not isinstance(model, transformers.PreTrainedModel) or model.generation_config is None:
         yield
         return
-    own = model.generation_config
+    config = model.generation_config
     model.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = config
 
 
-def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def _warn_about_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Warn if ``AutoTokenizer`` loads another tokenizer from ``folder``: for some models it builds its own class."""
     try:
         other: Any = transformers.AutoTokenizer.from_pretrained(folder)
@@ -261,9 +262,13 @@ def _encode(tokenizer: Any, text: str) -> list[int] | None:
 
 def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
     """Raise NonFiniteError with the name of the first trained parameter or moment that is not finite."""
-    trained = {name: tensors[name] for name, own in model.named_parameters() if own.requires_grad and name in tensors}
-    for what, found in (("parameter", trained), ("the optimizer's", moments)):
-        for name, tensor in found.items():
+    trained = {
+        name: tensors[name]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name in tensors
+    }
+    for what, checked in (("parameter", trained), ("the optimizer's", moments)):
+        for name, tensor in checked.items():
             if tensor.is_floating_point() and not (good := torch.isfinite(tensor)).all():
                 bad = tensor.numel() - int(good.sum())
                 raise NonFiniteError(f"{what} {name} has {bad:,} of {tensor.numel():,} values that are NaN or infinite")
@@ -291,12 +296,12 @@ def load_weights(
         CheckpointError: names or shapes differ from the model's. Nothing is loaded.
     """
     saved = _tensors(checkpoint / "model.safetensors")
-    own = _own_tensors(model)
-    missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+    targets = _stored_tensors(model)
+    missing, unknown = sorted(targets.keys() - saved.keys()), sorted(saved.keys() - targets.keys())
     if missing or unknown:
         lacks, has = missing[:3] or "nothing", unknown[:3] or "nothing"
         raise CheckpointError(f"{checkpoint} is of another model: it lacks {lacks} and has {has} that is not here")
-    for name, tensor in own.items():
+    for name, tensor in targets.items():
         there, here = tuple(saved[name].shape), tuple(tensor.shape)
         if there != here:
             raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
@@ -304,8 +309,8 @@ def load_weights(
         stored.take(checkpoint / "model.safetensors")
         return
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(place_like(saved[name], tensor))
+        for name, tensor in targets.items():
+            tensor.copy_(shard_like(saved[name], tensor))
             if masters and name in masters:
                 masters[name].copy_(saved[name])
 
@@ -357,7 +362,7 @@ def _read_random_states() -> tuple[dict[str, Any], dict[str, Tensor]]:
     return values, tensors
 
 
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+def _stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of ``model`` that a checkpoint stores: of a LoRA model the trained parameters only.
 
     Of other models, all parameters and persistent buffers. A tied parameter is stored once, under its first name.

@@ -41,18 +41,18 @@ class LatestMetrics:
         """Start after ``resume_step``, the last step already done; ``total_steps`` is None if it is not known."""
         self.total = total_steps
         self.step = resume_step
-        self._known: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
         self._step_s: float | None = None
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of one step. Those of an evaluation are shown until the next evaluation."""
         is_evaluated = has_evaluation(metrics)
         evaluated = (
-            {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
+            {} if is_evaluated else {key: value for key, value in self._latest.items() if key.startswith("eval/")}
         )
-        self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
+        self._latest = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
         if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
-            self._known.pop("eval/accuracy", None)
+            self._latest.pop("eval/accuracy", None)
         if "time/step_s" in metrics:  # exponential moving average, so that the time left is steady
             last = metrics["time/step_s"]
             self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
@@ -67,8 +67,8 @@ class LatestMetrics:
 
     def numbers(self) -> list[str]:
         """Return each shown metric as ``label value``."""
-        shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._known)
-        return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
+        shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._latest)
+        return [f"{label} {form.format(self._latest[key])}" for key, label, form in shown]
 
 
 class ConsoleSink:

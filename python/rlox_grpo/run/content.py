@@ -31,10 +31,10 @@ def is_json(value: Any) -> bool:
     """Whether ``json`` writes all of ``value``: text, numbers, None, lists, tuples, dicts with such keys."""
     if isinstance(value, dict):
         return all(key is None or isinstance(key, (str, int, float)) for key in value) and all(
-            is_json(one) for one in value.values()
+            is_json(item) for item in value.values()
         )
     if isinstance(value, (list, tuple)):
-        return all(is_json(one) for one in value)
+        return all(is_json(item) for item in value)
     return value is None or isinstance(value, (str, int, float))
 
 
@@ -56,11 +56,11 @@ def _digest(value: Any, above: tuple[int, ...]) -> bytes:
         return _join(name, _name(value))
     above = (*above, id(value))
     if isinstance(value, np.ndarray):
-        return _join(name, str(value.shape).encode(), *(_digest(one, above) for one in value.ravel().tolist()))
+        return _join(name, str(value.shape).encode(), *(_digest(item, above) for item in value.ravel().tolist()))
     if type(value) in (list, tuple):
-        return _join(name, *(_digest(one, above) for one in value))
+        return _join(name, *(_digest(item, above) for item in value))
     if isinstance(value, (set, frozenset)):  # the order of a set differs between processes
-        return _join(name, *sorted(_digest(one, above) for one in value))
+        return _join(name, *sorted(_digest(item, above) for item in value))
     if type(value) is dict:
         return _join(name, *_digest_items(value, above))
     return _join(name, *_digest_reduced(value, above))
@@ -73,9 +73,9 @@ def _digest_reduced(value: Any, above: tuple[int, ...]) -> list[bytes]:
         if isinstance(reduced, str):  # the name of a global object
             return [reduced.encode()]
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        parts = [_digest(make, above), _digest(arguments, above), _digest(state, above)]
-        parts += [_digest(one, above) for one in items or ()]
-        return parts + _digest_items(dict(pairs or ()), above)
+        digests = [_digest(make, above), _digest(arguments, above), _digest(state, above)]
+        digests += [_digest(item, above) for item in items or ()]
+        return digests + _digest_items(dict(pairs or ()), above)
     except Exception:  # noqa: BLE001  whatever a class of the user raises when it is pickled
         return []
 
@@ -96,10 +96,10 @@ def _name(target: Any) -> bytes:
     return f"{module}.{getattr(target, '__qualname__', getattr(target, '__name__', ''))}".encode()
 
 
-def _join(*parts: bytes) -> bytes:
+def _join(*chunks: bytes) -> bytes:
     """Digest parts with their lengths, so that no two lists of parts are the same."""
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
+    for chunk in chunks:
+        digest.update(len(chunk).to_bytes(8, "little"))
+        digest.update(chunk)
     return digest.digest()

@@ -47,11 +47,11 @@ def evaluate(
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     firsts = [group.components[first] for group in groups]
-    right = [own[~np.isnan(own)] >= RIGHT for own in firsts]  # of each prompt, its scored samples
+    right = [scores[~np.isnan(scores)] >= RIGHT for scores in firsts]  # of each prompt, its scored samples
     unscored = float(np.isnan(np.concatenate(firsts)).mean())
     metrics = {"accuracy": _mean(np.concatenate(right)), **({"frac_unscored": unscored} if unscored else {})}
     for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
-        passed = [pass_at_k(len(own), int(own.sum()), k) for own in right if len(own) >= k]
+        passed = [pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k]
         metrics[f"pass@{k}"] = float(np.mean(passed)) if passed else float("nan")
     metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
     lengths = [count_sampled(completion) for group in groups for completion in group.group.completions]

@@ -88,7 +88,7 @@ def make_card(
         "[group relative policy optimization](https://arxiv.org/abs/2402.03300), with rlox-grpo "
         f"{__version__}: {step} steps.",
         "",
-        f"Reward functions: {', '.join(f'`{one}`' for one in rewards)}.",
+        f"Reward functions: {', '.join(f'`{name}`' for name in rewards)}.",
         "",
     ]
     if measured:
@@ -132,7 +132,7 @@ def export_policy(
         raise ValueError("merged=True: the model has no adapter; call save(path)")
     whole = gather_weights(updater, ranks)
     if ranks.is_first:
-        has_own = not updater.is_sharded and not updater.masters
+        is_local = not updater.is_sharded and not updater.masters
         adapters = getattr(model, "peft_config", None)
         base = next(iter(adapters.values())).base_model_name_or_path if adapters else getattr(model, "name_or_path", "")
         # Before the model is written: save_pretrained replaces the card in the folder.
@@ -144,7 +144,7 @@ def export_policy(
             step=step,
             metrics=metrics,
         )
-        export_model(folder, model, policy.tokenizer, None if has_own else whole, merged=merged)
+        export_model(folder, model, policy.tokenizer, None if is_local else whole, merged=merged)
         if hasattr(model, "save_pretrained"):
             replace_file(folder / CARD, card.encode())
 

@@ -83,7 +83,7 @@ def cut_after(path: Path, step: int) -> None:
     """
     if not os.path.lexists(path):
         return
-    kept: list[bytes] = []
+    remaining: list[bytes] = []
     later = torn = 0
     with open_regular(path) as lines:
         for number, line in enumerate(_list_lines(lines), start=1):
@@ -91,14 +91,14 @@ def cut_after(path: Path, step: int) -> None:
             if row is None:
                 torn += 1
             elif row["step"] <= step:
-                kept.append(line if line.endswith(b"\n") else line + b"\n")
+                remaining.append(line if line.endswith(b"\n") else line + b"\n")
             else:
                 later += 1
     if torn:
         logger.warning(_TORN, path)
     if later:
         logger.info("%s: removed %d lines of steps after %d, where the run resumes", path, later, max(step, 0))
-    replace_file(path, b"".join(kept))
+    replace_file(path, b"".join(remaining))
 
 
 def set_broken_lines_aside(path: Path) -> int:
@@ -112,13 +112,13 @@ def set_broken_lines_aside(path: Path) -> int:
     """
     if not os.path.lexists(path):
         return 0
-    kept: list[bytes] = []
+    valid: list[bytes] = []
     broken: dict[int, bytes] = {}
     with open_regular(path) as lines:
         for number, line in enumerate(_list_lines(lines), start=1):
             try:
                 _parse(line, path, number, with_step=True)
-                kept.append(line)
+                valid.append(line)
             except ValueError:
                 broken[number] = line
     if not broken:
@@ -126,7 +126,7 @@ def set_broken_lines_aside(path: Path) -> int:
     aside = path.with_name(f"{path.name}.broken")
     for line in broken.values():
         append_line(aside, line if line.endswith(b"\n") else line + b"\n")
-    replace_file(path, b"".join(kept))
+    replace_file(path, b"".join(valid))
     shown = ", ".join(map(str, [*broken][:5])) + (", …" if len(broken) > 5 else "")
     logger.warning(
         "%s: moved %d line(s) that are not a step's JSON object to %s: %s", path, len(broken), aside.name, shown
@@ -163,9 +163,9 @@ def _cut_torn_end(file: Any, size: int) -> int:
         start = max(0, keep - 4096)
         file.seek(start)
         block = file.read(keep - start)
-        place = block.rfind(b"\n")
-        keep = start + place + 1
-        if place >= 0:
+        newline = block.rfind(b"\n")
+        keep = start + newline + 1
+        if newline >= 0:
             break
     if keep < size:
         file.truncate(keep)
@@ -180,16 +180,16 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written, for example on a full disk. The old file stays.
     """
-    part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_path(path.parent)
 
 
@@ -204,7 +204,7 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_parts(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files of killed :func:`replace_file` calls. Needs the lock of the run folder."""
     for path in folder.glob(".*.part"):
         if not path.is_dir():
@@ -213,8 +213,8 @@ def remove_parts(folder: Path) -> None:
 
 def list_completions(run_dir: Path) -> dict[Path, int]:
     """Return the files of completions, of training (``step_*``) and of evaluations (``eval_step_*``): path → step."""
-    found = sorted((run_dir / "completions").glob("*step_*.jsonl"))
-    matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in found)
+    paths = sorted((run_dir / "completions").glob("*step_*.jsonl"))
+    matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in paths)
     return {path: int(match[1]) for path, match in matches if match}
 
 
@@ -255,7 +255,7 @@ def write_completions(
         if len(rows) >= limit:
             break
         prompt = scored.group.prompt
-        for place, completion in enumerate(scored.group.completions):
+        for index, completion in enumerate(scored.group.completions):
             rows.append(
                 {
                     "step": step,
@@ -263,8 +263,8 @@ def write_completions(
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),
                     "finish_reason": completion.finish_reason,
                     "length": count_sampled(completion),
-                    "rewards": {name: finite(values[place]) for name, values in scored.components.items()},
-                    "reward": finite(scored.rewards[place]),
+                    "rewards": {name: finite(values[index]) for name, values in scored.components.items()},
+                    "reward": finite(scored.rewards[index]),
                     "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
                     **_describe_episode(completion),
@@ -293,9 +293,13 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     return shown
 
 
-def _list_advantages(own: Any) -> float | list[float | None] | None:
+def _list_advantages(advantages: Any) -> float | list[float | None] | None:
     """Return the advantage of a completion, or the list of its turns' advantages."""
-    return finite(own) if np.ndim(own) == 0 else [finite(value) for value in own[~np.isnan(own)]]
+    return (
+        finite(advantages)
+        if np.ndim(advantages) == 0
+        else [finite(value) for value in advantages[~np.isnan(advantages)]]
+    )
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ from rlox_grpo.run.files import (
     json_line,
     list_completions,
     read_jsonl,
-    remove_parts,
+    remove_temporary_files,
     replace_file,
     set_broken_lines_aside,
 )
@@ -68,28 +68,28 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
                 path, damaged = choose_newest(root)
         except CheckpointError as error:
             trouble = str(error)
-    found, broken, trouble = ranks.gather([str(path or ""), [str(one) for one in damaged], trouble])[0]
+    newest, broken, trouble = ranks.gather([str(path or ""), [str(path) for path in damaged], trouble])[0]
     if trouble:
         raise CheckpointError(trouble)
-    return Path(found) if found else None, [Path(one) for one in broken]
+    return Path(newest) if newest else None, [Path(path) for path in broken]
 
 
 def name_newest(folder: Path) -> str:
     """Return the path of the newest checkpoint, or text that says there is none."""
-    found = checkpoints(folder / "checkpoints")
-    return str(found[-1]) if found else "the start: no checkpoint was written yet"
+    listed = checkpoints(folder / "checkpoints")
+    return str(listed[-1]) if listed else "the start: no checkpoint was written yet"
 
 
 def refuse_full_disk(folder: Path, model: nn.Module) -> None:
     """Raise CheckpointError if the disk of ``folder`` has no room for two checkpoints."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Weights and the two moments of AdamW. A new checkpoint is complete before an old one is removed.
-    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)
+    checkpoint_bytes = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)
     free = shutil.disk_usage(folder).free
-    if free < 2 * one:
+    if free < 2 * checkpoint_bytes:
         raise CheckpointError(
-            f"{folder} has {free:,} bytes free, and two checkpoints take {2 * one:,}: free space or choose another "
-            "output_dir"
+            f"{folder} has {free:,} bytes free, and two checkpoints take {2 * checkpoint_bytes:,}: free space or "
+            "choose another output_dir"
         )
 
 
@@ -113,12 +113,12 @@ def prepare_folder(
     """
     root = folder / "checkpoints"
     remove_leftovers(root)
-    for place in (folder, folder / "completions"):
-        remove_parts(place)
+    for directory in (folder, folder / "completions"):
+        remove_temporary_files(directory)
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
     done = step or -1  # a new run also repeats the evaluation of step 0
-    later = [path for path, own in list_completions(folder).items() if own > done]
+    later = [path for path, file_step in list_completions(folder).items() if file_step > done]
     for path in later:
         path.unlink(missing_ok=True)
     if later:

@@ -53,8 +53,8 @@ class History:
 
 
 def _mean(steps: Sequence[Metrics], name: str) -> float | None:
-    found = [step[name] for step in steps if name in step and np.isfinite(step[name])]
-    return float(np.mean(found)) if found and 2 * len(found) >= len(steps) else None
+    values = [step[name] for step in steps if name in step and np.isfinite(step[name])]
+    return float(np.mean(values)) if values and 2 * len(values) >= len(steps) else None
 
 
 Guard = Callable[[History], str | None]
@@ -284,16 +284,16 @@ class Watch:
         self.remember(metrics)
         history = History(self._first, list(self._recent))
         is_long = history.is_long()
-        found = {
+        triggered = {
             guard: message
             for guard in self._silent
             # This one needs no comparison with the first steps.
             if (is_long or guard is constant_rewards) and (message := guard(history)) is not None
         }
-        self._silent = [guard for guard in self._silent if guard not in found]
-        for guard, message in found.items():
+        self._silent = [guard for guard in self._silent if guard not in triggered]
+        for guard, message in triggered.items():
             logger.warning("%s: %s (guards=False turns these warnings off)", guard.__name__, message)
-        return {guard.__name__: message for guard, message in found.items()}
+        return {guard.__name__: message for guard, message in triggered.items()}
 
     def remember(self, metrics: Metrics) -> None:
         """Add the metrics of an earlier step to the history. Guards in its ``guard/*`` metrics do not warn again."""
@@ -334,6 +334,6 @@ def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
     means = [name for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")]
     names = [name.removesuffix("/mean") for name in means]
     formats = [name for name in names if "format" in name or "tag" in name]
-    of_length = ("overlong", "repetition", "length")
-    answers = [name for name in names if name not in formats and not any(word in name for word in of_length)]
+    length_words = ("overlong", "repetition", "length")
+    answers = [name for name in names if name not in formats and not any(word in name for word in length_words)]
     return next(iter(formats), None), next(iter(answers), None)

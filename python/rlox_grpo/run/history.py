@@ -13,7 +13,7 @@ from pathlib import Path
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.files import open_regular, replace_file
 from rlox_grpo.run.guards import LAST
-from rlox_grpo.run.manifest import find_damage, is_verifiable, time_of_writing
+from rlox_grpo.run.manifest import find_damage, is_verifiable, read_write_time
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,12 @@ def checkpoints(root: Path) -> list[Path]:
     """Return the complete checkpoints under ``root``, sorted by step, without renamed ones."""
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()), key=step_of)
+    return sorted(
+        (path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()), key=checkpoint_step
+    )
 
 
-def step_of(checkpoint: Path) -> int:
+def checkpoint_step(checkpoint: Path) -> int:
     """Return the step in the name of a checkpoint."""
     match = _NAME.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0
@@ -55,7 +57,7 @@ def remove_leftovers(root: Path) -> None:
 
 def remove_old(root: Path, *, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` checkpoints that were written last. ``newest`` is always kept."""
-    others = sorted((path for path in checkpoints(root) if path != newest), key=time_of_writing)
+    others = sorted((path for path in checkpoints(root) if path != newest), key=read_write_time)
     for old in others[: max(0, len(others) - (keep - 1))]:
         # Rename it first: a kill during the removal must not leave half a checkpoint that a resume would read.
         gone = partial_path(old)
@@ -70,13 +72,13 @@ def remove_old(root: Path, *, keep: int, newest: Path) -> None:
 def set_aside(checkpoint: Path, why: str) -> Path:
     """Rename a checkpoint to ``<name>.<why>-<time>``, so that no run resumes from it. Raises OSError."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
+    target = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
     number = 1
-    while place.exists():
+    while target.exists():
         number += 1
-        place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}-{number}")
-    os.replace(checkpoint, place)
-    return place
+        target = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}-{number}")
+    os.replace(checkpoint, target)
+    return target
 
 
 def set_later_aside(root: Path, step: int) -> list[Path]:
@@ -88,7 +90,7 @@ def set_later_aside(root: Path, step: int) -> list[Path]:
         CheckpointError: a checkpoint cannot be renamed.
     """
     moved = []
-    later = [path for path in checkpoints(root) if step_of(path) > step]
+    later = [path for path in checkpoints(root) if checkpoint_step(path) > step]
     try:
         if later:
             replace_file(root / _GOING_BACK, str(step).encode())
@@ -116,7 +118,7 @@ def _read_last_step(root: Path) -> float:
 
 def newest_good(root: Path, before: float = math.inf) -> Path | None:
     """Return the newest checkpoint without damage, of step ``before`` or earlier; None if there is none."""
-    earlier = [path for path in checkpoints(root) if step_of(path) <= before]
+    earlier = [path for path in checkpoints(root) if checkpoint_step(path) <= before]
     return next((path for path in reversed(earlier) if not find_damage(path)), None)
 
 
@@ -128,14 +130,14 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
     """
     broken: list[tuple[Path, str]] = []
     last_step = _read_last_step(root)
-    for checkpoint in reversed([path for path in checkpoints(root) if step_of(path) <= last_step]):
-        found = find_damage(checkpoint)
-        if not found:
+    for checkpoint in reversed([path for path in checkpoints(root) if checkpoint_step(path) <= last_step]):
+        damage = find_damage(checkpoint)
+        if not damage:
             for path, what in broken:
                 logger.warning("%s is damaged (%s): resuming from %s instead", path, what, checkpoint)
             _warn_if_unverifiable(checkpoint)
             return checkpoint, [path for path, _ in broken]
-        broken.append((checkpoint, found))
+        broken.append((checkpoint, damage))
     if not broken:
         return None, []
     each = "; ".join(f"{path.name}: {what}" for path, what in broken)
@@ -146,10 +148,10 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
 
 def require_good(checkpoint: Path) -> None:
     """Raise CheckpointError if ``checkpoint`` is damaged. The message names the newest checkpoint without damage."""
-    if found := find_damage(checkpoint):
+    if damage := find_damage(checkpoint):
         good = newest_good(checkpoint.parent)
         beside = f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
-        raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {beside}")
+        raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {damage}; {beside}")
     _warn_if_unverifiable(checkpoint)
 
 
@@ -172,8 +174,8 @@ def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
         logger.warning("the reward has collapsed again, at %g of the learning rate: training continues", factor)
         return None
     before = step - LAST  # the guard compares the last LAST steps with the steps before them
-    found = newest_good(folder / "checkpoints", before=before)
-    if found is None:
+    newest = newest_good(folder / "checkpoints", before=before)
+    if newest is None:
         logger.warning(
             "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training continues; "
             "lower checkpoint_steps or raise keep_checkpoints",
@@ -182,6 +184,6 @@ def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
     else:
         logger.warning(
             "the reward has collapsed at step %d: restoring %s and continuing with %g of the learning rate",
-            *(step, found, factor / 2),
+            *(step, newest, factor / 2),
         )
-    return found
+    return newest

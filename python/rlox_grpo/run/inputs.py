@@ -11,7 +11,7 @@ from rlox_grpo.advantages.moving import read_key
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.comparison import refuse_different_forms, warn_of_prompts
+from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
@@ -90,14 +90,16 @@ class PromptReader:
             refuse_different_forms(loaded, continue_final_message=self.config.continue_final_message)
 
     def _warn(self, loaded: Sequence[Prompt]) -> None:
-        warn_of_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
+        warn_about_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
         """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
         try:
             return self.read(prompts, trained=False)
         except (ValueError, TypeError, RewardError) as error:
-            kind = next(known for known in (RewardError, TypeError, ValueError) if isinstance(error, known))
+            kind = next(
+                error_type for error_type in (RewardError, TypeError, ValueError) if isinstance(error, error_type)
+            )
             raise kind(f"eval_prompts: {error}") from error
 
     def open_stream(self, prompts: PromptsLike, draws: int) -> StreamDraws:

@@ -26,7 +26,7 @@ STATE = "state.json"
 _NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", STATE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "version", "written", "files"}
-_OWN = "sha256"
+_DIGEST = "sha256"
 """Key of the digest of the manifest's other keys; the first manifests of format 2 had none."""
 
 _STATE_KEYS: dict[str, type] = {
@@ -68,7 +68,7 @@ def write_manifest(checkpoint: Path, *, after: float = 0.0) -> None:
             for path, digest in zip(files, digests, strict=True)
         },
     }
-    content[_OWN] = _digest(content)
+    content[_DIGEST] = _digest(content)
     (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1))
 
 
@@ -104,7 +104,7 @@ def _find_state_damage(state: Mapping[str, Any]) -> str:
     return ""
 
 
-def time_of_writing(checkpoint: Path) -> float:
+def read_write_time(checkpoint: Path) -> float:
     """Return the time of the manifest, or without a manifest that of the newest file, in seconds since 1970."""
     content = read_object(checkpoint / MANIFEST)
     written = content.get("written") if isinstance(content, dict) else None
@@ -123,24 +123,24 @@ def _differences(checkpoint: Path) -> str:
             f"{MANIFEST} is of format {version}, written by rlox-grpo {content.get('version')}: version {__version__} "
             f"reads formats up to {FORMAT}, so upgrade rlox-grpo"
         )
-    if version != FORMAT or not isinstance(files, dict) or content.keys() - {_OWN} != _KEYS:
+    if version != FORMAT or not isinstance(files, dict) or content.keys() - {_DIGEST} != _KEYS:
         return f"{MANIFEST} is not what this library writes"
-    if _OWN in content and content[_OWN] != _digest(content):
+    if _DIGEST in content and content[_DIGEST] != _digest(content):
         return f"{MANIFEST} is not what was written: its SHA-256 differs"
     if missing := sorted({*_NEEDED} - files.keys()):
         return f"{MANIFEST} does not name {missing[0]}"
-    for name, told in files.items():
-        if not _is_entry(name, told):
+    for name, entry in files.items():
+        if not _is_entry(name, entry):
             return f"{MANIFEST} is not what this library writes: {name!r}"
         path = checkpoint / name
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return f"{name} is not a file"
-        if found.st_size != told["size"]:
-            return f"{name} has {found.st_size:,} bytes, and {told['size']:,} were written"
+        if status.st_size != entry["size"]:
+            return f"{name} has {status.st_size:,} bytes, and {entry['size']:,} were written"
     # Sizes were compared first, which finds truncated files without reading gigabytes.
     paths = [checkpoint / name for name in files]
     try:
@@ -148,23 +148,23 @@ def _differences(checkpoint: Path) -> str:
             digests = list(pool.map(_sha256, paths))
     except OSError as error:
         return f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
-    for (name, told), digest in zip(files.items(), digests, strict=True):
-        if told["sha256"] != digest:
+    for (name, entry), digest in zip(files.items(), digests, strict=True):
+        if entry["sha256"] != digest:
             return f"{name} is not what was written: its SHA-256 differs"
     return ""
 
 
-def _is_entry(name: str, told: Any) -> bool:
+def _is_entry(name: str, entry: Any) -> bool:
     """Whether a manifest's entry names a file below the checkpoint, with its size and digest."""
-    parts = Path(name).parts
-    if not isinstance(told, dict) or not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+    components = Path(name).parts
+    if not isinstance(entry, dict) or not components or Path(name).is_absolute() or ".." in components or "\0" in name:
         return False
-    return type(told.get("size")) is int and _SHA256.fullmatch(str(told.get("sha256"))) is not None
+    return type(entry.get("size")) is int and _SHA256.fullmatch(str(entry.get("sha256"))) is not None
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     """The digest of a manifest's content, without the key that holds it."""
-    rest = {name: value for name, value in content.items() if name != _OWN}
+    rest = {name: value for name, value in content.items() if name != _DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 

@@ -64,10 +64,10 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
     components = by_name(scored.components for scored in groups)
-    for name, parts in components.items():
-        metrics |= _spread(f"rewards/{name}", np.concatenate(parts), ("mean", "std"))
-    for name, parts in by_name(scored.measures for scored in groups).items():
-        values = np.concatenate(parts)
+    for name, arrays in components.items():
+        metrics |= _spread(f"rewards/{name}", np.concatenate(arrays), ("mean", "std"))
+    for name, arrays in by_name(scored.measures for scored in groups).items():
+        values = np.concatenate(arrays)
         if not np.isnan(values).all():
             metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
@@ -80,17 +80,17 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
     return metrics
 
 
-def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
+def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], labels: Sequence[str]) -> dict[str, float]:
     """Return, for each function, the share of samples with each status except the first, ``ok``.
 
     A status in ``RARE`` is reported only if it occurs.
     """
     shares = {}
     for name, codes in by_name(groups).items():
-        found = np.concatenate(codes)
-        for code, status in enumerate(known[1:], 1):
-            if status not in RARE or np.any(found == code):
-                shares[f"rewards/{name}/{status}"] = _mean(found == code)
+        all_codes = np.concatenate(codes)
+        for code, status in enumerate(labels[1:], 1):
+            if status not in RARE or np.any(all_codes == code):
+                shares[f"rewards/{name}/{status}"] = _mean(all_codes == code)
     return shares
 
 
@@ -122,8 +122,8 @@ def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
     # Polynomial rolling hash (base: the golden ratio times 2^64, modulo 2^64) of each n-gram, vectorised over places.
     # Two different n-grams collide about once in 10^19. np.unique over the rows of [T, n] takes five times as long.
     runs = np.zeros(len(token_ids) - size + 1, np.uint64)
-    for place in range(size):
-        runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[place : place + len(runs)].astype(np.uint64)
+    for offset in range(size):
+        runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[offset : offset + len(runs)].astype(np.uint64)
     return 1.0 - len(np.unique(runs)) / len(runs)
 
 
@@ -152,12 +152,12 @@ def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
 def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[str, float]:
     """Return statistics of the values that are not NaN, in float64; one that has no value is left out."""
     valid: NDArray[np.float64] = values[~np.isnan(values)].astype(np.float64)
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     if len(valid) >= 1:
-        found |= {"mean": valid.mean(), "min": valid.min(), "max": valid.max()}
+        statistics |= {"mean": valid.mean(), "min": valid.min(), "max": valid.max()}
     if len(valid) >= 2:
-        found["std"] = valid.std(ddof=1)
-    return {f"{prefix}/{name}": float(found[name]) for name in wanted if name in found}
+        statistics["std"] = valid.std(ddof=1)
+    return {f"{prefix}/{name}": float(statistics[name]) for name in wanted if name in statistics}
 
 
 def _mean(values: Sequence[float] | NDArray[np.bool_]) -> float:
@@ -166,19 +166,19 @@ def _mean(values: Sequence[float] | NDArray[np.bool_]) -> float:
 
 def by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the values of each name, from the rows that have it. Names are in the order of their first row."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
-            found.setdefault(name, []).append(value)
-    return found
+            values.setdefault(name, []).append(value)
+    return values
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Combine the values of all ranks: sums of rates and counts, maxima and minima, means of the rest."""
     ways = (("_per_s", sum), ("/restarts", sum), ("_max", max), ("/transfer_s", max), ("_min", min))
     return {
-        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
-        for name, found in values.items()
+        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(rank_values))
+        for name, rank_values in values.items()
     }
 
 

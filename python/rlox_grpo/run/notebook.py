@@ -120,15 +120,15 @@ def draw_curve(title: str, line: Points, dots: Points) -> str:
     first, last = (choose(step for step, _ in points) for choose in (min, max))
     low, high = (choose(value for _, value in points) for choose in (min, max))
 
-    def place(step: int, value: float) -> str:
+    def locate(step: int, value: float) -> str:
         x = 0.5 if last == first else (step - first) / (last - first)
         # Halves: the difference of two large finite numbers may be infinite.
         y = 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
         return f"{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f},{_HEIGHT - _MARGIN - y * (_HEIGHT - 2 * _MARGIN):.1f}"
 
-    marks = [place(*point).split(",") for point in (dots if len(line) != 1 else points)]
+    marks = [locate(*point).split(",") for point in (dots if len(line) != 1 else points)]
     circles = "".join(f'<circle cx="{x}" cy="{y}" r="2.5" fill="currentColor"/>' for x, y in marks)
-    path = " ".join(place(*point) for point in thin(line))
+    path = " ".join(locate(*point) for point in thin(line))
     newest = number((line or dots)[-1][1])
     caption = f"{escape(title)}: <b>{newest}</b>, {number(low)} to {number(high)}"
     return (
@@ -144,8 +144,8 @@ def thin(line: Points, most: int = _MAX_POINTS) -> Points:
     width = math.ceil(len(line) / most)
     if width <= 1:
         return line
-    parts = [line[start : start + width] for start in range(0, len(line), width)]
-    return [(part[-1][0], sum(value / len(part) for _, value in part)) for part in parts]
+    chunks = [line[start : start + width] for start in range(0, len(line), width)]
+    return [(chunk[-1][0], sum(value / len(chunk) for _, value in chunk)) for chunk in chunks]
 
 
 def _make_publisher() -> Publish:

@@ -72,15 +72,15 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as JSON values for a checkpoint."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _OF_THE_CALL}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _CALL_KEYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; the weights are then whole."""
         for field in fields(self):
-            if field.name not in _OF_THE_CALL:
+            if field.name not in _CALL_KEYS:
                 setattr(self, field.name, state[field.name])
         self.weights_are_whole = True
 
 
-_OF_THE_CALL = ("total_steps", "weights_are_whole")
+_CALL_KEYS = ("total_steps", "weights_are_whole")
 """Fields of :class:`Progress` that no checkpoint has."""

@@ -28,7 +28,7 @@ EVALUATED: tuple[str, ...] = (
 )
 """The options that an evaluation reads."""
 
-_OF_PROCESSES = EngineConfig.model_fields.keys() - {"engine", "engine_max_length", "max_rollout_rows"}
+_PROCESS_OPTIONS = EngineConfig.model_fields.keys() - {"engine", "engine_max_length", "max_rollout_rows"}
 """Options of the processes and the memory of the run, which an evaluation has for itself."""
 
 _SOURCES = ("rewards", "environment", "environment_args", "tools", "eval_data", "task")
@@ -53,31 +53,33 @@ class RecordedRun:
     options: Mapping[str, Any]
     sources: Mapping[str, Any]
 
-    def replace_by(self, given: RecordedRun) -> RecordedRun:
-        """Return the run with the options and sources of ``given`` in place of its own.
+    def replace_by(self, overrides: RecordedRun) -> RecordedRun:
+        """Return the run with the options and sources of ``overrides`` in place of its own.
 
         An evaluation never sends its weights to the run's vLLM servers: without another engine it takes the built-in.
         """
-        preset = str(given.options.get("preset"))
-        of_preset = PRESETS[preset].values if preset in PRESETS else {}
+        preset = str(overrides.options.get("preset"))
+        preset_values = PRESETS[preset].values if preset in PRESETS else {}
         options = {
             **self.options,
-            **{name: value for name, value in of_preset.items() if name in EVALUATED},
-            **given.options,
+            **{name: value for name, value in preset_values.items() if name in EVALUATED},
+            **overrides.options,
         }
         dropped: set[str] = set()
-        if "engine" in given.options or self.options.get("engine") == "vllm_server":
+        if "engine" in overrides.options or self.options.get("engine") == "vllm_server":
             dropped |= EngineConfig.model_fields.keys()
-        if {"rewards", "environment"} & given.sources.keys():
+        if {"rewards", "environment"} & overrides.sources.keys():
             dropped.add("reward_weights")  # the weights of other functions
-        options = {name: value for name, value in options.items() if name in given.options or name not in dropped}
-        sources = {**self.sources, **given.sources}
-        if "environment" in given.sources and "environment_args" not in given.sources:
+        options = {name: value for name, value in options.items() if name in overrides.options or name not in dropped}
+        sources = {**self.sources, **overrides.sources}
+        if "environment" in overrides.sources and "environment_args" not in overrides.sources:
             sources.pop("environment_args", None)
-        unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in given.sources}
+        unrecorded = {
+            key: names for key, names in sources.pop("unrecorded", {}).items() if key not in overrides.sources
+        }
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 
-    def warn_of_differences(self, config: GRPOConfig) -> None:
+    def warn_about_differences(self, config: GRPOConfig) -> None:
         """Warn of options of prompts and sampling that are not the run's, so that accuracies cannot be compared."""
         names = [*list_evaluated(PromptConfig), *list_evaluated(SamplingConfig)]
         then = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
@@ -115,7 +117,7 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     options = {
         name: getattr(config, name)
         for name in EVALUATED
-        if name not in _OF_PROCESSES and getattr(config, name) != GRPOConfig.model_fields[name].default
+        if name not in _PROCESS_OPTIONS and getattr(config, name) != GRPOConfig.model_fields[name].default
     }
     return RecordedRun(options, state.get("sources") or _read_older(path))
 

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from rlox_grpo.config.records import DOORS
-from rlox_grpo.config.records.option import is_own
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
 from rlox_grpo.prompts.load import fingerprint_prompts
@@ -49,10 +49,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def refuse_unknown_changes(names: Iterable[str]) -> None:
     """Raise ConfigError if ``resume_changes`` contains a name that is not an option."""
-    known = [*GRPOConfig.model_fields, REWARDS, OPTIMIZER]
+    option_names = [*GRPOConfig.model_fields, REWARDS, OPTIMIZER]
     for name in names:
-        if name not in known:
-            raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, known)}")
+        if name not in option_names:
+            raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, option_names)}")
 
 
 def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -60,18 +60,18 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
     names = [name for name, _ in rewards]
     if state["rewards"] != names:
         return [f"reward functions: {state['rewards']} there, {names} here"]
-    known = state.get("reward_sources") or [None] * len(names)  # missing in older checkpoints
+    saved_digests = state.get("reward_sources") or [None] * len(names)  # missing in older checkpoints
     return [
         f"the reward function {name} was edited"
-        for (name, digest), before in zip(rewards, known, strict=False)
+        for (name, digest), before in zip(rewards, saved_digests, strict=False)
         if isinstance(before, str) and digest is not None and _comparable(before, digest) and _differ(before, digest)
     ]
 
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
-    known = {OPTIMIZER, *map(_SOURCE.format, DOORS)}
-    others = [name for name in now if name not in known and then.get(name, now[name]) != now[name]]
+    other_kinds = {OPTIMIZER, *map(_SOURCE.format, DOORS)}
+    others = [name for name in now if name not in other_kinds and then.get(name, now[name]) != now[name]]
     changed = [f"{name}: not those of the run" for name in others]
     for name in DOORS:
         before, here = then.get(_SOURCE.format(name)), now.get(_SOURCE.format(name))
@@ -87,8 +87,8 @@ def _is_other(before: str | None, now: str | None) -> bool:
 
     Digests of bytecode are compared only within one version of Python, and a missing digest is not compared.
     """
-    of_code = [digest is None or digest.startswith("python") for digest in (before, now)]
-    if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
+    are_code = [digest is None or digest.startswith("python") for digest in (before, now)]
+    if "adamw" not in (before, now) and all(are_code) and not _comparable(before or "", now or ""):
         return False
     return before != now and (before is None or now is None or _differ(before, now))
 
@@ -200,8 +200,8 @@ def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
     digests: dict[str, str | None] = {}
     for name in DOORS:
         value = getattr(config, name)
-        found = import_callable(name, value) if isinstance(value, str) and is_own(value) else value
-        digests[_SOURCE.format(name)] = digest_reward(found) if is_own(value) else None
+        imported = import_callable(name, value) if isinstance(value, str) and is_custom(value) else value
+        digests[_SOURCE.format(name)] = digest_reward(imported) if is_custom(value) else None
     return digests
 
 
@@ -245,13 +245,13 @@ def digest_data(prompts: Sequence[Prompt]) -> dict[str, str | None]:
     }
 
 
-def _comparable(one: str, other: str) -> bool:
-    return one.partition(":")[0] == other.partition(":")[0]
+def _comparable(digest: str, other: str) -> bool:
+    return digest.partition(":")[0] == other.partition(":")[0]
 
 
-def _differ(one: str, other: str) -> bool:
+def _differ(digest: str, other: str) -> bool:
     """Whether two digests differ. What follows a ``+`` is compared if both have it: earlier versions wrote none."""
-    (code, _, rest), (other_code, _, other_rest) = one.partition("+"), other.partition("+")
+    (code, _, rest), (other_code, _, other_rest) = digest.partition("+"), other.partition("+")
     return code != other_code or bool(rest and other_rest and rest != other_rest)
 
 

@@ -103,7 +103,7 @@ class Run:
         self._data, self._callbacks = dict(data), callbacks
         self._sources = json.loads(json.dumps(sources, default=str))  # a run file may have dates
         self._folder = None if config.output_dir is None else Path(config.output_dir)
-        self._own_folder = self._folder if ranks.is_first else None
+        self._written_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
         self.resumed_from: Path | None = None
         self.last_metrics: dict[str, float] = {}
@@ -112,7 +112,7 @@ class Run:
         self._saved_step: int | None = None
         self._save_is_due = False
         self._sinks = Sinks({})
-        self._warned_of: set[str] = set()
+        self._warned: set[str] = set()
         self._has_collapsed = False
         self._watch = Watch() if config.guards and ranks.is_first else None
         refuse_unknown_changes(config.resume_changes)
@@ -134,12 +134,12 @@ class Run:
             changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
         self._first_step = progress.step
         ranks.gather(None)  # a barrier: rank 0 changes the folder only after every rank has read the checkpoint
-        if self._own_folder is not None:
+        if self._written_folder is not None:
             if restore is not None:  # before later checkpoints are renamed: a start after a kill then goes on with it
                 save_learning_rate_factor(restore, progress.learning_rate_factor)
-            refuse_full_disk(self._own_folder, policy.model)
+            refuse_full_disk(self._written_folder, policy.model)
             prepare_folder(
-                self._own_folder,
+                self._written_folder,
                 progress.step,
                 resumes=checkpoint is not None,
                 damaged=damaged,
@@ -188,17 +188,17 @@ class Run:
             ImportError, OSError: a sink cannot start.
         """
         names: list[SinkName] = [*self._config.log_to] if self._ranks.is_first else []
-        if self._own_folder is not None and "jsonl" not in names:
+        if self._written_folder is not None and "jsonl" not in names:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._own_folder or Path(),  # without a folder there is only the console
+            self._written_folder or Path(),  # without a folder there is only the console
             total_steps=total_steps,
             resume_step=self._progress.step,
             config=self._config.model_dump(),
         )
-        if self._watch is not None and self._own_folder is not None:
-            self._watch = resume_watch(self._own_folder, self._progress.step)
+        if self._watch is not None and self._written_folder is not None:
+            self._watch = resume_watch(self._written_folder, self._progress.step)
         try:
             yield
         except (Exception, *EXITS) as error:
@@ -210,9 +210,9 @@ class Run:
         finally:
             self._sinks.close()
             self._sinks = Sinks({})
-            if self._own_folder is not None:
+            if self._written_folder is not None:
                 with self._warning_once("report"):
-                    write_report(self._own_folder)
+                    write_report(self._written_folder)
 
     def show_episodes(self, ended: int, total: int) -> None:
         """Show on the console how many episodes of the current rollout have ended."""
@@ -224,7 +224,7 @@ class Run:
         fired = {} if self._watch is None else self._watch.step(metrics)
         self._has_collapsed = reward_collapse.__name__ in fired
         self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
-        folder, limit = self._own_folder, self._config.log_completions
+        folder, limit = self._written_folder, self._config.log_completions
         if fired and folder is not None:
             with self._warning_once("warnings"):
                 write_warnings(folder, self._progress.step, fired)
@@ -237,10 +237,10 @@ class Run:
 
         For ``on_collapse="restore"``. Every rank gets the same answer.
         """
-        found: Path | None = None
-        if self._has_collapsed and self._own_folder is not None:
-            found = choose_restore(self._own_folder, self._progress.step, self._progress.learning_rate_factor)
-        answer = self._ranks.gather("" if found is None else str(found))[0]
+        chosen: Path | None = None
+        if self._has_collapsed and self._written_folder is not None:
+            chosen = choose_restore(self._written_folder, self._progress.step, self._progress.learning_rate_factor)
+        answer = self._ranks.gather("" if chosen is None else str(chosen))[0]
         return Path(answer) if answer else None
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
@@ -251,13 +251,13 @@ class Run:
         step = self._progress.step
         if step == 0:
             self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
-        if self._own_folder is not None:
+        if self._written_folder is not None:
             numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
             with self._warning_once("evaluations"):
-                append_line(self._own_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
+                append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
             with self._warning_once("evaluations"):
                 limit = max(1, self._config.log_completions)
-                write_completions(self._own_folder, step, groups, None, limit=limit, kind="eval_step")
+                write_completions(self._written_folder, step, groups, None, limit=limit, kind="eval_step")
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
@@ -287,7 +287,7 @@ class Run:
         # Collectives: every rank takes part in gathering sharded weights and pending rollouts, and rank 0 writes them.
         weights, moments = gather_weights(self._updater, self._ranks), self._updater.state_dict()
         rollouts = self._sampler.state_dict()
-        if self._own_folder is not None:
+        if self._written_folder is not None:
             try:
                 self._write_checkpoint(weights, moments, rollouts)
             except (CheckpointError, NonFiniteError) as error:
@@ -306,7 +306,7 @@ class Run:
         try:
             if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank raises it, so all take part
                 self.save()
-            elif self._own_folder is not None and not self._updater.is_sharded:
+            elif self._written_folder is not None and not self._updater.is_sharded:
                 # Without collectives: other ranks may be dead.
                 rollouts = self._sampler.state_dict(prompts_alone=True)
                 weights = gather_weights(self._updater, self._ranks)
@@ -417,6 +417,6 @@ class Run:
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: a damaged file
-            if what not in self._warned_of:
-                self._warned_of.add(what)
+            if what not in self._warned:
+                self._warned.add(what)
                 warnings.warn(f"{what} cannot be written, training continues: {error}", RuntimeWarning, stacklevel=4)

@@ -211,5 +211,5 @@ class TrackingSink:
 
 
 def _missing(library: str, extra: str | None) -> str:
-    of = "" if extra is None else f" (the extra {extra!r} of rlox-grpo)"
-    return f"the {library} sink needs {library}, which is not installed: pip install {library}{of}"
+    hint = "" if extra is None else f" (the extra {extra!r} of rlox-grpo)"
+    return f"the {library} sink needs {library}, which is not installed: pip install {library}{hint}"

@@ -123,9 +123,9 @@ class Sandbox:
     def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
         """Run a program as a script. Blocks until a worker is free, but not until the program ends."""
         with contextlib.ExitStack() as opened:
-            given = [_make_file(text, opened) for text in (code, stdin)]
+            inputs = [_make_file(text, opened) for text in (code, stdin)]
             outputs = [os.memfd_create("output") for _ in range(2)]
-            return self._submit([*given, *outputs], outputs, limits, None)
+            return self._submit([*inputs, *outputs], outputs, limits, None)
 
     def submit_tests(
         self, code: str, tests: Sequence[str], limits: Limits | None = None, objects: bool = False
@@ -193,15 +193,15 @@ class Sandbox:
             raise SandboxError(_refuse(answer["missing"]))
         if "ready" not in answer:
             self._server.kill()
-            told = self._server.stderr.read() if self._server.stderr is not None else b""
-            raise SandboxError(_refuse(f"its server process did not start: {told.decode(errors='replace')[-2000:]}"))
+            stderr = self._server.stderr.read() if self._server.stderr is not None else b""
+            raise SandboxError(_refuse(f"its server process did not start: {stderr.decode(errors='replace')[-2000:]}"))
 
     def _probe(self) -> None:
         """Run a program that tries to break out. Raises SandboxError if an attempt succeeds or the program fails."""
         result = self.submit_script(_PROBE).result()
         if result.code != 0 or result.ended != "exit":
-            told = f"{result.ended}, code {result.code}: {result.stderr[-1000:]}"
-            raise SandboxError(_refuse(f"a first program did not run ({told})"))
+            ending = f"{result.ended}, code {result.code}: {result.stderr[-1000:]}"
+            raise SandboxError(_refuse(f"a first program did not run ({ending})"))
         broken = json.loads(result.stdout)
         if broken:
             raise SandboxError(_refuse(f"a first program could {', '.join(broken)}"))
@@ -225,11 +225,11 @@ def get_sandbox() -> Sandbox:
         SandboxError: the sandbox does not work on this system.
     """
     with _shared_lock:
-        own = _shared.get(os.getpid())
-        if own is None or own._dead is not None:
+        sandbox = _shared.get(os.getpid())
+        if sandbox is None or sandbox._dead is not None:
             _shared.clear()
-            own = _shared[os.getpid()] = Sandbox()
-        return own
+            sandbox = _shared[os.getpid()] = Sandbox()
+        return sandbox
 
 
 def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]:
@@ -261,18 +261,18 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
 
 
 def _show_result(result: ScriptResult) -> str:
-    parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
+    lines = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
     if result.ended == "killed":
-        parts.append("[the system killed the program, which had not reached its limits: run it again]")
+        lines.append("[the system killed the program, which had not reached its limits: run it again]")
     elif result.ended == "memory":
-        parts.append("[the program had no memory left]")
+        lines.append("[the program had no memory left]")
     elif result.ended != "exit":
-        parts.append(f"[the program was ended: no {_LIMIT_NAMES[result.ended]} left]")
+        lines.append(f"[the program was ended: no {_LIMIT_NAMES[result.ended]} left]")
     elif result.code < 0:
-        parts.append(f"[the program was ended by signal {-result.code}]")
+        lines.append(f"[the program was ended by signal {-result.code}]")
     elif result.code > 0 and not result.stderr:
-        parts.append(f"[the program ended with exit code {result.code}]")
-    return "\n".join(part for part in parts if part) or "[the program printed nothing]"
+        lines.append(f"[the program ended with exit code {result.code}]")
+    return "\n".join(line for line in lines if line) or "[the program printed nothing]"
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:

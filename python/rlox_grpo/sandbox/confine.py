@@ -29,9 +29,11 @@ _RIGHTS_BY_VERSION = (0, 13, 14, 15, 15, 16)
 """How many of the file rights each version of Landlock knows; later versions know the last."""
 
 READ = _READ_FILE | _READ_DIR
-WRITE_ONE_FILE = _READ_FILE | _WRITE_FILE
-OWN_FOLDER = READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM | _REFER | _TRUNCATE
-_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+WRITE_FILE = _READ_FILE | _WRITE_FILE
+PRIVATE_FOLDER = (
+    READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM | _REFER | _TRUNCATE
+)
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 
 class ConfinementError(RuntimeError):
@@ -72,16 +74,16 @@ def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
     ruleset = _call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     for path, rights in paths:
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
         try:
-            if not stat.S_ISDIR(os.fstat(place).st_mode):
-                rights &= _OF_FILES
-            rule = struct.pack("=Qi", rights & handled, place)
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                rights &= _FILE_RIGHTS
+            rule = struct.pack("=Qi", rights & handled, descriptor)
             _call(f"landlock_add_rule for {path}", _LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
         finally:
-            os.close(place)
+            os.close(descriptor)
     return ruleset
 
 
@@ -124,8 +126,8 @@ def _set_limits(limits: Limits) -> None:
     }
     for bound, (soft, hard) in bounds.items():
         try:
-            _, given = resource.getrlimit(bound)
-            finite = [value for value in (hard, given) if value != resource.RLIM_INFINITY]
+            _, inherited = resource.getrlimit(bound)
+            finite = [value for value in (hard, inherited) if value != resource.RLIM_INFINITY]
             resource.setrlimit(bound, (min([soft, *finite]), min(finite, default=resource.RLIM_INFINITY)))
         except (OSError, ValueError) as error:
             raise ConfinementError(f"setrlimit({bound}, {hard}) was refused: {error}") from error
@@ -142,17 +144,17 @@ def _landlock_version() -> int:
 
 
 def _call(name: str, number: int, *arguments: object) -> int:
-    given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result = int(_libc().syscall(ctypes.c_long(number), *given))
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(_libc().syscall(ctypes.c_long(number), *converted))
     if result < 0:
         raise ConfinementError(f"{name} was refused: {os.strerror(ctypes.get_errno())}")
     return result
 
 
 def _prctl(name: str, option: int, *arguments: int | bytes) -> None:
-    given = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
-    given += [ctypes.c_ulong(0)] * (4 - len(given))
-    if _libc().prctl(option, *given) != 0:
+    converted = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
+    converted += [ctypes.c_ulong(0)] * (4 - len(converted))
+    if _libc().prctl(option, *converted) != 0:
         raise ConfinementError(f"prctl({name}) was refused: {os.strerror(ctypes.get_errno())}")
 
 

@@ -118,8 +118,8 @@ def _run_tests(payload: bytes) -> int:
     if loaded != LOADED:
         return 0
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    of_library = _list_library_names(tests)
-    namespace |= {name: find_standard(name) for name in of_library}
+    library_names = _list_library_names(tests)
+    namespace |= {name: find_standard(name) for name in library_names}
     for test in tests:
         peer.refused = False
         failure = _find_failure(test, namespace, peer)
@@ -143,13 +143,13 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
     """Set the program's global of that name in the namespace of the tests."""
     try:
-        found = peer.ask("global", 0, name)
+        answer = peer.ask("global", 0, name)
     except ClosedError:
         raise
     except Exception:  # noqa: BLE001  refused: a NameError where the test uses it, and nothing where it sets it first
         return
-    if found:
-        namespace[name] = found[0]
+    if answer:
+        namespace[name] = answer[0]
 
 
 def _list_library_names(tests: Sequence[str]) -> set[str]:

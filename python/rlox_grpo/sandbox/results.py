@@ -123,25 +123,25 @@ def read_result(
         ended = "killed"
     if ended == "exit" and any(process["code"] == OUT_OF_MEMORY for process in answer["processes"]):
         ended = "memory"
-    kept = limits.output_kb << 10
+    most_bytes = limits.output_kb << 10
     if tests is not None:
         marks = os.pread(outputs[0], 1 + tests, 0).decode("ascii", "replace")
         loaded: Any = {"o": "ok", "s": "unparseable"}.get(marks[:1], "error")
-        passed = tuple(marks[place : place + 1] == PASSED for place in range(1, tests + 1))
+        passed = tuple(marks[number : number + 1] == PASSED for number in range(1, tests + 1))
         # A process that is killed once every test has passed changes nothing.
         ended = "exit" if ended == "killed" and passed and all(passed) else ended
         return TestsResult(loaded, passed, ended, REFUSED in marks[1:])
-    stdout, stderr = (_read_ends(output, kept) for output in outputs)
-    cut = os.fstat(outputs[0]).st_size > kept
+    stdout, stderr = (_read_ends(output, most_bytes) for output in outputs)
+    cut = os.fstat(outputs[0]).st_size > most_bytes
     code = 1 if ended == "memory" else last["code"]  # as the interpreter ends after MemoryError
     return ScriptResult(ended, code, stdout, stderr, cut, last["cpu_seconds"], answer["seconds"])
 
 
-def _read_ends(output: int, kept: int) -> str:
-    """Return the text of a file; of a longer one than ``kept`` bytes its beginning, a mark and its end."""
+def _read_ends(output: int, most_bytes: int) -> str:
+    """Return the text of a file; of a longer one than ``most_bytes`` bytes its beginning, a mark and its end."""
     size = os.fstat(output).st_size
-    if size <= kept:
-        return os.pread(output, kept, 0).decode("utf-8", "replace")
-    half = (kept - len(CUT_MARK) - 16) // 2
-    head, tail = (os.pread(output, half, place).decode("utf-8", "replace") for place in (0, size - half))
+    if size <= most_bytes:
+        return os.pread(output, most_bytes, 0).decode("utf-8", "replace")
+    half = (most_bytes - len(CUT_MARK) - 16) // 2
+    head, tail = (os.pread(output, half, offset).decode("utf-8", "replace") for offset in (0, size - half))
     return head + CUT_MARK.format(count=size - 2 * half) + tail

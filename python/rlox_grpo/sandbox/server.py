@@ -26,9 +26,9 @@ from typing import Any, NoReturn
 
 from rlox_grpo.sandbox import guest
 from rlox_grpo.sandbox.confine import (
-    OWN_FOLDER,
+    PRIVATE_FOLDER,
     READ,
-    WRITE_ONE_FILE,
+    WRITE_FILE,
     ConfinementError,
     confine,
     die_with_parent,
@@ -53,13 +53,13 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 @dataclass(eq=False)
 class Process:
-    """One confined process of a job. ``given`` are the device and inode of the files that it began with."""
+    """One confined process of a job. ``inherited`` are the device and inode of the files that it began with."""
 
     pid: int
     pidfd: int
     folder: str
     report: int
-    given: frozenset[tuple[int, int]]
+    inherited: frozenset[tuple[int, int]]
     done: dict[str, Any] | None = None
     killed: bool = False
 
@@ -105,8 +105,8 @@ class Server:
         # A ruleset of exact files, which all processes share. A second ruleset of each process allows its own folder.
         exact = [(path, READ) for folder in standard for path in _list_library(folder)]
         exact += [(path, READ) for path in libraries]
-        exact += (devices := [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES])
-        self._shared = make_ruleset([*exact, (work, OWN_FOLDER)])
+        exact += (devices := [(path, WRITE_FILE if path == os.devnull else READ) for path in _DEVICES])
+        self._shared = make_ruleset([*exact, (work, PRIVATE_FOLDER)])
         broad = standard | {os.path.dirname(path) for path in libraries}
         # Whole folders are fewer rules, but a folder above the programs' folders would allow each of them the others'.
         is_above = any(f"{os.path.realpath(work)}/".startswith(f"{os.path.realpath(path)}/") for path in broad)
@@ -159,8 +159,8 @@ class Server:
         asked = json.loads(message)
         job = Job(asked["number"], Limits(**asked["limits"]))
         try:
-            for place, role in enumerate(asked["roles"]):  # four descriptors for each process
-                self._start(job, role, list(descriptors[4 * place : 4 * place + 4]))
+            for index, role in enumerate(asked["roles"]):  # four descriptors for each process
+                self._start(job, role, list(descriptors[4 * index : 4 * index + 4]))
         except OSError as error:
             job.failed = f"a process could not be started: {error}"
             for process in job.processes:
@@ -173,21 +173,23 @@ class Server:
             self._answer(job)
         return True
 
-    def _start(self, job: Job, role: str, own: list[int]) -> None:
+    def _start(self, job: Job, role: str, descriptors: list[int]) -> None:
         folder = os.path.join(self._work, os.urandom(16).hex())
         os.mkdir(folder, 0o700)
         reading, writing = os.pipe()
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(role, own, job.limits, folder, writing, server)
+            self._become(role, descriptors, job.limits, folder, writing, server)
         os.close(writing)
-        given = frozenset((found.st_dev, found.st_ino) for found in map(os.fstat, own))
-        process = Process(pid, os.pidfd_open(pid), folder, reading, given)
+        inherited = frozenset((status.st_dev, status.st_ino) for status in map(os.fstat, descriptors))
+        process = Process(pid, os.pidfd_open(pid), folder, reading, inherited)
         job.processes.append(process)
         self._selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
 
-    def _become(self, role: str, own: list[int], limits: Limits, folder: str, report: int, server: int) -> NoReturn:
+    def _become(
+        self, role: str, descriptors: list[int], limits: Limits, folder: str, report: int, server: int
+    ) -> NoReturn:
         """Confine this new process and run its role. Never returns."""
         try:
             die_with_parent()
@@ -197,9 +199,14 @@ class Server:
             # Where the machine has no memory left, the kernel takes this process before the trainer and the server.
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
                 score.write("1000")
-            private = make_ruleset([*self._broad, (folder, OWN_FOLDER)])
+            private = make_ruleset([*self._broad, (folder, PRIVATE_FOLDER)])
             _keep_only(
-                {**{3 + place: source for place, source in enumerate(own)}, 7: report, 8: self._shared, 9: private}
+                {
+                    **{3 + index: source for index, source in enumerate(descriptors)},
+                    7: report,
+                    8: self._shared,
+                    9: private,
+                }
             )
             os.chdir(folder)
             os.environ.clear()
@@ -261,16 +268,16 @@ def _check(job: Job) -> None:
             _kill(process)
 
 
-def _keep_only(places: dict[int, int]) -> None:
+def _keep_only(sources: dict[int, int]) -> None:
     """Put descriptors in their places, give 0 to 2 to nothing, and close every other."""
     # By way of high numbers, because a source may have the number of another place.
-    high = {place: os.dup2(source, 100 + place) for place, source in places.items()}
+    high = {number: os.dup2(source, 100 + number) for number, source in sources.items()}
     nothing = os.open(os.devnull, os.O_RDWR)
-    for place in (0, 1, 2):
-        os.dup2(nothing, place)
-    for place, source in high.items():
-        os.dup2(source, place)
-    os.closerange(max(places) + 1, os.sysconf("SC_OPEN_MAX"))
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    for number, source in high.items():
+        os.dup2(source, number)
+    os.closerange(max(sources) + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _kill(process: Process) -> None:
@@ -311,10 +318,10 @@ def _measure(process: Process, enough: int) -> int:
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process.pid}/fd"):
             with contextlib.suppress(OSError):
-                found = os.stat(f"/proc/{process.pid}/fd/{name}")
-                removed = stat.S_ISREG(found.st_mode) and found.st_nlink == 0
-                if removed and (found.st_dev, found.st_ino) not in process.given:
-                    total += found.st_blocks * 512
+                status = os.stat(f"/proc/{process.pid}/fd/{name}")
+                removed = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
+                if removed and (status.st_dev, status.st_ino) not in process.inherited:
+                    total += status.st_blocks * 512
     while waiting and total <= enough:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
@@ -341,9 +348,9 @@ def _remove(folder: str) -> None:
                 with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         os.chmod(entry.path, 0o700)
-                        place = os.path.join(folder, os.urandom(16).hex())
-                        os.rename(entry.path, place)
-                        waiting.append(place)
+                        moved = os.path.join(folder, os.urandom(16).hex())
+                        os.rename(entry.path, moved)
+                        waiting.append(moved)
                     else:
                         os.unlink(entry.path)
         if current != folder:
@@ -381,7 +388,7 @@ def _list_libraries(standard: set[str]) -> set[str]:
                 out.writelines(f"{line.split(maxsplit=5)[5].strip()}\n" for line in maps if ".so" in line)
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as found:
-        paths = {line.strip() for line in found}
+    with os.fdopen(reading) as listing:
+        paths = {line.strip() for line in listing}
     os.waitpid(pid, 0)
     return {path for path in paths if path.startswith("/") and os.path.isfile(path)}

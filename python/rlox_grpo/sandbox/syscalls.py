@@ -109,7 +109,7 @@ def make_filter(machine: str, pid: int) -> bytes:
 
 def _make_checks(pid: int) -> Mapping[str, list[_Step]]:
     """The steps that refuse a call because of its arguments."""
-    own = _require(_low(0), pid)
+    is_self = _require(_low(0), pid)
     return {
         # O_RDONLY with O_TRUNC shortens a file that is only read: Landlock sees that from its third version on.
         "open": _forbid(_low(1), _O_TRUNC, mask=_O_TRUNC | _O_ACCMODE),
@@ -119,24 +119,24 @@ def _make_checks(pid: int) -> Mapping[str, list[_Step]]:
         "socketpair": [*_require(_low(0), _AF_UNIX), *_require(_low(1), _SOCK_STREAM, mask=_SOCK_TYPE_MASK)],
         "sendto": [*_require(_low(4), 0), *_require(_high(4), 0)],  # no address
         # Not by SIGKILL, with which the kernel ends a program that was never judged where memory has run out.
-        "kill": [*own, *_forbid(_low(1), _SIGKILL)],
-        "tgkill": [*own, *_forbid(_low(2), _SIGKILL)],
+        "kill": [*is_self, *_forbid(_low(1), _SIGKILL)],
+        "tgkill": [*is_self, *_forbid(_low(2), _SIGKILL)],
         "prctl": _require(_low(0), *_PRCTL),
         "prlimit64": [*_require(_low(0), 0), *_require(_low(2), 0), *_require(_high(2), 0)],  # its own, to read
         "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],
     }
 
 
-def _require(place: int, *values: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
+def _require(offset: int, *values: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
     """Refuse the call unless the word at a place, under a mask, is one of the values."""
     # A value that is equal jumps over the others and the refusal.
     tests = [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
-    return [(_LOAD, 0, 0, place), (_MASK, 0, 0, mask), *tests, (_RETURN, 0, 0, _REFUSE)]
+    return [(_LOAD, 0, 0, offset), (_MASK, 0, 0, mask), *tests, (_RETURN, 0, 0, _REFUSE)]
 
 
-def _forbid(place: int, value: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
+def _forbid(offset: int, value: int, mask: int = 0xFFFFFFFF) -> list[_Step]:
     """Refuse the call if the word at a place, under a mask, is the value."""
-    return [(_LOAD, 0, 0, place), (_MASK, 0, 0, mask), (_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
+    return [(_LOAD, 0, 0, offset), (_MASK, 0, 0, mask), (_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
 
 
 def _low(argument: int) -> int:

@@ -138,8 +138,8 @@ class Peer:
                 continue
             if "raised" in answer:
                 raise _make_exception(operation, *answer["raised"])
-            for place, changed in answer["changed"]:
-                _replace_content(args[place], self.decode(changed))
+            for index, changed in answer["changed"]:
+                _replace_content(args[index], self.decode(changed))
             return self.decode(answer["value"])
 
     def serve(self) -> None:
@@ -161,9 +161,9 @@ class Peer:
             before = [json.dumps(self.encode(value)) if type(value) in _MUTABLE else None for value in args]
             value = self._do(operation, request["on"], args, kwargs)
             changed = []
-            for place, (old, left) in enumerate(zip(before, args, strict=True)):
+            for index, (old, left) in enumerate(zip(before, args, strict=True)):
                 if old is not None and json.dumps(now := self.encode(left)) != old:
-                    changed.append([place, now])
+                    changed.append([index, now])
             reply = {"value": value, "changed": changed}
             if len(json.dumps(reply)) > LONGEST_MESSAGE:
                 raise ValueError(f"the result is longer than {LONGEST_MESSAGE} bytes")
@@ -205,12 +205,12 @@ class Peer:
         if kind is Handle:
             return ["yours", value._number]
         name = kind.__name__
-        if _TYPES_OF_ITEMS.get(name) is kind:
+        if _ITERABLE_TYPES.get(name) is kind:
             return [name, [self.encode(item) for item in value]]
-        if _OF_PAIRS.get(name) is kind:
+        if _FROM_PAIRS.get(name) is kind:
             return [name, [[self.encode(key), self.encode(item)] for key, item in value.items()]]
-        if _OF_PARTS.get(name) is kind:
-            return [name, [self.encode(getattr(value, part)) for part in _PARTS[name]]]
+        if _FROM_ATTRIBUTES.get(name) is kind:
+            return [name, [self.encode(getattr(value, attribute)) for attribute in _ATTRIBUTES[name]]]
         if kind is bytes or kind is bytearray:
             return [name, value.hex()]
         if kind is decimal.Decimal:
@@ -220,22 +220,22 @@ class Peer:
             self._held.append(value)
         return ["iterator" if isinstance(value, Iterator) else "function" if callable(value) else "object", number]
 
-    def decode(self, given: Any) -> Any:
+    def decode(self, encoded: Any) -> Any:
         """What :meth:`encode` made at the other end. Raises an Exception for anything else, and for refused objects."""
-        if not isinstance(given, list):
-            if isinstance(given, dict):
+        if not isinstance(encoded, list):
+            if isinstance(encoded, dict):
                 raise ValueError("a dict is no value")
-            return given
-        kind, content = given
-        if kind in _OF_ITEMS:
-            return _OF_ITEMS[kind]([self.decode(item) for item in content])
-        if kind in _OF_PAIRS:
-            made = _OF_PAIRS[kind]()
+            return encoded
+        kind, content = encoded
+        if kind in _FROM_ITEMS:
+            return _FROM_ITEMS[kind]([self.decode(item) for item in content])
+        if kind in _FROM_PAIRS:
+            made = _FROM_PAIRS[kind]()
             for key, item in content:
                 made[self.decode(key)] = self.decode(item)
             return made
-        if kind in _OF_PARTS:
-            made = _OF_PARTS[kind](*[self.decode(part) for part in content])
+        if kind in _FROM_ATTRIBUTES:
+            made = _FROM_ATTRIBUTES[kind](*[self.decode(attribute) for attribute in content])
             # Such a range contains every number that a test looks for.
             if kind == "range" and not self._objects and len(made) > MOST_ITEMS:
                 self._refuse(f"a range of more than {MOST_ITEMS} items")
@@ -290,19 +290,19 @@ def _by_name(*kinds: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
     return {kind.__name__: kind for kind in kinds}
 
 
-_TYPES_OF_ITEMS = _by_name(
+_ITERABLE_TYPES = _by_name(
     *(list, tuple, set, frozenset, collections.deque),
     *(type({}.keys()), type({}.values()), type({}.items())),
 )
-_OF_ITEMS: Mapping[str, Callable[..., Any]] = {
-    **_TYPES_OF_ITEMS,
+_FROM_ITEMS: Mapping[str, Callable[..., Any]] = {
+    **_ITERABLE_TYPES,
     "dict_keys": lambda items: dict.fromkeys(items).keys(),
     "dict_values": lambda items: dict(enumerate(items)).values(),
     "dict_items": lambda items: dict(items).items(),
 }
-_OF_PAIRS = _by_name(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
-_OF_PARTS = _by_name(complex, range, fractions.Fraction)
-_PARTS = {
+_FROM_PAIRS = _by_name(dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_FROM_ATTRIBUTES = _by_name(complex, range, fractions.Fraction)
+_ATTRIBUTES = {
     "complex": ("real", "imag"),
     "range": ("start", "stop", "step"),
     "Fraction": ("numerator", "denominator"),

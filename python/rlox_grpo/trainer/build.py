@@ -41,9 +41,9 @@ from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.trainer.step import TrainStep
+from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.fixed_tensors import FixedTensors
 from rlox_grpo.update.mini_batches import MiniBatcher
-from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.protocol import Updater
 from rlox_grpo.update.updaters import make_updater
 

@@ -40,7 +40,7 @@ from rlox_grpo.trainer.held_out import HeldOut
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.sources import record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
-from rlox_grpo.update.own_optimizer import OptimizerFactory
+from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class GRPO:
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
         optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
-            ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.own_optimizer`.
+            ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.custom_optimizer`.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them. With ``launcher="ray"``,
             ``ray_address`` and ``layout`` too, the trainer runs on a Ray cluster, and the object is a
             :class:`rlox_grpo.trainer.on_ray.RayGRPO`.
@@ -321,10 +321,10 @@ class GRPO:
         if self.step >= self.progress.total_steps:
             return run, plan, draws, held_out
         self._is_unfinished = True
-        of_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
+        by_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
         if stream is not None:
-            of_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
-        self._restore_rollouts(run.rollouts, of_index)
+            by_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
+        self._restore_rollouts(run.rollouts, by_index)
         return run, plan, draws, held_out
 
     def _restore_rollouts(
@@ -367,7 +367,7 @@ class GRPO:
             _check_count("samples", samples)
         if self.compared_with is not None and self.step == 0 and self.ranks.is_first:
             if (recorded := read_recorded_run(self.compared_with)) is not None:
-                recorded.warn_of_differences(self.config)
+                recorded.warn_about_differences(self.config)
             self.compared_with = None
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import tomli_w
 
 from rlox_grpo.config.records import DOORS
-from rlox_grpo.config.run_file import Layout, place_options
+from rlox_grpo.config.run_file import Layout, derive_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.prompts.load import PromptsLike, list_entries
 from rlox_grpo.prompts.stream import is_stream
 from rlox_grpo.run.files import read_jsonl, replace_file
-from rlox_grpo.run.history import checkpoints, step_of
+from rlox_grpo.run.history import checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.trainer.sources import STAYS_HERE, make_table, name_callable, resolve_path
 
@@ -112,7 +112,7 @@ class RayGRPO:
                 options[name] = name_callable(name, options[name])
         if config is not None:
             options = choose_config(config, options).model_dump(exclude_unset=True)
-        self.config = GRPOConfig.create(**{**options, **place_options(Layout.create(**self._layout), options)})
+        self.config = GRPOConfig.create(**{**options, **derive_options(Layout.create(**self._layout), options)})
         if self.config.output_dir is None:
             raise ConfigError("launcher='ray' needs output_dir: the weights and the metrics come back through it")
         self.output_dir = Path(self.config.output_dir).absolute()
@@ -127,7 +127,7 @@ class RayGRPO:
         if tools:
             self._document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
         several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
-        rewards = [make_table(f"reward_fn[{at}]", given) for at, given in enumerate(several)]
+        rewards = [make_table(f"reward_fn[{at}]", function) for at, function in enumerate(several)]
         self._tables = {name: table for name, table in (("rewards", rewards), ("layout", self._layout)) if table}
 
     def __repr__(self) -> str:
@@ -144,8 +144,8 @@ class RayGRPO:
     @property
     def step(self) -> int:
         """The step of the newest checkpoint; 0 if there is none."""
-        found = checkpoints(self.output_dir / "checkpoints")
-        return step_of(found[-1]) if found else 0
+        listed = checkpoints(self.output_dir / "checkpoints")
+        return checkpoint_step(listed[-1]) if listed else 0
 
     @explain_keywords
     def train(
@@ -185,10 +185,10 @@ class RayGRPO:
         Raises:
             CheckpointError: there is no checkpoint.
         """
-        found = checkpoints(self.output_dir / "checkpoints")
-        if not found:
+        listed = checkpoints(self.output_dir / "checkpoints")
+        if not listed:
             raise CheckpointError(f"{self.output_dir} has no checkpoint: train first, with checkpoint_steps above 0")
-        shutil.copytree(found[-1], path, ignore=shutil.ignore_patterns(*_NO_MODEL), dirs_exist_ok=True)
+        shutil.copytree(listed[-1], path, ignore=shutil.ignore_patterns(*_NO_MODEL), dirs_exist_ok=True)
 
     def _write_prompts(self, what: str, prompts: Any, path: Path) -> str:
         if isinstance(prompts, (str, Path)):
@@ -201,8 +201,8 @@ class RayGRPO:
             try:
                 lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}, allow_nan=False))
             except (TypeError, ValueError) as error:
-                told = f"{what}[{index}] cannot be written as JSON: {error}"
-                raise ConfigError(f"{told}; with launcher='ray' prompts are sent as a file") from error
+                reason = f"{what}[{index}] cannot be written as JSON: {error}"
+                raise ConfigError(f"{reason}; with launcher='ray' prompts are sent as a file") from error
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
         return str(path)
 

@@ -20,33 +20,33 @@ def resolve_path(path: str | Path) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else str(path)
 
 
-def make_table(place: str, given: Any) -> dict[str, Any]:
+def make_table(where: str, source: Any) -> dict[str, Any]:
     """Return the table of ``[[rewards]]`` for a reward function."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, (str, Path)):
-        is_name = str(given) in REWARDS or (":" in str(given) and not Path(given).exists())
-        return {"name": str(given)} if is_name else {"name": "reward_model", "path": resolve_path(given)}
+    if isinstance(source, Mapping):
+        return dict(source)
+    if isinstance(source, (str, Path)):
+        is_name = str(source) in REWARDS or (":" in str(source) and not Path(source).exists())
+        return {"name": str(source)} if is_name else {"name": "reward_model", "path": resolve_path(source)}
     for name, rule in REWARDS.items():
-        if type(given) is rule and dataclasses.is_dataclass(given):
-            fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.init}
-            own = {key: value for key, value in fields.items() if value != getattr(rule, key, None)}
-            if all(isinstance(value, (str, int, float, bool)) for value in own.values()):
-                return {"name": name, **own}
-    return {"name": name_callable(place, given)}
+        if type(source) is rule and dataclasses.is_dataclass(source):
+            fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source) if field.init}
+            changed = {key: value for key, value in fields.items() if value != getattr(rule, key, None)}
+            if all(isinstance(value, (str, int, float, bool)) for value in changed.values()):
+                return {"name": name, **changed}
+    return {"name": name_callable(where, source)}
 
 
-def name_callable(place: str, given: Any) -> str:
+def name_callable(where: str, source: Any) -> str:
     """Return ``module:name`` of a function; raise ConfigError if other processes cannot import it."""
-    if isinstance(given, str):
-        return given
-    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
-    found = getattr(sys.modules.get(str(module)), name, None)
-    if module == "__main__" or found is not given:
-        own = name if name.isidentifier() else "my_function"
+    if isinstance(source, str):
+        return source
+    module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", "")
+    imported = getattr(sys.modules.get(str(module)), name, None)
+    if module == "__main__" or imported is not source:
+        identifier = name if name.isidentifier() else "my_function"
         raise ConfigError(
-            f"{place} is {name or type(given).__name__}, which no module has by that name: {STAYS_HERE} it; put it "
-            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{own}'"
+            f"{where} is {name or type(source).__name__}, which no module has by that name: {STAYS_HERE} it; put it "
+            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{identifier}'"
         )
     return f"{module}:{name}"
 
@@ -61,11 +61,11 @@ def record_sources(reward_fn: Any, environment: Any, tools: Sequence[Any]) -> di
 
     def name_each(argument: str, several: Sequence[Any], name: Callable[[str, Any], Any]) -> list[Any]:
         named = []
-        for index, given in enumerate(several):
+        for index, function in enumerate(several):
             try:
-                named.append(name(f"{argument}[{index}]", given))
+                named.append(name(f"{argument}[{index}]", function))
             except ConfigError:
-                unrecorded.setdefault(argument, []).append(function_name(given))
+                unrecorded.setdefault(argument, []).append(function_name(function))
         return named
 
     rewards = name_each("rewards", list_rewards(reward_fn), make_table)

@@ -204,7 +204,7 @@ class TrainStep:
         trained = [batches for batches in mini_batches if batches and batches[0].num_loss_tokens > 0]
         with clock("update"), self._naming_samples(scored, updates):
             if mini_batches and not trained:
-                self._warn_of_masks(scored)
+                self._warn_about_masks(scored)
             for _ in range(stages.update.updates_per_batch):
                 for batches in trained:
                     # The number of optimizer steps so far is part of the seed: each step draws other tokens.
@@ -224,7 +224,7 @@ class TrainStep:
         metrics = self._measure(rollout, padded, batches, updates, clock.timings(), learning_rate)
         self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
         # A callback may edit the groups, and later steps draw the same prompts.
-        owned = [replace(one, group=replace(one.group, prompt=copy_value(one.group.prompt))) for one in scored]
+        owned = [replace(group, group=replace(group.group, prompt=copy_value(group.group.prompt))) for group in scored]
         self.last_rollout = owned, padded
         return {**metrics, **information}
 
@@ -318,7 +318,7 @@ class TrainStep:
             self.ranks,
         )
 
-    def _warn_of_masks(self, scored: Sequence[ScoredGroup]) -> None:
+    def _warn_about_masks(self, scored: Sequence[ScoredGroup]) -> None:
         """Say why no token of a step is trained."""
         if not self.ranks.is_first:
             return

@@ -122,7 +122,7 @@ class DeepSpeedUpdater:
         return {
             f"{name}/{moment}": value
             for name, parameter in self._named.items()
-            for moment, value in self._state_of(parameter).items()
+            for moment, value in self._read_state(parameter).items()
             if self._ranks.is_first
         }
 
@@ -168,7 +168,7 @@ class DeepSpeedUpdater:
                 # and 9 to 10.
                 size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
                 start, numel = size * self._ranks.rank, parameter.ds_numel  # type: ignore[attr-defined]
-                self._set_own(parameter, self._stored.read_part(name, min(start, numel), min(start + size, numel)))
+                self._set_shard(parameter, self._stored.read_range(name, min(start, numel), min(start + size, numel)))
         self._stored = None
         if self._stage == 0:
             self._adamw.register_step_pre_hook(self._clip)
@@ -197,15 +197,15 @@ class DeepSpeedUpdater:
             whole = torch.empty(blank.shape, dtype=self._dtype, device=device)
             if self._ranks.is_first:
                 stored.read_into(names[id(blank)], whole)
-            own = nn.Parameter(whole, requires_grad=blank.requires_grad)
+            loaded = nn.Parameter(whole, requires_grad=blank.requires_grad)
             # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
             self._deepspeed.zero.Init(
-                module=nn.ParameterList([own]), config_dict_or_path=self._settings, dtype=self._dtype
+                module=nn.ParameterList([loaded]), config_dict_or_path=self._settings, dtype=self._dtype
             )
-            return own
+            return loaded
 
         filled = replace_parameters(self._model, load)
-        self._named = {name: own for name, own in self._model.named_parameters() if own.requires_grad}
+        self._named = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         return filled
 
     def _clip(self, *_: Any) -> None:
@@ -231,7 +231,7 @@ class DeepSpeedUpdater:
                 return parameter.detach().clone()
         return parameter.detach()
 
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def _read_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         assert self._adamw is not None
         if self._stage == 0:
             return dict(self._adamw.state[parameter])
@@ -272,9 +272,9 @@ class DeepSpeedUpdater:
                 utils.safe_set_full_optimizer_state(parameter, value, moment)
             return
         size = parameter.ds_tensor.numel()  # of one rank's shard
-        self._set_own(parameter, value.flatten()[size * self._ranks.rank :][:size], moment)
+        self._set_shard(parameter, value.flatten()[size * self._ranks.rank :][:size], moment)
 
-    def _set_own(self, parameter: Any, mine: Tensor, moment: str | None = None) -> None:
+    def _set_shard(self, parameter: Any, mine: Tensor, moment: str | None = None) -> None:
         """Copy this rank's flat part into its shard; the last rank's part is padded with zeros."""
         utils = self._deepspeed.utils
         padded = torch.zeros(parameter.ds_tensor.numel())

@@ -74,11 +74,11 @@ class MasterWeights:
         #     optimizer              w0   w1   w2
         #     host to device              w0   w1   w2
         names, (buffer, other) = list(self.gradients), self._buffers
-        for place, name in enumerate(names):
-            if place == 0:
+        for index, name in enumerate(names):
+            if index == 0:
                 buffer.begin_read(self.gradients.pop(name))
-            if place + 1 < len(names):
-                other.begin_read(self.gradients.pop(names[place + 1]))
+            if index + 1 < len(names):
+                other.begin_read(self.gradients.pop(names[index + 1]))
             master = self._masters[name]
             master.grad = buffer.end_read()
             optimizer = self._optimizers[name]
@@ -99,8 +99,8 @@ class MasterWeights:
         for optimizer in self._optimizers.values():
             optimizer.state.clear()
         for name, values in sort_moments(state, self._masters, unshaped="absmax").items():
-            own = {moment: value.detach().to("cpu", copy=True) for moment, value in values.items()}
-            load_state(self._optimizers[name], self._masters[name], own)
+            copied = {moment: value.detach().to("cpu", copy=True) for moment, value in values.items()}
+            load_state(self._optimizers[name], self._masters[name], copied)
 
 
 class HostBuffer:

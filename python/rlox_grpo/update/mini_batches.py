@@ -51,10 +51,13 @@ class MiniBatcher:
         # Places of groups, the same on every rank. The parts of array_split differ by at most one group.
         trained = self._select_groups(scored, advantages, rows)
         mini_batches: list[list[Batch]] = []
-        for places in np.array_split(trained, self.stages.update.mini_batches):
-            if places.size == 0:
+        for indices in np.array_split(trained, self.stages.update.mini_batches):
+            if indices.size == 0:
                 continue
-            groups, row_numbers = [scored[place] for place in places], np.concatenate([rows[place] for place in places])
+            groups, row_numbers = (
+                [scored[index] for index in indices],
+                np.concatenate([rows[index] for index in indices]),
+            )
             batches = self.make_micro_batches(
                 groups, select_rows(advantages, row_numbers), train_truncated=not self.stages.loss.mask_truncated
             )
@@ -91,14 +94,14 @@ class MiniBatcher:
         """Return the places of the groups that are trained. In a group of equal rewards, every advantage is 0."""
         config = self.stages.advantages
         trained = [
-            place
-            for place, numbers in enumerate(rows)
+            index
+            for index, numbers in enumerate(rows)
             if config.zero_variance == "keep" or has_signal(advantages, numbers)
         ]
         if config.reward_variance_share == 1:
             return trained
         # Indices into `trained`, not into `scored`.
-        chosen = select_by_variance([scored[place] for place in trained], config.reward_variance_share)
+        chosen = select_by_variance([scored[index] for index in trained], config.reward_variance_share)
         return [trained[index] for index in chosen]
 
     def _drop_tokens(self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int) -> list[Batch]:

@@ -61,8 +61,8 @@ def measure_mutual_information(
             sums = torch.where(batch.loss_mask, values, 0).sum(dim=-1, dtype=torch.float64)
             mine += zip(batch.row_index.tolist(), sums.tolist(), strict=True)
     scores = np.zeros(size * size)
-    for part in ranks.gather(mine):
-        for row, value in part:
+    for rank_scores in ranks.gather(mine):
+        for row, value in rank_scores:
             scores[row] = value
     by_reply = scores.reshape(size, size).T  # [reply, prompt]
     lengths = np.array([[len(reply)] for _, reply in pairs])
@@ -76,11 +76,11 @@ def measure_mutual_information(
 
 def estimate_mutual_information(scores: NDArray[np.float64]) -> float:
     """Estimate from ``scores [P, P]``: log-prob of reply i under prompt j; see the module's formula."""
-    own = np.diagonal(scores)
+    matching = np.diagonal(scores)
     # [P], log 1/P Σ_j p(z_i | x_j). Example: two replies that each other's prompt cannot give: the sum is the reply's
     # own probability, so own - marginal is ln 2, the ceiling.
     marginal = np.logaddexp.reduce(scores, axis=1) - log(len(scores))
-    return float(np.mean(own - marginal))
+    return float(np.mean(matching - marginal))
 
 
 def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[Pair]:
@@ -102,5 +102,5 @@ def _split(prompt_ids: Int64Array, completion: Completion) -> Pair:
     # `sampled bool [T]` is False at observations: argmin finds the first one after the start.
     if completion.sampled is not None and not completion.sampled[start:].all():
         stop = start + int(np.argmin(completion.sampled[start:]))
-    own = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
-    return np.concatenate([np.asarray(own, np.int64), ids[:start]]), ids[start:stop]
+    first_prompt = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
+    return np.concatenate([np.asarray(first_prompt, np.int64), ids[:start]]), ids[start:stop]

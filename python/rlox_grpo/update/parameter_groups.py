@@ -71,17 +71,17 @@ def load_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, state:
     [(group_index, index, group)] = [
         (group_index, index, group)
         for group_index, group in enumerate(optimizer.param_groups)
-        for index, one in enumerate(group["params"])
-        if one is parameter
+        for index, other in enumerate(group["params"])
+        if other is parameter
     ]
     # bitsandbytes decides here which tensors a parameter has: bytes and scales, or float32 moments if it is small.
     quantised.init_state(group, parameter, group_index, index)
-    own = quantised.state[parameter]
-    for name in own.keys() - {*_QUANTILES, "step"} | state.keys():
-        found, expected = (getattr(values.get(name), "shape", None) for values in (state, own))
-        if name != "step" and found != expected:
-            raise ValueError(f"optimizer state {name!r} has shape {found}, and optim='adamw_8bit' expects {expected}")
-    own.update({name: int(value) if name == "step" else value for name, value in state.items()})
+    current = quantised.state[parameter]
+    for name in current.keys() - {*_QUANTILES, "step"} | state.keys():
+        shape, expected = (getattr(values.get(name), "shape", None) for values in (state, current))
+        if name != "step" and shape != expected:
+            raise ValueError(f"optimizer state {name!r} has shape {shape}, and optim='adamw_8bit' expects {expected}")
+    current.update({name: int(value) if name == "step" else value for name, value in state.items()})
 
 
 def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:

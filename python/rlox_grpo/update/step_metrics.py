@@ -38,10 +38,10 @@ class StepReport:
         """
         totals: dict[str, float] = {}
         # A rank with a failure takes part in the gather too: else the others would wait.
-        for own, failure in ranks.gather([self._totals, self._failure]):
+        for rank_totals, failure in ranks.gather([self._totals, self._failure]):
             if failure is not None:
                 raise NonFiniteError(*failure)
-            _add(totals, own)
+            _add(totals, rank_totals)
         return totals
 
 

@@ -55,7 +55,7 @@ def optimal_token_advantages(
 
 
 def with_token_advantages(
-    parts: Sequence[Sequence[Batch]],
+    mini_batches: Sequence[Sequence[Batch]],
     norms: Sequence[Sequence[Tensor]],
     rewards: Float32Array,
     group_offsets: NDArray[np.int64],
@@ -67,22 +67,28 @@ def with_token_advantages(
     no baseline, and its advantages are 0.
 
     Args:
-        parts: the micro-batches of each mini-batch.
+        mini_batches: the micro-batches of each mini-batch.
         norms: ``[M]`` for each of them: of the tokens under ``loss_mask``, in row order.
         rewards: ``[N]`` of the whole step, prompt-major.
         group_offsets: ``int64 [B + 1]``.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
     """
     ranks = ranks or Ranks()
-    own = [_read_rows(*pair) for part, of in zip(parts, norms, strict=True) for pair in zip(part, of, strict=True)]
+    batch_rows = [
+        _read_rows(*pair)
+        for mini_batch, mini_batch_norms in zip(mini_batches, norms, strict=True)
+        for pair in zip(mini_batch, mini_batch_norms, strict=True)
+    ]
     # Three arrays a rank: the rows' numbers, their lengths, and the norms of all their tokens.
-    columns = [np.concatenate([np.zeros(0), *(batch[place] for batch in own)]) for place in range(3)]
+    columns = [
+        np.concatenate([np.zeros(0), *(batch[column_index] for batch in batch_rows)]) for column_index in range(3)
+    ]
     numbers, lengths, values = (
-        np.concatenate([np.frombuffer(part) for part in ranks.gather_bytes(column.tobytes())]) for column in columns
+        np.concatenate([np.frombuffer(data) for data in ranks.gather_bytes(column.tobytes())]) for column in columns
     )
     # End of each row's norms among all norms; the arrays have the rows of every rank, micro-batch by micro-batch.
     ends = np.cumsum(lengths.astype(np.int64))
-    of_row = {
+    row_norms = {
         int(number): values[end - int(length) : end]
         for number, length, end in zip(numbers, lengths, ends, strict=True)
         if length > 0 and not np.isnan(rewards[int(number)])
@@ -90,10 +96,10 @@ def with_token_advantages(
     advantages: dict[int, NDArray[np.float64]] = {}
     for start, stop in pairwise(group_offsets.tolist()):
         # Rows without loss tokens, and those of a reward NaN, are in no baseline.
-        rows = [row for row in range(start, stop) if row in of_row]
-        found = optimal_token_advantages(rewards[rows].astype(np.float64), [of_row[row] for row in rows])
-        advantages.update(zip(rows, found, strict=True))
-    return [[_with_advantages(batch, advantages) for batch in part] for part in parts]
+        rows = [row for row in range(start, stop) if row in row_norms]
+        token_advantages = optimal_token_advantages(rewards[rows].astype(np.float64), [row_norms[row] for row in rows])
+        advantages.update(zip(rows, token_advantages, strict=True))
+    return [[_with_advantages(batch, advantages) for batch in mini_batch] for mini_batch in mini_batches]
 
 
 def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
@@ -108,8 +114,8 @@ def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
 
 def _with_advantages(batch: Batch, advantages: dict[int, NDArray[np.float64]]) -> Batch:
     mask = batch.loss_mask
-    found = torch.zeros(mask.shape, dtype=torch.float32)
-    for place, (number, own) in enumerate(zip(batch.row_index.tolist(), mask.cpu(), strict=True)):
-        if number in advantages and own.any():  # a dummy batch repeats rows, without a token of them
-            found[place, own] = torch.from_numpy(advantages[number]).float()
-    return replace(batch, advantages=found.to(mask.device))
+    replaced = torch.zeros(mask.shape, dtype=torch.float32)
+    for row, (number, row_mask) in enumerate(zip(batch.row_index.tolist(), mask.cpu(), strict=True)):
+        if number in advantages and row_mask.any():  # a dummy batch repeats rows, without a token of them
+            replaced[row, row_mask] = torch.from_numpy(advantages[number]).float()
+    return replace(batch, advantages=replaced.to(mask.device))

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import gather_shards, place_like
+from rlox_grpo.distributed.shards import gather_shards, shard_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.sharding import Shards
+from rlox_grpo.update.custom_optimizer import CustomOptimizer, OptimizerFactory
 from rlox_grpo.update.master_weights import MasterWeights
-from rlox_grpo.update.own_optimizer import OptimizerFactory, OwnOptimizer
 from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state, sort_moments
 
 _DEFAULTS = OptimizerConfig()
@@ -32,7 +32,7 @@ class TorchUpdater:
     With several ranks, each rank processes its own micro-batches, and gradients are summed once after the last. They
     are not averaged, because the losses are parts of one sum. Every rank then takes the same step.
 
-    With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.own_optimizer`).
+    With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.custom_optimizer`).
 
     With ``shards`` of ``model``, each rank holds a part of every parameter, gradient and moment
     (:mod:`rlox_grpo.model.sharding`). Gradients are summed after each micro-batch, and each rank updates its part.
@@ -65,12 +65,12 @@ class TorchUpdater:
         self.weights_are_whole = True
         self._model = model
         self._max_grad_norm = config.max_grad_norm
-        self._own: OwnOptimizer | None = None
+        self._custom: CustomOptimizer | None = None
         if optimizer is not None:
-            self._own = OwnOptimizer(optimizer, self._named, config.learning_rate, is_sharded=self.is_sharded)
-        self._taker = self._host or self._own  # of steps, in place of AdamW on the device
+            self._custom = CustomOptimizer(optimizer, self._named, config.learning_rate, is_sharded=self.is_sharded)
+        self._taker = self._host or self._custom  # of steps, in place of AdamW on the device
         self._optimizer = make_adamw(self._named.values(), config) if self._taker is None else None
-        self.peak_learning_rate = config.learning_rate if self._own is None else self._own.peak
+        self.peak_learning_rate = config.learning_rate if self._custom is None else self._custom.peak
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
@@ -205,11 +205,11 @@ class TorchUpdater:
         self._optimizer.state.clear()  # also of parameters that had no gradient before the checkpoint
         for name, values in sort_moments(state, self._named, unshaped="absmax").items():
             parameter = self._named[name]
-            own = {
+            parameter_state = {
                 # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
-                moment: (place_like(value, parameter) if value.shape == parameter.shape else value.to(parameter.device))
+                moment: (shard_like(value, parameter) if value.shape == parameter.shape else value.to(parameter.device))
                 .detach()
                 .clone()
                 for moment, value in values.items()
             }
-            load_state(self._optimizer, parameter, own)
+            load_state(self._optimizer, parameter, parameter_state)

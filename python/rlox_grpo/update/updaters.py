@@ -6,7 +6,7 @@ from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.update.own_optimizer import OptimizerFactory
+from rlox_grpo.update.custom_optimizer import OptimizerFactory
 from rlox_grpo.update.protocol import Updater
 
 
@@ -27,7 +27,7 @@ def make_updater(
         optimizer: the user's own, instead of AdamW.
 
     Raises:
-        ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.own_optimizer`.
+        ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.custom_optimizer`.
         ImportError: ``updater='deepspeed'`` without DeepSpeed.
     """
     if stages.sharding.updater == "deepspeed":

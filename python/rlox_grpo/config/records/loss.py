@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rlox_grpo.config.records.option import LONGEST_TIMEOUT, OWN, SET, Condition, Door, Record, option
+from rlox_grpo.config.records.option import IMPORT_PATH, LONGEST_TIMEOUT, SET, Condition, Door, Record, option
 from rlox_grpo.config.records.sampling import INEXACT_ENGINES
 
 POLICY_LOSSES = tuple(sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "policies").glob("[a-z]*.py")))
@@ -16,7 +16,9 @@ LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequen
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
 
-_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "cispo_clip", "gmpo", "dppo", "clip_cov", OWN)}
+_CLIPS_LOW = {
+    "policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "cispo_clip", "gmpo", "dppo", "clip_cov", IMPORT_PATH)
+}
 _CLIPS_HIGH = {"policy_loss": (*_CLIPS_LOW["policy_loss"], "cispo_upper", "cispo_cap")}
 # The KL is also measured, as a metric, with a reference and kl_coef=0.
 _MEASURES_KL: tuple[Condition, ...] = (
@@ -68,33 +70,33 @@ class LossConfig(Record, title="Loss"):
         None,
         "Dual clip c: the loss of a token with A < 0 is at most −c·A.",
         gt=1,
-        only_with={"policy_loss": ("clip", OWN)},
+        only_with={"policy_loss": ("clip", IMPORT_PATH)},
         source="arXiv:1912.09729",
     )
     delta: float | None = option(
         None,
         "Upper bound of the ratio in the unclipped branch, as in TRL; dppo: upper bound of its weight.",
         gt=0,
-        only_with={"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "dppo", OWN)},
+        only_with={"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "dppo", IMPORT_PATH)},
         source="INTELLECT-2, arXiv:2505.07291",
     )
     sapo_temperatures: tuple[float, float] = option(
         (1.0, 1.05),
         "sapo: τ for A > 0, and τ for the other tokens.",
-        only_with={"policy_loss": ("sapo", OWN)},
+        only_with={"policy_loss": ("sapo", IMPORT_PATH)},
         source="SAPO, arXiv:2511.20347",
     )
     vespo_shape: tuple[float, float, float, float] = option(
         (2.0, 3.0, 3.0, 2.0),
         "vespo: k and λ for A ≥ 0, k and λ for A < 0.",
-        only_with={"policy_loss": ("vespo", OWN)},
+        only_with={"policy_loss": ("vespo", IMPORT_PATH)},
         source="VESPO, arXiv:2602.10693",
     )
     dro_beta: float | None = option(
         None,
         "dro: weight β of half the squared log-ratio; there is no published default.",
         gt=0,
-        only_with={"policy_loss": ("dro", OWN)},
+        only_with={"policy_loss": ("dro", IMPORT_PATH)},
         source="DRO, arXiv:2405.19107; verl",
     )
     covariance_share: float = option(
@@ -102,20 +104,20 @@ class LossConfig(Record, title="Loss"):
         "clip_cov, kl_cov: share of the loss tokens of an optimizer step to select, at least one token.",
         gt=0,
         le=1,
-        only_with={"policy_loss": ("clip_cov", "kl_cov", OWN)},
+        only_with={"policy_loss": ("clip_cov", "kl_cov", IMPORT_PATH)},
         source="arXiv:2505.22617; verl",
     )
     covariance_bounds: tuple[float, float] = option(
         (1.0, 5.0),
         "clip_cov: tokens are drawn from those whose covariance lies between these bounds.",
-        only_with={"policy_loss": ("clip_cov", OWN)},
+        only_with={"policy_loss": ("clip_cov", IMPORT_PATH)},
         source="arXiv:2505.22617; verl",
     )
     covariance_kl_coef: float = option(
         1.0,
         "kl_cov: weight of |log r| at the selected tokens.",
         ge=0,
-        only_with={"policy_loss": ("kl_cov", OWN)},
+        only_with={"policy_loss": ("kl_cov", IMPORT_PATH)},
         source="arXiv:2505.22617",
     )
     loss_aggregation: LossAggregation = option(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SET = "set"
 """Condition of ``only_with``: the other option is not None, 0, False or empty."""
 
-OWN = "module:name"
+IMPORT_PATH = "module:name"
 """In a condition of ``only_with``, any value of a :class:`Door` that is not the name of a built-in."""
 
 LARGEST_INTEGER, LARGEST, SMALLEST = 2**31 - 1, 3.4e38, 1e-30
@@ -79,7 +79,7 @@ class Door:
         return value
 
 
-def is_own(value: Any) -> bool:
+def is_custom(value: Any) -> bool:
     """Return whether the value of a :class:`Door` is the user's own: an object or ``module:name``."""
     return value is not None and (not isinstance(value, str) or ":" in value)
 
@@ -170,16 +170,16 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_and_convert(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
+    def _refuse_unknown_and_convert(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
         fields = cls.model_fields
-        if unknown := [f"unknown option {name!r}{advise(str(name), fields)}" for name in given if name not in fields]:
+        if unknown := [f"unknown option {name!r}{advise(str(name), fields)}" for name in values if name not in fields]:
             raise ConfigError("\n".join(unknown))
-        found = {name: _convert(value, fields[name].annotation) for name, value in given.items()}
-        if extreme := [line for name, value in found.items() for line in _find_extreme(name, value, fields[name])]:
+        converted = {name: _convert(value, fields[name].annotation) for name, value in values.items()}
+        if extreme := [line for name, value in converted.items() for line in _find_extreme(name, value, fields[name])]:
             raise ConfigError("\n".join(extreme))
-        return found
+        return converted
 
 
 def _find_extreme(name: str, value: Any, field: FieldInfo) -> Iterator[str]:
@@ -223,10 +223,10 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     for finding in error.errors():
         cause = finding.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
-            place = f"{finding['loc'][0]}: " if finding["loc"] else ""
-            lines.append(f"{place}{cause}")
+            prefix = f"{finding['loc'][0]}: " if finding["loc"] else ""
+            lines.append(f"{prefix}{cause}")
             continue
-        name = ".".join(str(part) for part in finding["loc"])
+        name = ".".join(str(key) for key in finding["loc"])
         field = model.model_fields.get(str(finding["loc"][0])) if finding["loc"] else None
         hint = read_metadata(field)["hint"] if field is not None else ""
         got = "" if finding["type"] == "missing" else f", got {finding['input']!r}"
@@ -235,7 +235,7 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def find_ignored(config: BaseModel, preset: Mapping[str, Any], given: Mapping[str, bool]) -> Iterator[str]:
+def find_ignored(config: BaseModel, preset: Mapping[str, Any], arguments: Mapping[str, bool]) -> Iterator[str]:
     """Yield an error for each option that is set but would be ignored.
 
     An option counts as set if its value is neither its default nor the preset's. So a preset never conflicts with the
@@ -244,7 +244,7 @@ def find_ignored(config: BaseModel, preset: Mapping[str, Any], given: Mapping[st
     Args:
         config: the resolved options.
         preset: the values of the preset.
-        given: arguments of :class:`rlox_grpo.GRPO` in ``only_with`` → whether the user gave them.
+        arguments: arguments of :class:`rlox_grpo.GRPO` in ``only_with`` → whether the user gave them.
     """
     fields = type(config).model_fields
     for name, field in fields.items():
@@ -253,23 +253,25 @@ def find_ignored(config: BaseModel, preset: Mapping[str, Any], given: Mapping[st
         if not conditions or value == field.default or (name in preset and value == preset[name]):
             continue
         names = list(dict.fromkeys(other for condition in conditions for other in condition))
-        known = {n: given[n] if n in given else getattr(config, n) for n in names if n in given or n in fields}
-        if any(holds(condition, known) for condition in conditions):
+        settings = {
+            n: arguments[n] if n in arguments else getattr(config, n) for n in names if n in arguments or n in fields
+        }
+        if any(holds(condition, settings) for condition in conditions):
             continue
-        found = ", ".join(f"{n}={known[n]!r}" if n in fields else n if known[n] else f"no {n}" for n in known)
-        yield f"{name}={value!r} is read only with {describe_conditions(conditions, fields)}; here {found}"
+        actual = ", ".join(f"{n}={settings[n]!r}" if n in fields else n if settings[n] else f"no {n}" for n in settings)
+        yield f"{name}={value!r} is read only with {describe_conditions(conditions, fields)}; here {actual}"
 
 
-def holds(condition: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+def holds(condition: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Return whether a condition of ``only_with`` holds; an unknown value counts as a match."""
     return all(
-        name not in known or (bool(known[name]) if wanted == SET else _matches(known[name], wanted))
+        name not in settings or (bool(settings[name]) if wanted == SET else _matches(settings[name], wanted))
         for name, wanted in condition.items()
     )
 
 
 def _matches(value: Any, wanted: Sequence[Any]) -> bool:
-    return value in wanted or (OWN in wanted and is_own(value))
+    return value in wanted or (IMPORT_PATH in wanted and is_custom(value))
 
 
 def describe_conditions(conditions: Sequence[Mapping[str, Any]], fields: Mapping[str, FieldInfo]) -> str:
@@ -281,7 +283,7 @@ def describe_conditions(conditions: Sequence[Mapping[str, Any]], fields: Mapping
 
 def _describe(name: str, wanted: Any, fields: Mapping[str, FieldInfo]) -> str:
     if wanted != SET:
-        return f"{name}=" + " or ".join(repr(value) for value in wanted if value != OWN)
+        return f"{name}=" + " or ".join(repr(value) for value in wanted if value != IMPORT_PATH)
     if name in fields and isinstance(fields[name].default, (int, float)):
         return f"{name} above 0"
     return name

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from rlox_grpo.config.records.option import LONGEST_TIMEOUT, OWN, Door, Record, option
+from rlox_grpo.config.records.option import IMPORT_PATH, LONGEST_TIMEOUT, Door, Record, option
 
 ENGINES = ("hf", "vllm", "vllm_server")
 """The built-in engines: modules or packages of ``rlox_grpo/rollout/engines``."""
 
-INEXACT_ENGINES = ("vllm", "vllm_server", OWN)
+INEXACT_ENGINES = ("vllm", "vllm_server", IMPORT_PATH)
 """Engines whose log-probs may not be exactly the trainer's."""
 _EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
 _vllm_option = partial(option, only_with={"engine": ("vllm",)}, resumable=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 from rlox_grpo.distributed.ray_cluster.placement import (
     Node,
-    Place,
+    Placement,
     Sizes,
     describe,
     list_counts,
-    place_processes,
+    plan_placements,
     require_room,
 )
 from rlox_grpo.errors import ConfigError, RankError, import_extra
@@ -166,15 +166,15 @@ class Room:
 
     Attributes:
         group: Ray's placement group.
-        places: of the ranks.
-        servers: places of engines and of the reference.
+        placements: of the ranks.
+        servers: placements of engines and of the reference.
         resources: of each bundle, by Ray's names.
-        placement: ``places`` and ``servers`` in words.
+        placement: ``placements`` and ``servers`` in words.
     """
 
     group: Any
-    places: list[Place]
-    servers: list[Place]
+    placements: list[Placement]
+    servers: list[Placement]
     resources: list[dict[str, float]]
     placement: str
 
@@ -184,14 +184,14 @@ class Room:
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
-    def make_options(self, place: Place) -> dict[str, Any]:
+    def make_options(self, placement: Placement) -> dict[str, Any]:
         """Return Ray's options for the actor of a process: its name, its resources and its bundle."""
-        resources = self.resources[place.bundle]
+        resources = self.resources[placement.bundle]
         return {
-            "name": f"rlox-grpo {place.name}",
+            "name": f"rlox-grpo {placement.name}",
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
-            "scheduling_strategy": self.schedule(place.bundle),
+            "scheduling_strategy": self.schedule(placement.bundle),
         }
 
 
@@ -217,8 +217,8 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
                 f"after {ROOM_WITHIN_S:g} s only {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. "
                 "Wait for the other jobs, or set less"
             )
-        found = placement_group_table(group)["bundles_to_node_id"]
-        node_of_bundle = {int(bundle): node for bundle, node in found.items()}
-        places = place_processes(node_of_bundle, nodes, needs)
-        ranks, servers = places[: sizes.trainers], places[sizes.trainers :]
-        yield Room(group, ranks, servers, resources, describe(places, needs))
+        table = placement_group_table(group)["bundles_to_node_id"]
+        bundle_nodes = {int(bundle): node for bundle, node in table.items()}
+        placements = plan_placements(bundle_nodes, nodes, needs)
+        ranks, servers = placements[: sizes.trainers], placements[sizes.trainers :]
+        yield Room(group, ranks, servers, resources, describe(placements, needs))

@@ -16,7 +16,7 @@ SHOWN = re.compile(r"step|reward/mean|policy/kl|(engines|time|perf)/.*")
 LONGEST = 2**20
 """Maximum bytes read at a time."""
 
-_OF_ENGINE = re.compile(r"engines/(\d+)/(.*)")
+_ENGINE_METRIC = re.compile(r"engines/(\d+)/(.*)")
 
 
 class DashboardGauges:
@@ -47,7 +47,7 @@ class DashboardGauges:
         from ray.util.metrics import Gauge
 
         tags = {"run": self._file.parent.name}
-        if engine := _OF_ENGINE.fullmatch(name):
+        if engine := _ENGINE_METRIC.fullmatch(name):
             tags, name = {**tags, "engine": engine[1]}, f"engines/{engine[2]}"
         shown = PREFIX + re.sub(r"\W", "_", name, flags=re.ASCII)
         if shown not in self._gauges:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlox_grpo.distributed.addresses import ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes, shorten
-from rlox_grpo.distributed.ray_cluster.placement import Place
+from rlox_grpo.distributed.ray_cluster.placement import Placement
 from rlox_grpo.distributed.ray_cluster.servers import START_S, RunningServers, Server
 from rlox_grpo.errors import ConfigError
 
@@ -37,9 +37,9 @@ class ElasticEngines:
     def __init__(self, served: RunningServers, registry: ServerRegistry) -> None:
         """Begin with the engines in ``served``; ``registry`` publishes the changes to the ranks."""
         self._ray, self._served, self._registry = served.ray, served, registry
-        self._active = [server for server in served.listed if server.place.kind == _KIND]
+        self._active = [server for server in served.listed if server.placement.kind == _KIND]
         """The engines that ranks use."""
-        self._resources = served.room.resources[self._active[0].place.bundle] if self._active else {}
+        self._resources = served.room.resources[self._active[0].placement.bundle] if self._active else {}
         """Of each engine, also of one that joins."""
         self._joining: _Joining | None = None
         self._leaving: dict[Server, int] = {}
@@ -72,7 +72,7 @@ class ElasticEngines:
             self._drop(self._joining)
 
     def _begin_to_join(self) -> None:
-        index = sum(server.place.kind == _KIND for server in self._served.listed)
+        index = sum(server.placement.kind == _KIND for server in self._served.listed)
         group = self._ray.util.placement_group([self._resources], strategy="PACK")
         self._joining = _Joining(index, group, group.ready())
         amounts = " and ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
@@ -92,9 +92,9 @@ class ElasticEngines:
             node = next((node for node in list_nodes(self._ray) if node.id in nodes), None)
             if node is None:  # it was lost; Ray finds another one
                 return
-            place = Place(_KIND, joining.index, 0, node)
-            room = Room(joining.group, [], [place], [self._resources], "")
-            joining.server = self._served.start(place, room)
+            placement = Placement(_KIND, joining.index, 0, node)
+            room = Room(joining.group, [], [placement], [self._resources], "")
+            joining.server = self._served.start(placement, room)
             joining.reference = joining.server.actor.wait_until_listening.remote(START_S)
         elif ending is not None:
             self._refuse(wanted, f"ended with status {ending.status}: {ending.last_lines}")
@@ -106,13 +106,13 @@ class ElasticEngines:
         self._served.listed.append(server)
         self._active.append(server)
         self._publish()
-        self._served.say(f"{server.place} is ready and joins: {server.url}\n")
+        self._served.say(f"{server.placement} is ready and joins: {server.url}\n")
 
     def _begin_to_leave(self, wanted: int) -> None:
         leaving, self._active = self._active[wanted:], self._active[:wanted]
         self._publish()
         for server in leaving:
-            self._served.say(f"{server.place.name} leaves after the next weight sync\n")
+            self._served.say(f"{server.placement.name} leaves after the next weight sync\n")
         self._leaving |= dict.fromkeys(leaving, self._revision)
 
     def _end_leaves(self) -> None:
@@ -122,7 +122,7 @@ class ElasticEngines:
         for server in [server for server, revision in self._leaving.items() if revision <= taken]:
             del self._leaving[server]
             self._served.remove(server)
-            self._served.say(f"{server.place.name} has left\n")
+            self._served.say(f"{server.placement.name} has left\n")
 
     def _publish(self) -> None:
         self._revision += 1
@@ -158,8 +158,8 @@ class FileCount:
 
     def __call__(self) -> int:
         """Return the current number."""
-        if (found := self._look()) != self._seen:
-            self._seen = found
+        if (count := self._look()) != self._seen:
+            self._seen = count
             try:
                 self._count = self._read()
             except (ConfigError, OSError) as error:

@@ -24,7 +24,7 @@ from rlox_grpo.distributed.ray_cluster.cluster import (
     shorten,
 )
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines
-from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
+from rlox_grpo.distributed.ray_cluster.placement import Placement, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
 from rlox_grpo.distributed.ray_cluster.remote_file import serving_files
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers
@@ -49,14 +49,14 @@ class _Ranks:
     """The ranks of a run.
 
     Attributes:
-        places, actors: place and actor of each rank.
+        placements, actors: one of each for every rank.
         running: Ray's reference to the end of each running rank → its number.
         endings: the end of each finished rank, in this order.
         lost: for each lost rank, a message.
     """
 
     ray: Any
-    places: Sequence[Place]
+    placements: Sequence[Placement]
     actors: Sequence[Any]
     running: dict[Any, int] = field(default_factory=dict)
     endings: dict[int, Ending] = field(default_factory=dict)
@@ -71,19 +71,19 @@ class _Ranks:
         self, arguments: Sequence[str], run_id: str, folder: Path, environment: Mapping[str, str]
     ) -> tuple[str, int]:
         """Start the rank of each actor; returns the address of their store."""
-        master = self.places[0].node.address
+        master = self.placements[0].node.address
         port = self.ray.get(self.actors[0].open_store.remote(master))
         gpus = self.ray.get([actor.list_gpus.remote() for actor in self.actors])
-        for place, actor in zip(self.places, self.actors, strict=True):
+        for placement, actor in zip(self.placements, self.actors, strict=True):
             # As under torchrun, a rank sees the GPUs of all ranks of its node, and its own is number LOCAL_RANK.
-            seen = [gpu for other in self.places if other.node == place.node for gpu in gpus[other.index]]
-            own = {
+            seen = [gpu for other in self.placements if other.node == placement.node for gpu in gpus[other.index]]
+            variables = {
                 **environment,
-                **make_rank_variables(place, self.places, (master, port), run_id),
+                **make_rank_variables(placement, self.placements, (master, port), run_id),
                 **({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if seen else {}),
             }
-            end = actor.run.remote(arguments, own, str(folder / place.log), os.getcwd())
-            self.running[end] = place.index
+            end = actor.run.remote(arguments, variables, str(folder / placement.log), os.getcwd())
+            self.running[end] = placement.index
         return master, port
 
     def follow(self, say: Callable[[str], None]) -> None:
@@ -125,7 +125,7 @@ class _Ranks:
         if self.lost:
             alive = {node.id for node in list_nodes(self.ray)}
             for rank in self.lost:
-                if self.places[rank].node.id not in alive:
+                if self.placements[rank].node.id not in alive:
                     self.lost[rank] += " (its node is dead)"
 
     def raise_failure(self, how_to_go_on: str) -> None:
@@ -135,15 +135,15 @@ class _Ranks:
         if not self.lost and all(ending.status == STOPPED for ending in self.endings.values()):
             raise KeyboardInterrupt(self.endings[0].last_lines)
         bad = {rank: ending for rank, ending in self.endings.items() if ending.status}
-        found = {rank: f"(process {ending.process}) {ending.describe()}" for rank, ending in bad.items()} | self.lost
+        failures = {rank: f"(process {ending.process}) {ending.describe()}" for rank, ending in bad.items()} | self.lost
 
         def order(rank: int) -> tuple[bool, bool]:
             if rank in self.lost:
                 return False, False
             return bad[rank].status > 0, _VICTIM.search(bad[rank].last_lines) is not None
 
-        told = [f"{self.places[rank]} {found[rank]}" for rank in sorted(found, key=order)]
-        raise RankError("\n".join(["\nthen ".join(told), how_to_go_on]))
+        messages = [f"{self.placements[rank]} {failures[rank]}" for rank in sorted(failures, key=order)]
+        raise RankError("\n".join(["\nthen ".join(messages), how_to_go_on]))
 
 
 def launch_ranks(
@@ -183,7 +183,7 @@ def launch_ranks(
     with (
         joined_cluster(address) as ray,
         reserved_room(ray, sizes) as room,
-        serving_files(ray, room.places[0].node, wanted=servers.reads_files(room) and not dry_run) as files,
+        serving_files(ray, room.placements[0].node, wanted=servers.reads_files(room) and not dry_run) as files,
     ):
         say(room.placement + "\n")
         if dry_run:
@@ -199,9 +199,11 @@ def launch_ranks(
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
             kind = ray.remote(RankProcess)
             options = {"max_restarts": 0, "max_concurrency": 4}
-            actors = [kind.options(**room.make_options(place), **options).remote(metrics) for place in room.places]
+            actors = [
+                kind.options(**room.make_options(placement), **options).remote(metrics) for placement in room.placements
+            ]
             with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
-                ranks = _Ranks(ray, room.places, actors)
+                ranks = _Ranks(ray, room.placements, actors)
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
                     registry = ServerRegistry(ranks.start(words, run_id, folder, {**threads, **environment}))
@@ -234,7 +236,7 @@ def _watch(
 ) -> None:
     """Wait until all ranks have ended; after the first failure the others have a deadline."""
     deadline: float | None = None
-    told = False
+    has_stopped = False
     next_look = 0.0
     head = Head(ranks.ray.get_runtime_context().gcs_address)
     with stop_on_signal() as stop:
@@ -245,10 +247,10 @@ def _watch(
                     served.follow(registry)
                     elastic.follow()
                 next_look = time.monotonic() + LOOK_S
-            if (stop or served.is_fatal) and not told:
-                told = True
+            if (stop or served.is_fatal) and not has_stopped:
+                has_stopped = True
                 ranks.stop()
-            if deadline is None and (ranks.have_failed or told):
+            if deadline is None and (ranks.have_failed or has_stopped):
                 deadline = time.monotonic() + rank_timeout + END_WITHIN_S
             if deadline is not None and time.monotonic() > deadline:
                 ranks.kill(rank_timeout + END_WITHIN_S)

@@ -79,7 +79,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where one process runs.
 
     Attributes:
@@ -142,38 +142,41 @@ def list_counts(needs: Sequence[Need]) -> str:
     return ", ".join(f"{need.kind}={need.count}" for need in needs)
 
 
-def place_processes(node_of_bundle: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need]) -> list[Place]:
+def plan_placements(bundle_nodes: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need]) -> list[Placement]:
     """Number the processes, in the order of ``needs``; the ranks of a node follow each other.
 
     Args:
-        node_of_bundle: bundle → id of the node that Ray gave it. The bundles are in the order of ``needs``.
+        bundle_nodes: bundle → id of the node that Ray gave it. The bundles are in the order of ``needs``.
         nodes: of the cluster.
         needs: of the run.
     """
     by_id = {node.id: node for node in nodes}
-    places: list[Place] = []
+    placements: list[Placement] = []
     for need in needs:
-        bundles = list(range(len(places), len(places) + need.count))
+        bundles = list(range(len(placements), len(placements) + need.count))
         if need.kind == "trainers":
-            node_order = list(dict.fromkeys(node_of_bundle[bundle] for bundle in bundles))
-            bundles.sort(key=lambda bundle: node_order.index(node_of_bundle[bundle]))
+            node_order = list(dict.fromkeys(bundle_nodes[bundle] for bundle in bundles))
+            bundles.sort(key=lambda bundle: node_order.index(bundle_nodes[bundle]))
         for index, bundle in enumerate(bundles):
-            places.append(Place(need.kind, index, bundle, by_id[node_of_bundle[bundle]]))
-    return places
+            placements.append(Placement(need.kind, index, bundle, by_id[bundle_nodes[bundle]]))
+    return placements
 
 
-def describe(places: Sequence[Place], needs: Sequence[Need]) -> str:
+def describe(placements: Sequence[Placement], needs: Sequence[Need]) -> str:
     """The placement in words, a line for each node."""
     by_kind = {need.kind: need for need in needs}
-    nodes = list(dict.fromkeys(place.node for place in places))
+    nodes = list(dict.fromkeys(placement.node for placement in placements))
     counts = ", ".join(f"{need.count} {need.kind}" for need in needs)
     lines = [f"{counts} on {len(nodes)} of the cluster's nodes:"]
     for node in nodes:
-        own = [place for place in places if place.node == node]
-        used = _amount(sum(by_kind[place.kind].cpus for place in own), sum(by_kind[place.kind].gpus for place in own))
+        on_node = [placement for placement in placements if placement.node == node]
+        used = _amount(
+            sum(by_kind[placement.kind].cpus for placement in on_node),
+            sum(by_kind[placement.kind].gpus for placement in on_node),
+        )
         named = []
-        for kind in dict.fromkeys(place.kind for place in own):
-            numbers = [str(place.index) for place in own if place.kind == kind]
+        for kind in dict.fromkeys(placement.kind for placement in on_node):
+            numbers = [str(placement.index) for placement in on_node if placement.kind == kind]
             plural = "s" * (len(numbers) > 1)
             named.append(kind if kind == "reference" else f"{_SINGULAR[kind]}{plural} {', '.join(numbers)}")
         lines.append(
@@ -182,12 +185,14 @@ def describe(places: Sequence[Place], needs: Sequence[Need]) -> str:
     return "\n".join(lines)
 
 
-def make_rank_variables(rank: Place, ranks: Sequence[Place], master: tuple[str, int], run_id: str) -> dict[str, str]:
+def make_rank_variables(
+    rank: Placement, ranks: Sequence[Placement], master: tuple[str, int], run_id: str
+) -> dict[str, str]:
     """The environment variables that torchrun gives to a rank.
 
     Args:
-        rank: its place.
-        ranks: the places of all ranks.
+        rank: its placement.
+        ranks: the placements of all ranks.
         master: address and port of the store, which rank 0's actor holds, as torchrun's agent does.
         run_id: any text that names this start.
     """

@@ -140,8 +140,8 @@ class RankProcess:
 
 def find_port(address: str) -> int:
     """Return a port of this node that is free now."""
-    with socket.create_server((address, 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _wait_until_free(address: tuple[str, int]) -> None:
@@ -179,8 +179,8 @@ class ServerProcess:
             self._address = (here, find_port(here))
         elif self._has_listened:
             _wait_until_free(address)
-        known = {HOST: self._address[0], PORT: str(self._address[1])}
-        words = [known.get(word, word) for word in arguments]
+        values = {HOST: self._address[0], PORT: str(self._address[1])}
+        words = [values.get(word, word) for word in arguments]
         self._child = start_child(words, {**environment, NODE_VARIABLE: here}, self._log, folder)
         threading.Thread(target=self._end_with_child, name="rlox-grpo-server", daemon=True).start()
 

@@ -63,8 +63,8 @@ def serving_files(ray: Any, node: Node, *, wanted: bool) -> Iterator[Mapping[str
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = f"rlox-grpo files {uuid.uuid4().hex[:12]}"
-    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    options = {"num_cpus": 0, "max_concurrency": _READERS, "name": name, "scheduling_strategy": place}
+    strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    options = {"num_cpus": 0, "max_concurrency": _READERS, "name": name, "scheduling_strategy": strategy}
     actor = ray.remote(FileReader).options(**options).remote()
     with cleaned_up(partial(ray.kill, actor)):
         context = ray.get_runtime_context()
@@ -99,35 +99,35 @@ class RemoteFile:
         Raises:
             OSError: the file is missing or shorter, or rank 0's node is lost.
         """
-        found = np.empty(size, dtype=np.uint8)
+        content = np.empty(size, dtype=np.uint8)
         asked: deque[tuple[int, Any]] = deque()
         try:
             for begin in range(0, size, _PIECE_BYTES):
                 length = min(_PIECE_BYTES, size - begin)
                 asked.append((begin, self._reader.read.remote(self._path, start + begin, length)))
                 if len(asked) > _AHEAD:
-                    self._copy(found, *asked.popleft())
+                    self._copy(content, *asked.popleft())
             while asked:
-                self._copy(found, *asked.popleft())
+                self._copy(content, *asked.popleft())
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error  # what the reader raised, without its traceback
             raise OSError(f"{self._path} of rank 0's node cannot be read through Ray: {cause}") from error
-        return found
+        return content
 
-    def _copy(self, found: NDArray[np.uint8], begin: int, reference: Any) -> None:
+    def _copy(self, buffer: NDArray[np.uint8], begin: int, reference: Any) -> None:
         piece = self._ray.get(reference)
-        wanted = min(_PIECE_BYTES, len(found) - begin)
+        wanted = min(_PIECE_BYTES, len(buffer) - begin)
         if len(piece) != wanted:
             raise OSError(f"{self._path} of rank 0's node ends {wanted - len(piece)} bytes too early")
-        found[begin : begin + wanted] = piece
+        buffer[begin : begin + wanted] = piece
 
 
 @cache
-def _connect(told: str) -> tuple[Any, Any]:
+def _connect(address_json: str) -> tuple[Any, Any]:
     """Join the cluster, and return the module ``ray`` and the reader."""
-    if not told:
+    if not address_json:
         raise OSError(f"{_VARIABLE} is not set: no launcher serves files to this process")
-    address, namespace, name = json.loads(told)
+    address, namespace, name = json.loads(address_json)
     ray = import_extra("a Ray cluster", "ray", "ray")
     try:
         if not ray.is_initialized():

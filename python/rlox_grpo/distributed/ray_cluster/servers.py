@@ -10,7 +10,7 @@ from typing import Any
 
 from rlox_grpo.distributed.addresses import LOST, ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
-from rlox_grpo.distributed.ray_cluster.placement import Place
+from rlox_grpo.distributed.ray_cluster.placement import Placement
 from rlox_grpo.distributed.ray_cluster.processes import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
@@ -46,7 +46,7 @@ class Server:
     """A server of a run.
 
     Attributes:
-        place: where it was started.
+        placement: where it was started.
         actor: its Ray actor.
         url: its URL at the start, by which the ranks know it.
         node: Ray's id of the node that it is on, or was on.
@@ -55,7 +55,7 @@ class Server:
         has_left: whether it was stopped because it is no longer used.
     """
 
-    place: Place
+    placement: Placement
     actor: Any
     url: str
     node: str
@@ -100,39 +100,39 @@ class RunningServers:
         Raises:
             EngineError: a server did not start; the message has the last lines of its log.
         """
-        for place in self.room.servers:
-            self.listed.append(self.start(place, self.room))
-            self.say(f"{place} is starting; its log: {self.folder / place.log}\n")
+        for placement in self.room.servers:
+            self.listed.append(self.start(placement, self.room))
+            self.say(f"{placement} is starting; its log: {self.folder / placement.log}\n")
         waiting = [server.actor.wait_until_listening.remote(START_S) for server in self.listed]
         for server, reference in zip(self.listed, waiting, strict=True):
-            place, log = server.place, self.folder / server.place.log
+            placement, log = server.placement, self.folder / server.placement.log
             try:
                 ending = self.ray.get(reference)
             except (self.ray.exceptions.RayError, TimeoutError) as error:
-                raise EngineError(f"{place} did not start: {error}; its log: {log}") from error
+                raise EngineError(f"{placement} did not start: {error}; its log: {log}") from error
             if ending is not None:
-                raise EngineError(f"{place} {ending.describe()}\nits log: {log}")
-            self.say(f"{place} is ready: {server.url}\n")
+                raise EngineError(f"{placement} {ending.describe()}\nits log: {log}")
+            self.say(f"{placement} is ready: {server.url}\n")
 
-    def start(self, place: Place, room: Room) -> Server:
-        """Start the actor of a server at its place, without waiting until the server listens."""
-        host = place.node.address
-        find = self.ray.remote(find_port).options(num_cpus=0, scheduling_strategy=room.schedule(place.bundle))
+    def start(self, placement: Placement, room: Room) -> Server:
+        """Start the actor of a server at its placement, without waiting until the server listens."""
+        host = placement.node.address
+        find = self.ray.remote(find_port).options(num_cpus=0, scheduling_strategy=room.schedule(placement.bundle))
         port = self.ray.get(find.remote(host))
         kind = self.ray.remote(ServerProcess).options(
-            **room.make_options(place),
+            **room.make_options(placement),
             max_restarts=MOST_RESTARTS,
             max_concurrency=3,  # stop() and find_address() beside wait_until_listening()
         )
-        words, log = list(self.plan.commands[place.kind]), str(self.folder / place.log)
+        words, log = list(self.plan.commands[placement.kind]), str(self.folder / placement.log)
         actor = kind.remote(words, (host, port), dict(self.environment), log, os.getcwd())
-        return Server(place, actor, f"http://{host}:{port}", place.node.id)
+        return Server(placement, actor, f"http://{host}:{port}", placement.node.id)
 
     def list_urls(self) -> dict[str, list[str]]:
         """The URLs of each kind."""
         urls: dict[str, list[str]] = {}
         for server in self.listed:
-            urls.setdefault(server.place.kind, []).append(server.url)
+            urls.setdefault(server.placement.kind, []).append(server.url)
         return urls
 
     def follow(self, registry: ServerRegistry) -> None:
@@ -169,9 +169,9 @@ class RunningServers:
             server.group = None
 
     def _begin_move(self, server: Server, registry: ServerRegistry) -> None:
-        self.losses.append(f"{server.place} was lost with its node")
+        self.losses.append(f"{server.placement} was lost with its node")
         self.say(f"{self.losses[-1]}; it starts again when another node has room\n")
-        self.is_fatal = self.is_fatal or server.place.kind == "reference"
+        self.is_fatal = self.is_fatal or server.placement.kind == "reference"
         server.next_address = server.actor.find_address.remote()
         registry.publish_address(server.url, LOST)
 
@@ -186,4 +186,4 @@ class RunningServers:
             return
         server.next_address = None
         registry.publish_address(server.url, f"http://{host}:{port}")
-        self.say(f"{server.place.name} starts again on {host}: http://{host}:{port}\n")
+        self.say(f"{server.placement.name} starts again on {host}: http://{host}:{port}\n")

@@ -23,18 +23,18 @@ def find_policy_loss(policy_loss: Any) -> PolicyLoss:
     Raises:
         ConfigError: an unknown name, a module that cannot be imported, or something that is not callable.
     """
-    found: PolicyLoss
+    resolved: PolicyLoss
     if isinstance(policy_loss, str) and policy_loss in POLICY_LOSSES:
-        found = getattr(import_module(f"{__name__}.{policy_loss}"), policy_loss)
+        resolved = getattr(import_module(f"{__name__}.{policy_loss}"), policy_loss)
     elif isinstance(policy_loss, str):
-        found = import_callable("policy_loss", policy_loss)
+        resolved = import_callable("policy_loss", policy_loss)
     else:
-        found = policy_loss
-    if isinstance(found, type) or not callable(found):
+        resolved = policy_loss
+    if isinstance(resolved, type) or not callable(resolved):
         kind = (
-            f"the class {found.__name__}: give an instance, or the module:name of one"
-            if isinstance(found, type)
-            else repr(found)
+            f"the class {resolved.__name__}: give an instance, or the module:name of one"
+            if isinstance(resolved, type)
+            else repr(resolved)
         )
         raise ConfigError(f"policy_loss is {kind}; expected a function of LossInputs")
-    return found
+    return resolved

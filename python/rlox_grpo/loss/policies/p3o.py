@@ -31,8 +31,8 @@ def policy_sample_size(
         ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         sums += [float(ratio.sum()), float(ratio.square().sum()), ratio.numel()]
     # Sums and not means are added over ranks: ranks have different numbers of tokens.
-    parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
-    total, squares, count = np.sum([np.frombuffer(part) for part in parts], axis=0).tolist()
+    gathered = (ranks or Ranks()).gather_bytes(sums.tobytes())
+    total, squares, count = np.sum([np.frombuffer(data) for data in gathered], axis=0).tolist()
     return float(min(total**2 / (count * squares), 1.0)) if count else 1.0
 
 
@@ -49,7 +49,7 @@ class P3O:
         if step.is_on_policy:
             return 1.0
         inputs = step.micro_batches
-        return policy_sample_size([own.log_probs for own in inputs], inputs, ranks=step.ranks)
+        return policy_sample_size([micro_batch.log_probs for micro_batch in inputs], inputs, ranks=step.ranks)
 
     def __call__(self, inputs: LossInputs) -> PolicyTerm:
         """Return the loss of each token."""

@@ -61,21 +61,21 @@ def generate_problems(
     if not how_many or min(how_many) < 2:
         raise ValueError(f"how_many is {list(how_many)}, expected sizes of at least 2")
     rng = np.random.default_rng(seed)
-    found: dict[tuple[tuple[int, ...], int], CountdownRow] = {}
+    problems: dict[tuple[tuple[int, ...], int], CountdownRow] = {}
     patience = 1000 + 200 * count
     for _ in range(patience):
-        if len(found) == count:
+        if len(problems) == count:
             break
         size = int(how_many[int(rng.integers(len(how_many)))])
         nums = [int(n) for n in rng.integers(numbers[0], numbers[1] + 1, size=size)]
         target = _combine_at_random(nums, chosen, rng)
         if target is not None and targets[0] <= target <= targets[1]:
-            found.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
-    if len(found) < count:
+            problems.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
+    if len(problems) < count:
         raise ValueError(
-            f"count is {count}, and {patience} draws found {len(found)} distinct problems: allow more numbers"
+            f"count is {count}, and {patience} draws found {len(problems)} distinct problems: allow more numbers"
         )
-    return list(found.values())
+    return list(problems.values())
 
 
 def enumerate_problems(
@@ -119,9 +119,9 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
             raise TypeError(f"row {index}: nums must be a list of whole numbers, not {nums!r}")
         if len(nums) == 0:
             raise ValueError(f"row {index}: nums is empty")
-        for place, number in enumerate(nums):
+        for position, number in enumerate(nums):
             if not _is_whole(number):
-                raise TypeError(f"row {index}: nums[{place}] must be a whole number, not {number!r}")
+                raise TypeError(f"row {index}: nums[{position}] must be a whole number, not {number!r}")
         if not _is_whole(target):
             raise TypeError(f"row {index}: target must be a whole number, not {target!r}")
 

@@ -52,12 +52,12 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
 def _list_rows(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if not isinstance(source, (str, Path)):
         return [dict(row) for row in source]
-    name, _, part = str(source).partition(":")
+    name, _, split = str(source).partition(":")
     if name != HUB_SET:
         return read_rows(source)
     import datasets
 
-    return [dict(row) for row in datasets.load_dataset(HUB_SET, "main", split=part or "train")]
+    return [dict(row) for row in datasets.load_dataset(HUB_SET, "main", split=split or "train")]
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:

@@ -111,13 +111,13 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
         is_maker = callable(engine) and not hasattr(engine, "generate")
         return _check_members(engine(config, policy, ranks or Ranks()) if is_maker else engine)
     make: Callable[[GRPOConfig, Policy, Ranks], GenerationEngine]
-    is_own = ":" in engine
-    make = import_callable("engine", engine) if is_own else import_module(f"{__name__}.{engine}").make_engine
+    is_custom = ":" in engine
+    make = import_callable("engine", engine) if is_custom else import_module(f"{__name__}.{engine}").make_engine
     try:
         made = make(config, policy, ranks or Ranks())
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return _check_members(made) if is_own else made
+    return _check_members(made) if is_custom else made
 
 
 def _check_members(engine: Any) -> GenerationEngine:

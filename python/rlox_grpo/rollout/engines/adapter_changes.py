@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlox_grpo.errors import EngineError
 
-KEPT = "weights/adapter_change_kept"
+CHANGE_SHARE = "weights/adapter_change_kept"
 UNCHANGED = "weights/adapter_matrices_unchanged"
 
 _CHUNK = 2**22  # numbers compared at once: 16 MiB as float32
@@ -35,7 +35,7 @@ class AdapterChanges:
     """Compares merged with original weights during one transfer."""
 
     def __init__(self) -> None:
-        self._found: dict[str, _Change] = {}
+        self._changes: dict[str, _Change] = {}
         self._dtype: torch.dtype | None = None
         self._is_complete = False
 
@@ -48,20 +48,20 @@ class AdapterChanges:
             merged: W + ΔW, in W's dtype.
             updates: B A of each adapter, ``[R, C]`` in its own dtype, and its scale.
         """
-        if name in self._found:  # a second pass over the weights
+        if name in self._changes:  # a second pass over the weights
             return
         self._dtype = merged.dtype
         squares = arrived = torch.zeros((), dtype=torch.float64, device=weight.device)
         largest = torch.zeros((), device=weight.device)
         rows = max(1, _CHUNK // max(1, weight.shape[1]))
         for start in range(0, len(weight), rows):
-            part = slice(start, start + rows)
-            change = torch.stack([scale * update[part].float() for update, scale in updates]).sum(0)
-            moved = merged[part].float() - weight[part].float()
+            span = slice(start, start + rows)
+            change = torch.stack([scale * update[span].float() for update, scale in updates]).sum(0)
+            moved = merged[span].float() - weight[span].float()
             squares = squares + change.square().sum(dtype=torch.float64)
             arrived = arrived + (moved * change).sum(dtype=torch.float64)
             largest = torch.maximum(largest, change.abs().max())
-        self._found[name] = _Change(float(squares), float(arrived), float(largest), torch.equal(merged, weight))
+        self._changes[name] = _Change(float(squares), float(arrived), float(largest), torch.equal(merged, weight))
 
     def finish(self) -> None:
         """Call after the last matrix.
@@ -69,7 +69,7 @@ class AdapterChanges:
         Raises:
             EngineError: adapters whose B·A is not zero, and not one merged matrix that differs from its base.
         """
-        changed = {name: change for name, change in self._found.items() if change.largest > 0}
+        changed = {name: change for name, change in self._changes.items() if change.largest > 0}
         self._is_complete = True
         if changed and all(change.is_lost for change in changed.values()):
             name, most = max(changed.items(), key=lambda item: item[1].largest)
@@ -81,14 +81,14 @@ class AdapterChanges:
             )
 
     def metrics(self) -> dict[str, float]:
-        """:data:`KEPT` and :data:`UNCHANGED` once all matrices are read and an adapter has a change."""
+        """:data:`CHANGE_SHARE` and :data:`UNCHANGED` once all matrices are read and an adapter has a change."""
         if not self._is_complete:  # another thread may be reading the weights
             return {}
-        changed = [change for change in self._found.values() if change.largest > 0]
+        changed = [change for change in self._changes.values() if change.largest > 0]
         squares = sum(change.squares for change in changed)
         if not squares:
             return {}
         return {
-            KEPT: sum(change.arrived for change in changed) / squares,
+            CHANGE_SHARE: sum(change.arrived for change in changed) / squares,
             UNCHANGED: sum(change.is_lost for change in changed) / len(changed),
         }

@@ -66,18 +66,18 @@ class Limits:
         if not prompts:
             raise ValueError("prompts is empty, expected at least one prompt")
         self.check_sampling(sampling, seed)
-        for place, prompt in enumerate(prompts):
+        for position, prompt in enumerate(prompts):
             ids = np.asarray(prompt.token_ids)
             if ids.ndim != 1 or not len(ids):
                 raise ValueError(
-                    f"prompts[{place}] has shape {ids.shape}, expected one dimension with at least one token"
+                    f"prompts[{position}] has shape {ids.shape}, expected one dimension with at least one token"
                 )
             if self.max_length is not None and len(ids) + sampling.max_new_tokens > self.max_length:
                 raise ValueError(
-                    f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does "
+                    f"prompts[{position}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does "
                     f"not fit the model's {self.max_length} positions; lower max_new_tokens or shorten the prompt"
                 )
-            self._check_vocabulary(f"prompts[{place}].", ids)
+            self._check_vocabulary(f"prompts[{position}].", ids)
 
     def check_turn(self, request: TurnRequest) -> None:
         """Check the request of one reply."""
@@ -99,13 +99,15 @@ class Limits:
 
 def fill_texts(groups: Sequence[RolloutGroup], tokenizer: Any) -> list[RolloutGroup]:
     """Return the groups with the text of completions that have none, as an engine of a user may leave it out."""
-    if tokenizer is None or all(own.text is not None for group in groups for own in group.completions):
+    if tokenizer is None or all(completion.text is not None for group in groups for completion in group.completions):
         return list(groups)
     filled = []
     for group in groups:
         texts = decode(tokenizer, [completion.token_ids.tolist() for completion in group.completions])
         pairs = zip(group.completions, texts, strict=True)
-        completions = tuple(own if own.text is not None else replace(own, text=text) for own, text in pairs)
+        completions = tuple(
+            completion if completion.text is not None else replace(completion, text=text) for completion, text in pairs
+        )
         filled.append(replace(group, completions=completions))
     return filled
 
@@ -116,9 +118,9 @@ def make_groups(
     """Make groups of equal size from the completions of all prompts in order; without a tokenizer they get no text."""
     rows = [completion.token_ids.tolist() for completion in completions]
     texts = [None] * len(rows) if tokenizer is None else decode(tokenizer, rows)
-    told = [replace(completion, text=text) for completion, text in zip(completions, texts, strict=True)]
-    size = len(told) // len(prompts)
+    with_text = [replace(completion, text=text) for completion, text in zip(completions, texts, strict=True)]
+    size = len(with_text) // len(prompts)
     return [
-        RolloutGroup(prompt, tuple(told[place * size : (place + 1) * size]), policy_version)
-        for place, prompt in enumerate(prompts)
+        RolloutGroup(prompt, tuple(with_text[index * size : (index + 1) * size]), policy_version)
+        for index, prompt in enumerate(prompts)
     ]

@@ -54,7 +54,7 @@ def choose_tokens(vocabulary: int, max_length: int | None = None) -> list[int]:
     no log-prob to compare.
     """
     count = LENGTH if max_length is None else min(LENGTH, max_length - 1)
-    return [(2 * place + 1) * vocabulary // (2 * count) for place in range(count)]
+    return [(2 * index + 1) * vocabulary // (2 * count) for index in range(count)]
 
 
 class CanaryCheck:
@@ -83,12 +83,12 @@ class CanaryCheck:
             EngineError: the log-probs differ by more than the tolerance, are not finite, or have not changed although
                 the trainer's have.
         """
-        found = np.asarray(answer, np.float32)
+        answered = np.asarray(answer, np.float32)
         begin = f"{source}, weights of version {version}: "
-        if found.shape != canary.log_probs.shape or not np.isfinite(found).all():
-            raise EngineError(f"{begin}log-probs of {len(canary.log_probs)} fixed tokens are {found.tolist()[:4]}…")
+        if answered.shape != canary.log_probs.shape or not np.isfinite(answered).all():
+            raise EngineError(f"{begin}log-probs of {len(canary.log_probs)} fixed tokens are {answered.tolist()[:4]}…")
         tolerance = find_tolerance(canary.dtype, dtype) if canary.tolerance is None else canary.tolerance
-        gaps = np.abs(found.astype(np.float64) - canary.log_probs)
+        gaps = np.abs(answered.astype(np.float64) - canary.log_probs)
         self.gap = float(gaps.mean()) if len(gaps) else 0.0
         if self.gap > tolerance:
             raise EngineError(
@@ -97,8 +97,8 @@ class CanaryCheck:
                 f"trainer and {dtype} in the engine): it does not compute with the weights that it was given, or in "
                 f"much coarser arithmetic. {_ADVICE}"
             )
-        if self._answer is None or self._first_expected is None or not np.array_equal(found, self._answer):
-            self._answer, self._first_expected = found, canary.log_probs
+        if self._answer is None or self._first_expected is None or not np.array_equal(answered, self._answer):
+            self._answer, self._first_expected = answered, canary.log_probs
             return
         moves = np.abs(canary.log_probs - self._first_expected)
         moved = float(moves.mean()) if len(moves) else 0.0

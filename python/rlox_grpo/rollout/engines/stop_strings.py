@@ -47,8 +47,8 @@ class StopStrings:
         # A part of a multi-byte character decodes to U+FFFD on its own.
         endings = {string[-1] for string in self._strings} | {"�"}
         texts = decode(self._tokenizer, [[token] for token in range(min(vocab_size, len(self._tokenizer)))])
-        known = [any(ending in text for ending in endings) for text in texts]
-        return torch.tensor(known + [False] * (vocab_size - len(known)), dtype=torch.bool)
+        flags = [any(ending in text for ending in endings) for text in texts]
+        return torch.tensor(flags + [False] * (vocab_size - len(flags)), dtype=torch.bool)
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:

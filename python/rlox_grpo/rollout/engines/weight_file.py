@@ -95,8 +95,11 @@ def _opened(path: str) -> Iterator[tuple[dict[str, tuple[list[int], str]], Calla
         yield _open_remote(RemoteFile(path))
         return
     with safe_open(path, framework="pt") as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-        yield {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}, file.get_tensor
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        yield (
+            {name: (tensor_slice.get_shape(), tensor_slice.get_dtype()) for name, tensor_slice in slices.items()},
+            file.get_tensor,
+        )
 
 
 def _open_remote(file: RemoteFile) -> tuple[dict[str, tuple[list[int], str]], Callable[[str], Tensor]]:
@@ -117,9 +120,9 @@ def _open_remote(file: RemoteFile) -> tuple[dict[str, tuple[list[int], str]], Ca
 
 def _make_header(entries: Mapping[str, tuple[str, tuple[int, ...], int, int]]) -> bytes:
     """The header of a safetensors file, padded to a multiple of 8 bytes, which aligns the tensors after it."""
-    told: dict[str, Any] = {
+    header_entries: dict[str, Any] = {
         name: {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         for name, (dtype, shape, start, end) in entries.items()
     }
-    header = json.dumps(told).encode()
+    header = json.dumps(header_entries).encode()
     return header.ljust(-(-len(header) // _LENGTH_BYTES) * _LENGTH_BYTES)

@@ -81,7 +81,7 @@ def collect_weights(
     for name, tensor in base.state_dict(keep_vars=True).items():
         if name in scales:
             continue
-        layer, part = _find_adapted_layer(name, adapted)
+        layer, inner = _find_adapted_layer(name, adapted)
         if id(tensor) in seen:  # a weight that two layers share is one Parameter
             if seen[id(tensor)] is not layer:
                 raise ValueError(
@@ -92,11 +92,14 @@ def collect_weights(
         seen[id(tensor)] = layer
         if layer is None:
             yield name, unpack(take(name)).detach()
-        elif part.startswith("base_layer."):
-            own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
-            is_merged = own == "weight"
-            yield f"{prefix}{own}", _merge_adapters(prefix, layer, take, changes) if is_merged else take(name).detach()
-        elif not part.startswith("lora_"):
+        elif inner.startswith("base_layer."):
+            base_name, prefix = inner.removeprefix("base_layer."), name.removesuffix(inner)
+            is_merged = base_name == "weight"
+            yield (
+                f"{prefix}{base_name}",
+                _merge_adapters(prefix, layer, take, changes) if is_merged else take(name).detach(),
+            )
+        elif not inner.startswith("lora_"):
             raise ValueError(f"{name}: {_PLAIN}")
     for _ in gathered:  # every rank gathers every shard
         pass
@@ -171,8 +174,8 @@ class WeightDigest:
         sums = [0, 0]
         for start in range(0, bits.numel(), _CHUNK):
             chunk = bits[start : start + _CHUNK].long()
-            places = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
-            sums = [sums[0] + int(chunk.sum()), sums[1] + int((chunk * places).sum())]
+            positions = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
+            sums = [sums[0] + int(chunk.sum()), sums[1] + int((chunk * positions).sum())]
         self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums};".encode())
 
     def finish(self) -> str:
@@ -203,9 +206,9 @@ def untie_output_layer(config: Any) -> Any:
     On the CPU, vLLM 0.32 packs the output layer only at its start. With an output layer that is tied to the embeddings,
     it would keep using the first weights after a reload (6.3 nats off; 3e-7 with a separate layer).
     """
-    own = copy.deepcopy(config)
-    untie_config(own)
-    return own
+    untied = copy.deepcopy(config)
+    untie_config(untied)
+    return untied
 
 
 def find_tied_layers(config: Any) -> dict[str, str]:
@@ -262,10 +265,10 @@ class WeightCheck:
             "not floating point": self._not_floats,
             "without data": self._empty,
         }
-        found = [_list_names(what, names) for what, names in findings.items() if names]
-        if found:
+        problems = [_list_names(what, names) for what, names in findings.items() if names]
+        if problems:
             raise WeightMismatchError(
-                f"these weights are not those of the engine's model, and none was handed over: {'; '.join(found)}"
+                f"these weights are not those of the engine's model, and none was handed over: {'; '.join(problems)}"
             )
 
 
@@ -279,11 +282,11 @@ def check_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest) -> 
 
 def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
     """The adapted layer of a tensor, and the tensor's name inside it; (None, name) if it is in none."""
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        layer = adapted.get(".".join(parts[:cut]))
+    words = name.split(".")
+    for cut in range(len(words) - 1, 0, -1):
+        layer = adapted.get(".".join(words[:cut]))
         if layer is not None:
-            return layer, ".".join(parts[cut:])
+            return layer, ".".join(words[cut:])
     return None, name
 
 
@@ -296,10 +299,10 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
 
     def take(name: str) -> Tensor:
         while name not in held:
-            found, tensor = next(gathered, (None, None))
-            if found is None or tensor is None:
+            gathered_name, tensor = next(gathered, (None, None))
+            if gathered_name is None or tensor is None:
                 raise ValueError(f"{name} is a parameter of the model and was not gathered")
-            held[found] = tensor
+            held[gathered_name] = tensor
         return held.pop(name)
 
     return take

@@ -109,10 +109,10 @@ class SyncChat:
             waiting.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._chat, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-        return lambda *args, **options: self._wait_for(found(*args, **options))
+        member = getattr(self._chat, name)
+        if not inspect.iscoroutinefunction(member):
+            return member
+        return lambda *args, **options: self._wait_for(member(*args, **options))
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         with self._lock:
@@ -210,50 +210,52 @@ async def _play_trl(
 ) -> Outcome:
     """Play a TRL environment: the result of ``reset`` is appended to the prompt, and methods are tools."""
     instance = make()
-    told = await _settle(instance.reset(**_select(instance.reset, row)))
+    greeting = await _settle(instance.reset(**_select(instance.reset, row)))
     methods = [*_list_tools(instance), *tools]
     chat.tools.bind(methods)
-    await _answer_calls(_join_prompt(row.get("prompt"), told), chat)
+    await _answer_calls(_join_prompt(row.get("prompt"), greeting), chat)
     get_reward = getattr(instance, "get_reward", None)
     return Outcome(None if get_reward is None else await _settle(get_reward()))
 
 
-def _join_prompt(prompt: Any, told: Any) -> Any:
+def _join_prompt(prompt: Any, greeting: Any) -> Any:
     """Append the result of ``reset`` to the last message of the row's prompt."""
     if prompt is None:
-        return str(told)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
-    if told is not None:
-        messages[-1]["content"] = f"{messages[-1]['content']}{told}"
+        return str(greeting)
+    messages = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+    )
+    if greeting is not None:
+        messages[-1]["content"] = f"{messages[-1]['content']}{greeting}"
     return messages
 
 
-def _read_reset(found: Any) -> Any:
+def _read_reset(result: Any) -> Any:
     """Return the first message: the result of ``reset``, or the observation of Gymnasium's (observation, info)."""
-    is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
-    return _as_message(found[0] if is_pair else found)
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
+    return _as_message(result[0] if is_pair else result)
 
 
-def _read_step(found: Any) -> tuple[Any, float, bool]:
+def _read_step(result: Any) -> tuple[Any, float, bool]:
     """Return (message, reward, done) from a message, such a triple, or Gymnasium's five values.
 
     Raises:
         TypeError: another number of values.
     """
-    if not isinstance(found, tuple):
-        return _as_message(found), 0.0, False
-    if len(found) == 3:
-        return _as_message(found[0]), float(found[1]), bool(found[2])
-    if len(found) == 5:
-        return _as_message(found[0]), float(found[1]), bool(found[2] or found[3])
+    if not isinstance(result, tuple):
+        return _as_message(result), 0.0, False
+    if len(result) == 3:
+        return _as_message(result[0]), float(result[1]), bool(result[2])
+    if len(result) == 5:
+        return _as_message(result[0]), float(result[1]), bool(result[2] or result[3])
     raise TypeError(
-        f"step returned {len(found)} values: expected a message, (message, reward, done), or (observation, reward, "
+        f"step returned {len(result)} values: expected a message, (message, reward, done), or (observation, reward, "
         "terminated, truncated, info)"
     )
 
 
-def _as_message(found: Any) -> Any:
-    return found if found is None or isinstance(found, (str, list)) else str(found)
+def _as_message(observation: Any) -> Any:
+    return observation if observation is None or isinstance(observation, (str, list)) else str(observation)
 
 
 async def _settle(result: Any) -> Any:

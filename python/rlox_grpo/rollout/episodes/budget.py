@@ -34,13 +34,13 @@ class Usage:
     Attributes:
         replies: replies so far.
         pending: replies that are being sampled.
-        given_up: cancelled replies. They count as turns, so that the number of calls is limited.
+        cancelled_replies: they count as turns, so that the number of calls is limited.
     """
 
     def __init__(self, budget: Budget) -> None:
         self.replies = 0
         self.pending = 0
-        self.given_up = 0
+        self.cancelled_replies = 0
         self._budget = budget
         self._reserved = 0  # maximum tokens of the pending replies
         self._used = 0  # tokens after the first prompts; shared tokens count once
@@ -53,7 +53,7 @@ class Usage:
 
     def check_turn(self) -> None:
         """Raise EpisodeEnded if no turn is left."""
-        if self.replies + self.pending + self.given_up >= self._budget.max_turns:
+        if self.replies + self.pending + self.cancelled_replies >= self._budget.max_turns:
             raise EpisodeEnded("max_turns")
 
     def find_room(self, length: int, added: int, asked: int | None) -> int:
@@ -85,7 +85,7 @@ class Usage:
 
     def give_up(self, tokens: int) -> None:
         """Count a cancelled reply, and stop counting the ``tokens`` that were added for it."""
-        self.given_up += 1
+        self.cancelled_replies += 1
         self._used -= tokens
 
     @contextmanager

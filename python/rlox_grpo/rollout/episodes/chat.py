@@ -39,7 +39,7 @@ class Chat:
     Attributes:
         seed: seed of this episode, for the environment's random numbers.
         ended: the limit that has ended the episode, or None.
-        was_told: whether the endpoint has answered a call with the error ``episode_ended``.
+        has_reported_end: whether the endpoint has answered a call with the error ``episode_ended``.
         abandoned: whether the agent ignores this error and keeps calling, so that the episode must be cancelled.
         waiting_since: ``time.monotonic()`` of the last return to the environment; None while it waits for the policy.
     """
@@ -77,7 +77,7 @@ class Chat:
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
         self.ended: str | None = None
-        self.was_told = self.abandoned = False
+        self.has_reported_end = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
@@ -112,7 +112,7 @@ class Chat:
     @property
     def cancelled_calls(self) -> int:
         """Number of calls that were cancelled before the reply was complete."""
-        return self._usage.given_up
+        return self._usage.cancelled_replies
 
     @property
     def tokens_left(self) -> int | None:
@@ -225,15 +225,17 @@ class Chat:
             raise EpisodeEnded(self.ended)
         check_room(max_new_tokens)
         stop = read_stop(stop)
-        given = list_messages(messages)
-        if given and self._system_prompt is not None:
-            given = add_system_message(given, self._system_prompt, self._episode[0])
+        history = list_messages(messages)
+        if history and self._system_prompt is not None:
+            history = add_system_message(history, self._system_prompt, self._episode[0])
         template = self._template if tools is None else self._give_template(tools)
-        keys = [make_message_key(message) for message in given]
-        found = self._conversations.find_longest(lambda one: one.find(keys) if one.template is template else None)
-        if found is not None:
-            conversation, count = found
-            new = given[count:]
+        keys = [make_message_key(message) for message in history]
+        match = self._conversations.find_longest(
+            lambda candidate: candidate.find(keys) if candidate.template is template else None
+        )
+        if match is not None:
+            conversation, count = match
+            new = history[count:]
             if new[0]["role"] != "assistant":
                 try:
                     return await self._reply(
@@ -244,7 +246,7 @@ class Chat:
                         raise
         conversation = self._conversations.begin(template)
         return await self._reply(
-            conversation, self._bound(given, first=True), max_new_tokens, stop, keys, on_delta=on_delta
+            conversation, self._bound(history, first=True), max_new_tokens, stop, keys, on_delta=on_delta
         )
 
     async def complete_ids(
@@ -272,11 +274,11 @@ class Chat:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         check_room(max_new_tokens)
         stop = read_stop(stop)
-        found = self._conversations.find_longest(lambda one: one.find_ids(token_ids))
-        conversation, shared = found or (self._conversations.begin(self._template), 0)
+        match = self._conversations.find_longest(lambda candidate: candidate.find_ids(token_ids))
+        conversation, shared = match or (self._conversations.begin(self._template), 0)
         added = token_ids[shared:]
         text = conversation.template.decode(added, with_special=True)
-        new = [{"role": "user", "content": text}] if len(added) or found is None else []
+        new = [{"role": "user", "content": text}] if len(added) or match is None else []
         keys = [("token ids", ("",), None, (), "")] * len(new)  # equal to no message's key
         return await self._reply(conversation, new, max_new_tokens, stop, keys, added, on_delta)
 

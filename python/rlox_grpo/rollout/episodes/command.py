@@ -40,7 +40,7 @@ PREFIX = "command:"
 MAX_COMMANDS = 32
 """Maximum number of programs at the same time if ``max_live_episodes`` is not set."""
 
-_KEPT = 64 * 1024
+_TAIL_BYTES = 64 * 1024
 """Number of last bytes of stdout and of stderr that are kept."""
 _SHOWN = 1000
 """Number of last characters of stderr in an error message."""
@@ -104,9 +104,9 @@ async def play_command(words: Sequence[str], row: Mapping[str, Any], chat: Chat)
     with tempfile.TemporaryDirectory(prefix="rlox_episode_") as folder:
         path = Path(folder) / "row.json"
         path.write_text(text)
-        told = {"OPENAI_BASE_URL": chat.base_url, "OPENAI_API_KEY": chat.api_key}
-        told |= {"RLOX_ROW_FILE": str(path), "RLOX_SEED": str(chat.seed)}
-        code, stdout, stderr = await _run(words, {**os.environ, **told})
+        variables = {"OPENAI_BASE_URL": chat.base_url, "OPENAI_API_KEY": chat.api_key}
+        variables |= {"RLOX_ROW_FILE": str(path), "RLOX_SEED": str(chat.seed)}
+        code, stdout, stderr = await _run(words, {**os.environ, **variables})
     return _read_outcome(code, stdout, stderr)
 
 
@@ -136,7 +136,7 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
         loop.remove_reader(code_read)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # the guard still runs, so its process id is not reused
-        told = os.read(code_read, 32)
+        exit_code = os.read(code_read, 32)
         os.close(code_read)
         try:
             await _wait_in_spite([*readers, asyncio.ensure_future(process.wait())], timeout=_GRACE)
@@ -145,7 +145,7 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
                 reader.cancel()
             process._transport.close()  # type: ignore[attr-defined]  # an escaped process may hold the pipes
     ends = [b"" if reader.cancelled() or not reader.done() else reader.result() for reader in readers]
-    return int(told or -signal.SIGKILL), ends[0], ends[1]
+    return int(exit_code or -signal.SIGKILL), ends[0], ends[1]
 
 
 async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
@@ -162,10 +162,10 @@ async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float)
 
 
 async def _read_end(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while part := await stream.read(_KEPT):
-        kept = (kept + part)[-_KEPT:]
-    return kept
+    tail = b""
+    while chunk := await stream.read(_TAIL_BYTES):
+        tail = (tail + chunk)[-_TAIL_BYTES:]
+    return tail
 
 
 def _read_outcome(code: int, stdout: bytes, stderr: bytes) -> Outcome:
@@ -179,15 +179,15 @@ def _read_outcome(code: int, stdout: bytes, stderr: bytes) -> Outcome:
         raise CommandError(f"it {how}{end}")
     last = said.splitlines()[-1]
     try:
-        found = json.loads(last)
+        result = json.loads(last)
     except (ValueError, RecursionError):
-        found = last
-    if isinstance(found, dict) and "reward" in found and not found.keys() - {"reward", "metrics", "stop_reason"}:
-        metrics = found.get("metrics", {})
+        result = last
+    if isinstance(result, dict) and "reward" in result and not result.keys() - {"reward", "metrics", "stop_reason"}:
+        metrics = result.get("metrics", {})
         if isinstance(metrics, dict):
-            return Outcome(found["reward"], stop_reason=found.get("stop_reason", "completed"), metrics=metrics)
-    if found is None or (isinstance(found, (int, float)) and not isinstance(found, bool)):
-        return Outcome(found)
+            return Outcome(result["reward"], stop_reason=result.get("stop_reason", "completed"), metrics=metrics)
+    if result is None or (isinstance(result, (int, float)) and not isinstance(result, bool)):
+        return Outcome(result)
     raise CommandError(
         f"its last line on stdout is {last[:200]!r}: expected its reward, a JSON number or an object with 'reward' and "
         f"perhaps 'metrics' and 'stop_reason'{end}"

@@ -94,7 +94,7 @@ class Conversation:
         messages: the messages so far.
         prompt_messages: number of messages in the first prompt.
         busy: whether a reply is being sampled.
-        given_up: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
+        is_cancelled: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
             branch off instead of continuing here.
         rewrites: the conversation whose rewritten history is the first prompt of this one, or None.
     """
@@ -105,7 +105,7 @@ class Conversation:
         self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
         self.prompt_messages = 0
-        self.busy = self.given_up = False
+        self.busy = self.is_cancelled = False
         self._end_ids = end_ids
         self._keys: list[MessageKey] = []  # of the messages before they were cut
         self._prompt_ids: Int64Array | None = None
@@ -138,12 +138,14 @@ class Conversation:
     @property
     def length(self) -> int:
         """Number of :attr:`token_ids`."""
-        return 0 if self._prompt_ids is None else len(self._prompt_ids) + sum(len(one.token_ids) for one in self._spans)
+        return (
+            0 if self._prompt_ids is None else len(self._prompt_ids) + sum(len(span.token_ids) for span in self._spans)
+        )
 
     @property
     def last_mark(self) -> Mark | None:
         """The mark of the last reply if the conversation ends with it and can be continued; else None."""
-        if self.busy or self.given_up or not self._marks or self._marks[-1].spans != len(self._spans):
+        if self.busy or self.is_cancelled or not self._marks or self._marks[-1].spans != len(self._spans):
             return None
         return self._marks[-1]
 
@@ -178,9 +180,9 @@ class Conversation:
         self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None
     ) -> tuple[Conversation, list[dict[str, Any]], list[MessageKey]]:
         """Return an empty conversation for the rewritten history, its first messages, and their keys."""
-        own = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
+        message_keys = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
         conversation = Conversation(self.template, self._end_ids, -1, self)
-        return conversation, [dict(message) for message in (*self.messages, *new)], own
+        return conversation, [dict(message) for message in (*self.messages, *new)], message_keys
 
     def count_added(self, added: Int64Array) -> int:
         """Count the tokens of ``added`` against ``max_episode_tokens``.
@@ -217,8 +219,8 @@ class Conversation:
             whole, with_tools=with_tools, call_format=self.template.call_format, schemas=self.template.tools
         )
         calls = tuple(
-            ToolCall(name, arguments, f"call{state.calls + place:05}")
-            for place, (name, arguments) in enumerate(parsed.calls)
+            ToolCall(name, arguments, f"call{state.calls + index:05}")
+            for index, (name, arguments) in enumerate(parsed.calls)
         )
         if is_marked:
             parsed = replace(parsed, content=drop_tokens(parsed.content, self.template.special_tokens))
@@ -251,8 +253,8 @@ class Conversation:
 
     def accept_shown(self, content: str, reasoning: str) -> None:
         """Also recognise the last reply by its streamed content and reasoning, which can differ from the final ones."""
-        role, forms, name, calls, own = self._keys[-1]
-        self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or own
+        role, forms, name, calls, earlier = self._keys[-1]
+        self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or earlier
 
     def find(self, keys: Sequence[MessageKey]) -> tuple[Mark, int] | None:
         """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow.
@@ -261,8 +263,8 @@ class Conversation:
             Its mark, and the number of messages up to it.
         """
         same = 0
-        for own, given in zip(self._keys, keys, strict=False):
-            if not is_same_message(own, given):
+        for ours, theirs in zip(self._keys, keys, strict=False):
+            if not is_same_message(ours, theirs):
                 break
             same += 1
         most = min(same, len(keys) - 1)
@@ -293,23 +295,23 @@ class Conversation:
             trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here. Those of
                 this row are added.
         """
-        own = [span.sampled and id(span) not in trained for span in self._spans]
-        if not any(own):
+        is_reply = [span.sampled and id(span) not in trained for span in self._spans]
+        if not any(is_reply):
             return None
-        last = len(own) - own[::-1].index(True)
-        spans, flags = self._spans[:last], own[:last]
+        last = len(is_reply) - is_reply[::-1].index(True)
+        spans, flags = self._spans[:last], is_reply[:last]
         lengths = [len(span.token_ids) for span in spans]
         sampled = np.repeat(np.array(flags, dtype=bool), lengths)
         log_probs = np.concatenate([span.log_probs for span in spans])
         starts = [end - length for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)]
-        replies = [span for span, is_own in zip(spans, flags, strict=True) if is_own]
+        replies = [span for span, is_sampled in zip(spans, flags, strict=True) if is_sampled]
         trained.update(map(id, replies))
         return ChatTokens(
             self._first_prompt,
             np.concatenate([span.token_ids for span in spans]),
             np.where(sampled, log_probs, 0.0).astype(np.float32),
             sampled,
-            tuple(start for start, is_own in zip(starts, flags, strict=True) if is_own),
+            tuple(start for start, is_sampled in zip(starts, flags, strict=True) if is_sampled),
             self._state.truncated,
             tuple(span.policy_version for span in replies if span.policy_version is not None),
         )
@@ -326,13 +328,15 @@ class Conversation:
 
     def _decode_last(self) -> str:
         """Decode the last reply with special tokens, but without its end token."""
-        own = takewhile(lambda span: span.sampled, reversed(self._spans))  # several if a truncated reply was continued
-        ids = [token for span in [*own][::-1] for token in span.token_ids]
+        spans = takewhile(
+            lambda span: span.sampled, reversed(self._spans)
+        )  # several if a truncated reply was continued
+        ids = [token for span in [*spans][::-1] for token in span.token_ids]
         return self.template.decode(ids if self._state.ended_by is None else ids[:-1], with_special=True)
 
 
-def _count_common(one: Int64Array, other: Int64Array) -> int:
+def _count_common(ids: Int64Array, other: Int64Array) -> int:
     """Length of the common prefix."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    shorter = min(len(ids), len(other))
+    differs = np.flatnonzero(ids[:shorter] != other[:shorter])
     return int(differs[0]) if len(differs) else shorter

@@ -35,11 +35,11 @@ class Conversations:
         Returns:
             The conversation, or a new branch that begins after the shared reply; and the number.
         """
-        found = [(one, *shared) for one in self._all if (shared := find(one)) is not None]
-        if not found:
+        matches = [(conversation, *shared) for conversation in self._all if (shared := find(conversation)) is not None]
+        if not matches:
             return None
-        one, mark, count = max(found, key=lambda match: (match[2], match[1] == match[0].last_mark))
-        return one if mark == one.last_mark else one.fork(mark), count
+        conversation, mark, count = max(matches, key=lambda match: (match[2], match[1] == match[0].last_mark))
+        return conversation if mark == conversation.last_mark else conversation.fork(mark), count
 
     def begin(self, template: Template) -> Conversation:
         """The first conversation if it is empty, else a new branch with its own prompt."""
@@ -62,7 +62,7 @@ class Conversations:
 
         With ``is_new``, the conversation had no other reply of its own and is discarded too.
         """
-        conversation.given_up = True
+        conversation.is_cancelled = True
         if not is_new:
             return
         if conversation is self.first:  # replaced by an empty one, with the seed of a branch
@@ -82,7 +82,10 @@ class Conversations:
         """
         rows: list[tuple[Conversation, ChatTokens]] = []
         trained: set[int] = set()
-        for conversation in [self.current, *(one for one in self._all if one is not self.current)]:
+        for conversation in [
+            self.current,
+            *(conversation for conversation in self._all if conversation is not self.current),
+        ]:
             tokens = conversation.list_tokens(trained)
             if tokens is not None:
                 rows.append((conversation, tokens))
@@ -93,7 +96,7 @@ class Conversations:
 
         A conversation that was rewritten is left out: its rewritten form has its messages.
         """
-        rewritten = {id(one.rewrites) for one in self._all}
+        rewritten = {id(conversation.rewrites) for conversation in self._all}
         rows = [conversation for conversation, _ in self.list_rows()]
         return [
             [copy_value(message) for message in conversation.messages]

@@ -139,8 +139,8 @@ class Endpoints:
         ).start()
         return server
 
-    def _authorize(self, given: str) -> _Open | None:
-        scheme, _, key = given.partition(" ")
+    def _authorize(self, header: str) -> _Open | None:
+        scheme, _, key = header.partition(" ")
         # By digest, so that the time of the look-up reveals nothing about a key.
         return self._open.get(_hash(key)) if scheme == "Bearer" else None
 
@@ -187,7 +187,7 @@ class Endpoints:
         if isinstance(error, RequestError):
             return make_error(str(error), param=error.param)
         if isinstance(error, EpisodeEnded):
-            episode.chat.was_told = True
+            episode.chat.has_reported_end = True
             message = f"the episode has ended by {error.reason}: end the agent, or return its reward"
             return make_error(message, "episode_ended", code=error.reason)
         if isinstance(error, (CancelledError, asyncio.CancelledError)):
@@ -249,8 +249,8 @@ async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delt
 
 def _describe_error(status: int, why: str) -> bytes:
     kind = "authentication_error" if status == 401 else "invalid_request_error"
-    told = "the key is missing, or its episode has ended: use chat.api_key" if status == 401 else why
-    return make_error(told, kind, code="invalid_api_key" if status == 401 else None)
+    message = "the key is missing, or its episode has ended: use chat.api_key" if status == 401 else why
+    return make_error(message, kind, code="invalid_api_key" if status == 401 else None)
 
 
 def _hash(key: str) -> str:

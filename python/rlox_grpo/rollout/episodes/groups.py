@@ -34,45 +34,47 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
     with ``4``.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
-    rows = [one.rows for one in played]
-    shared = _find_common_prefix([row.prompt_ids for found in rows for row in found])
-    has_own = not len(shared)
-    if has_own:
-        shared = next((found[0].prompt_ids for found in rows if found), np.array([end], dtype=np.int64))
-    first = next((one for one, found in zip(played, rows, strict=True) if found), played[0])
+    rows = [episode.rows for episode in played]
+    shared = _find_common_prefix([row.prompt_ids for episode_rows in rows for row in episode_rows])
+    has_row_prompts = not len(shared)
+    if has_row_prompts:
+        shared = next(
+            (episode_rows[0].prompt_ids for episode_rows in rows if episode_rows), np.array([end], dtype=np.int64)
+        )
+    first = next((episode for episode, episode_rows in zip(played, rows, strict=True) if episode_rows), played[0])
     asked = first.episode.messages[: first.episode.prompt_messages]
     end_ids, zeros = np.array([end], dtype=np.int64), np.zeros(1, dtype=np.float32)
     empty = ChatTokens(shared, end_ids, zeros, sampled=zeros.astype(bool), turns=(), truncated=False)
     completions = tuple(
-        _make_completion(one.episode, found or [empty], None if has_own else len(shared), tokenizer)
-        for one, found in zip(played, rows, strict=True)
+        _make_completion(episode.episode, episode_rows or [empty], None if has_row_prompts else len(shared), tokenizer)
+        for episode, episode_rows in zip(played, rows, strict=True)
     )
     text = tokenizer.decode(shared.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     source = prompt.source if prompt.source is not None else [dict(message) for message in asked]
     return RolloutGroup(replace(prompt, token_ids=shared, text=text, source=source), completions, policy_version)
 
 
-def _make_completion(episode: Episode, found: Sequence[ChatTokens], shared: int | None, tokenizer: Any) -> Completion:
-    first, *others = (_make_row(episode, row, shared, tokenizer) for row in found)
+def _make_completion(episode: Episode, rows: Sequence[ChatTokens], shared: int | None, tokenizer: Any) -> Completion:
+    first, *others = (_make_row(episode, row, shared, tokenizer) for row in rows)
     return replace(first, episode=episode, branches=tuple(others))
 
 
-def _make_row(episode: Episode, found: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
+def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
     """Make a row after the first ``shared`` tokens of its prompt; None: the row has its own prompt."""
-    rest = found.prompt_ids[len(found.prompt_ids) if shared is None else shared :]
-    token_ids = np.concatenate([rest, found.token_ids])
-    sampled = np.concatenate([np.zeros(len(rest), dtype=bool), found.sampled])
-    log_probs = np.concatenate([np.zeros(len(rest), dtype=np.float32), found.log_probs])
+    rest = tokens.prompt_ids[len(tokens.prompt_ids) if shared is None else shared :]
+    token_ids = np.concatenate([rest, tokens.token_ids])
+    sampled = np.concatenate([np.zeros(len(rest), dtype=bool), tokens.sampled])
+    log_probs = np.concatenate([np.zeros(len(rest), dtype=np.float32), tokens.log_probs])
     text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Completion(
         token_ids,
         log_probs,
-        "length" if found.truncated or episode.stop_reason in _CUT else "stop",
+        "length" if tokens.truncated or episode.stop_reason in _CUT else "stop",
         text,
         None if sampled.all() else sampled,
-        tuple(len(rest) + turn for turn in found.turns),
-        prompt_ids=found.prompt_ids if shared is None else None,
-        versions=found.versions,
+        tuple(len(rest) + turn for turn in tokens.turns),
+        prompt_ids=tokens.prompt_ids if shared is None else None,
+        versions=tokens.versions,
     )
 
 

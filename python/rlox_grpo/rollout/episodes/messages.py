@@ -42,13 +42,13 @@ def make_message_key(message: Message) -> MessageKey:
     calls = tuple(_make_call_key(call) for call in message.get("tool_calls") or ())
     reasoning = message.get("reasoning_content")
     role = str(message["role"])
-    own_id = message.get("tool_call_id") if role == "tool" else message.get("name")
-    return role, (text,), None if own_id is None else str(own_id), calls, reasoning
+    message_id = message.get("tool_call_id") if role == "tool" else message.get("name")
+    return role, (text,), None if message_id is None else str(message_id), calls, reasoning
 
 
 def cut_stop(content: str, stop: Sequence[str]) -> str:
     """Cut ``content`` before the first stop string, as OpenAI's API does."""
-    ends = [place for one in stop if one and (place := content.find(one)) >= 0]
+    ends = [position for text in stop if text and (position := content.find(text)) >= 0]
     return content[: min(ends)] if ends else content
 
 
@@ -68,10 +68,10 @@ def _make_call_key(call: Any) -> Any:
     return call.get("id"), function.get("name"), json.dumps(arguments, sort_keys=True, default=str)
 
 
-def is_same_message(own: MessageKey, given: MessageKey) -> bool:
+def is_same_message(ours: MessageKey, theirs: MessageKey) -> bool:
     """Whether a message came back unchanged. The reasoning of a reply may be missing: many clients drop it."""
-    reasoning = given[4] is None or given[4] == own[4]
-    return own[0] == given[0] and given[1][0] in own[1] and own[2:4] == given[2:4] and reasoning
+    reasoning = theirs[4] is None or theirs[4] == ours[4]
+    return ours[0] == theirs[0] and theirs[1][0] in ours[1] and ours[2:4] == theirs[2:4] and reasoning
 
 
 def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, Any]]:
@@ -87,22 +87,22 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
         messages = [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):
         messages = [messages]
-    found = []
-    for place, message in enumerate(messages):
+    listed = []
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
+            raise ValueError(f"messages[{index}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
         if media := find_media_in_message(message):
-            raise ValueError(f"messages[{place}] has {media}: {NOT_SUPPORTED}; describe it in text")
+            raise ValueError(f"messages[{index}] has {media}: {NOT_SUPPORTED}; describe it in text")
         content = message["content"]
         if isinstance(content, str):
-            _refuse_surrogates(content, f"messages[{place}]")
+            _refuse_surrogates(content, f"messages[{index}]")
         try:
-            found.append(copy_value(dict(message)))
+            listed.append(copy_value(dict(message)))
         except TypeError as error:
-            raise ValueError(f"messages[{place}]: {error}") from error
-    if found and found[-1]["role"] == "assistant":
+            raise ValueError(f"messages[{index}]: {error}") from error
+    if listed and listed[-1]["role"] == "assistant":
         raise ValueError("the last message has the role 'assistant': the policy writes that one")
-    return found
+    return listed
 
 
 def bound_messages(messages: Sequence[Message], bound: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -129,10 +129,10 @@ def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
     if not isinstance(content, list):
         return content
     return [
-        {**part, "text": bound(part["text"])}
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else part
-        for part in content
+        {**entry, "text": bound(entry["text"])}
+        if isinstance(entry, Mapping) and isinstance(entry.get("text"), str)
+        else entry
+        for entry in content
     ]
 
 
@@ -143,10 +143,10 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
         ValueError: one is empty, not a text, or holds a lone surrogate; the message has its index.
     """
     several = (stop,) if isinstance(stop, str) else tuple(stop)
-    for place, one in enumerate(several):
-        if not isinstance(one, str) or not one:
-            raise ValueError(f"stop[{place}] is {str(one)[:80]!r}: expected a text of at least one character")
-        _refuse_surrogates(one, f"stop[{place}]")
+    for index, text in enumerate(several):
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop[{index}] is {str(text)[:80]!r}: expected a text of at least one character")
+        _refuse_surrogates(text, f"stop[{index}]")
     return several
 
 

@@ -21,7 +21,7 @@ from rlox_grpo.types import Int64Array, Sampling
 MODEL = "policy"
 """The name that ``GET /v1/models`` lists; requests may name any model."""
 
-END_OF_EVENTS = b"data: [DONE]\n\n"
+LAST_EVENT = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
 _LARGE = 2**31
@@ -77,19 +77,19 @@ def read_chat_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     Raises:
         RequestError: not JSON, or a parameter that cannot be served; the message says what to do.
     """
-    given = _read_object(body, {"messages", "tools", "max_completion_tokens"}, sampling)
-    messages = given.get("messages")
+    fields = _read_object(body, {"messages", "tools", "max_completion_tokens"}, sampling)
+    messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
     names: dict[str, str] = {}
-    read = [_read_message(message, f"messages[{place}]", names) for place, message in enumerate(messages)]
-    tools = given.get("tools") or None
+    read = [_read_message(message, f"messages[{index}]", names) for index, message in enumerate(messages)]
+    tools = fields.get("tools") or None
     if tools is not None and not (isinstance(tools, list) and all(_is_tool(tool) for tool in tools)):
         raise RequestError("tools must be a list of {'type': 'function', 'function': {'name': …}}", "tools")
-    log_probs = given.get("logprobs")
+    log_probs = fields.get("logprobs")
     if log_probs not in (None, True, False):
         raise RequestError(f"logprobs is {log_probs!r}: expected true or false", "logprobs")
-    return OpenAIRequest(messages=read, tools=tools, with_log_probs=bool(log_probs), **_read_shared(given))
+    return OpenAIRequest(messages=read, tools=tools, with_log_probs=bool(log_probs), **_read_shared(fields))
 
 
 def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
@@ -98,11 +98,11 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     Raises:
         RequestError: as :func:`read_chat_request`.
     """
-    given = _read_object(body, {"prompt", "return_token_ids"}, sampling)
-    prompt = given.get("prompt")
+    fields = _read_object(body, {"prompt", "return_token_ids"}, sampling)
+    prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
         prompt = prompt[0]
-    if not isinstance(prompt, list) or not prompt or any(type(one) is not int or one < 0 for one in prompt):
+    if not isinstance(prompt, list) or not prompt or any(type(token) is not int or token < 0 for token in prompt):
         raise RequestError(
             "prompt must be a list of token ids: a text would be encoded again, and its ids may differ from those that "
             "were sampled; send token ids, or messages to /v1/chat/completions",
@@ -110,11 +110,11 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
         )
     if max(prompt) >= 2**31:
         raise RequestError(f"prompt has the id {max(prompt)}, outside of any vocabulary", "prompt")
-    log_probs = given.get("logprobs")
+    log_probs = fields.get("logprobs")
     if log_probs not in (None, False, 0, 1):
         raise RequestError(f"logprobs is {log_probs!r}: expected 0 or 1, the sampled token's", "logprobs")
     is_asked = log_probs is not None and log_probs is not False  # 0 asks for the sampled token's
-    return OpenAIRequest(token_ids=np.array(prompt, np.int64), with_log_probs=is_asked, **_read_shared(given))
+    return OpenAIRequest(token_ids=np.array(prompt, np.int64), with_log_probs=is_asked, **_read_shared(fields))
 
 
 class ChatAnswer:
@@ -133,19 +133,19 @@ class ChatAnswer:
 
     def make_event(self, delta: Delta) -> bytes:
         """The event of a piece of a reply."""
-        told: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
+        delta_fields: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
         self._has_begun = True
         if delta.content:
-            told["content"] = delta.content
+            delta_fields["content"] = delta.content
         if delta.reasoning:
-            told["reasoning_content"] = delta.reasoning
-        return self._make_chunk(told)
+            delta_fields["reasoning_content"] = delta.reasoning
+        return self._make_chunk(delta_fields)
 
     def make_last_events(self, reply: Reply) -> bytes:
         """The last events: tool calls and the finish reason, and log-probs and usage if requested."""
         events = [] if self._has_begun else [self.make_event(Delta())]  # such as for a reply that is only tool calls
-        for place, call in enumerate(make_message(reply, self._request.stop).get("tool_calls", ())):
-            events.append(self._make_chunk({"tool_calls": [{"index": place, **call}]}))
+        for index, call in enumerate(make_message(reply, self._request.stop).get("tool_calls", ())):
+            events.append(self._make_chunk({"tool_calls": [{"index": index, **call}]}))
         events.append(self._make_chunk({}, self._describe_end(reply)))
         heading = {**self._heading, "object": "chat.completion.chunk"}
         return b"".join([*events, _end_stream(heading, reply, self._request)])
@@ -193,7 +193,7 @@ class TextAnswer:
     def _describe_end(self, reply: Reply) -> dict[str, Any]:
         log_probs = None
         if self._request.with_log_probs:
-            tokens = [f"token_id:{one}" for one in reply.token_ids.tolist()]
+            tokens = [f"token_id:{token}" for token in reply.token_ids.tolist()]
             log_probs = {"token_logprobs": reply.log_probs.tolist(), "tokens": tokens}
         return {"logprobs": log_probs, "finish_reason": reply.finish_reason}
 
@@ -215,7 +215,7 @@ def make_error(message: str, kind: str = "invalid_request_error", param: str | N
 
 def make_error_event(error: bytes) -> bytes:
     """An error of :func:`make_error` as the last event of a stream."""
-    return b"data: " + error + b"\n\n" + END_OF_EVENTS
+    return b"data: " + error + b"\n\n" + LAST_EVENT
 
 
 def list_models() -> bytes:
@@ -224,21 +224,21 @@ def list_models() -> bytes:
     return _encode({"object": "list", "data": [model]})
 
 
-def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, Any]:
+def _read_object(body: bytes, accepted: set[str], sampling: Sampling) -> dict[str, Any]:
     try:
-        given = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
-    given = {name: value for name, value in given.items() if value is not None}
-    for name, value in given.items():
-        if name not in _COMMON | own:
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name, value in fields.items():
+        if name not in _COMMON | accepted:
             raise RequestError(f"{name[:80]} is not supported: leave it out", name[:80])
         if name in _FIXED and value != _FIXED[name]:
             raise RequestError(f"{name} must be {json.dumps(_FIXED[name])} in training: leave it out", name)
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
-        value = given.get(name, ours)
+        value = fields.get(name, ours)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGE
         if not is_number or not math.isclose(value, ours):
             raise RequestError(
@@ -246,25 +246,25 @@ def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, An
                 "run's options",
                 name,
             )
-    return given
+    return fields
 
 
-def _read_shared(given: Mapping[str, Any]) -> dict[str, Any]:
-    stop = given.get("stop", [])
+def _read_shared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    stop = fields.get("stop", [])
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > _MAX_STOPS or any(not isinstance(s, str) or not s for s in stops):
         raise RequestError(f"stop must be a text, or a list of at most {_MAX_STOPS}", "stop")
-    limits = {name: given[name] for name in ("max_completion_tokens", "max_tokens") if name in given}
+    limits = {name: fields[name] for name in ("max_completion_tokens", "max_tokens") if name in fields}
     for name, value in limits.items():
         if type(value) is not int or value < 1:
             raise RequestError(f"{name} is {str(value)[:40]}: expected a number of at least 1", name)
-    if type(given.get("stream", False)) is not bool:
+    if type(fields.get("stream", False)) is not bool:
         raise RequestError("stream must be true or false", "stream")
-    options = given.get("stream_options", {})
+    options = fields.get("stream_options", {})
     return {
         "stop": tuple(stops),
         "max_new_tokens": min(limits.values(), default=None),
-        "stream": given.get("stream", False),
+        "stream": fields.get("stream", False),
         "with_usage": isinstance(options, dict) and options.get("include_usage") is True,
     }
 
@@ -299,8 +299,8 @@ def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, 
 def _read_content(content: Any, where: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        texts = [part.get("text") for part in content]
+    if isinstance(content, list) and all(isinstance(entry, dict) and entry.get("type") == "text" for entry in content):
+        texts = [entry.get("text") for entry in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(map(str, texts))
     media = find_media_in_message({"content": content})
@@ -317,10 +317,10 @@ def _read_calls(calls: Any, where: str, names: dict[str, str]) -> list[dict[str,
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
-                found = json.loads(arguments)
+                parsed = json.loads(arguments)
             except (ValueError, RecursionError):
-                found = arguments
-            arguments = found if isinstance(found, dict) else arguments
+                parsed = arguments
+            arguments = parsed if isinstance(parsed, dict) else arguments
         id = str(call.get("id", ""))
         names[id] = function["name"]
         read.append({"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
@@ -339,7 +339,7 @@ def _make_heading(kind: str) -> dict[str, Any]:
 def _end_stream(heading: Mapping[str, Any], reply: Reply, request: OpenAIRequest) -> bytes:
     """The event of the usage if it was requested, and the end of the stream."""
     usage = {**heading, "choices": [], "usage": _make_usage(reply)}
-    return (_encode_event(usage) if request.with_usage else b"") + END_OF_EVENTS
+    return (_encode_event(usage) if request.with_usage else b"") + LAST_EVENT
 
 
 def _make_usage(reply: Reply) -> dict[str, int]:

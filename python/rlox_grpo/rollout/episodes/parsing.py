@@ -117,8 +117,8 @@ def drop_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def _split_reasoning(text: str) -> tuple[str | None, str]:
-    before, found, after = text.partition(THOUGHT)
-    if not found:
+    before, mark, after = text.partition(THOUGHT)
+    if not mark:
         return None, text
     return before.partition(THINK)[2].strip("\n") if THINK in before else before.strip("\n"), after.lstrip("\n")
 
@@ -127,8 +127,8 @@ def _read_json(text: str, schemas: Schemas = ()) -> tuple[str, list[Call]]:
     bare = text.strip()
     if not (bare.startswith(("{", "[")) and '"name"' in bare):
         return text, []
-    found = _parse_json(bare)
-    return "", [_read_call(call) for call in (found if isinstance(found, list) else [found])]
+    value = _parse_json(bare)
+    return "", [_read_call(call) for call in (value if isinstance(value, list) else [value])]
 
 
 def _read_llama(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
@@ -138,8 +138,8 @@ def _read_llama(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
         return _read_json(text)
     calls: list[Call] = []
     while body and len(calls) <= MAX_CALLS:
-        found, end = _parse_first(body)
-        calls.append(_read_call(found))
+        value, end = _parse_first(body)
+        calls.append(_read_call(value))
         body = body[end:].lstrip("; \n\t\r")
     if not calls:
         raise ToolCallError(f'{_PYTHON} must be followed by {{"name": …, "parameters": {{…}}}}')
@@ -147,19 +147,19 @@ def _read_llama(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 
 
 def _read_mistral(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    before, *parts = text.split(_CALLS)
-    if not parts:
+    before, *bodies = text.split(_CALLS)
+    if not bodies:
         return _read_json(text)
     calls: list[Call] = []
-    for part in parts[: MAX_CALLS + 1]:
-        if part.strip().startswith("["):
-            calls += map(_read_call, _parse_json(part))
+    for body in bodies[: MAX_CALLS + 1]:
+        if body.strip().startswith("["):
+            calls += map(_read_call, _parse_json(body))
             continue
-        name, brace, given = part.partition("{")
+        name, brace, content = body.partition("{")
         name = name.partition(_ARGS)[0].partition(_CALL_ID)[0].strip()
         if not name or not brace:
             raise ToolCallError(f"{_CALLS} must be followed by a list of calls, or by name{_ARGS}{{…}}")
-        calls.append(_read_call({"name": name, "arguments": _parse_json(brace + given)}))
+        calls.append(_read_call({"name": name, "arguments": _parse_json(brace + content)}))
     return before.strip("\n"), calls
 
 
@@ -179,8 +179,8 @@ def _read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
         name = cursor.read_name(FUNCTION, f"{_OPEN} must be followed by {FUNCTION}name>")
         arguments: dict[str, Any] = {}
         while not cursor.take(_FUNCTION_END):
-            told = f"in {FUNCTION}{name[:80]}> expected {_PARAMETER}name> or {_FUNCTION_END}"
-            key = cursor.read_name(_PARAMETER, told)
+            message = f"in {FUNCTION}{name[:80]}> expected {_PARAMETER}name> or {_FUNCTION_END}"
+            key = cursor.read_name(_PARAMETER, message)
             value = cursor.read_until(_PARAMETER_END).removeprefix("\n").removesuffix("\n")
             _add(arguments, name, key, value, schemas)
         if not cursor.take(_CLOSE) and is_open:
@@ -193,10 +193,10 @@ def _read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 def _read_glm(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
     def read(cursor: _Cursor) -> Call:
         cursor.take(_OPEN)
-        end = _find_first(text, (_KEY, _CLOSE), cursor.place)
+        end = _find_first(text, (_KEY, _CLOSE), cursor.offset)
         if end < 0:
             raise ToolCallError(_UNCLOSED)
-        name, cursor.place = text[cursor.place : end].strip(), end
+        name, cursor.offset = text[cursor.offset : end].strip(), end
         if not name:
             raise ToolCallError(f"{_OPEN} must be followed by the name of a tool")
         arguments: dict[str, Any] = {}
@@ -220,8 +220,8 @@ _READERS: Mapping[CallFormat, Callable[[str, Schemas], tuple[str, list[Call]]]] 
 }
 
 
-def _read_call(found: Any) -> Call:
-    call = found.get("function", found) if isinstance(found, dict) else None
+def _read_call(value: Any) -> Call:
+    call = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ToolCallError('a tool call must be {"name": …, "arguments": {…}}')
     arguments = call.get("arguments", call.get("parameters", {}))
@@ -235,38 +235,38 @@ def _read_call(found: Any) -> Call:
 class _Cursor:
     """A place in a text, which moves on as tags are read."""
 
-    def __init__(self, text: str, place: int) -> None:
-        self.text, self.place = text, place
+    def __init__(self, text: str, offset: int) -> None:
+        self.text, self.offset = text, offset
 
     def take(self, tag: str) -> bool:
         """Move behind ``tag`` if it follows, perhaps after white space."""
-        space = _SPACE.match(self.text, self.place)
-        start = self.place if space is None else space.end()
+        space = _SPACE.match(self.text, self.offset)
+        start = self.offset if space is None else space.end()
         follows = self.text.startswith(tag, start)
         if follows:
-            self.place = start + len(tag)
+            self.offset = start + len(tag)
         return follows
 
-    def expect(self, tag: str, told: str) -> None:
-        """Move behind ``tag``. Raises ToolCallError with the message ``told`` if something else follows."""
+    def expect(self, tag: str, message: str) -> None:
+        """Move behind ``tag``. Raises ToolCallError with the text ``message`` if something else follows."""
         if not self.take(tag):
-            raise ToolCallError(told)
+            raise ToolCallError(message)
 
-    def read_until(self, tag: str, told: str | None = None) -> str:
+    def read_until(self, tag: str, message: str | None = None) -> str:
         """Return the text before the next ``tag``, and move behind it. Raises ToolCallError if there is none."""
-        start, end = self.place, self.text.find(tag, self.place)
+        start, end = self.offset, self.text.find(tag, self.offset)
         if end < 0:
-            raise ToolCallError(told or f"a tool call lacks {tag}")
-        self.place = end + len(tag)
+            raise ToolCallError(message or f"a tool call lacks {tag}")
+        self.offset = end + len(tag)
         return self.text[start:end]
 
-    def read_name(self, tag: str, told: str) -> str:
+    def read_name(self, tag: str, message: str) -> str:
         """Read ``<tag=name>``; returns the name."""
-        self.expect(tag, told)
-        told = f"{tag} must be followed by a name and >"
-        name = self.read_until(">", told).strip()
+        self.expect(tag, message)
+        message = f"{tag} must be followed by a name and >"
+        name = self.read_until(">", message).strip()
         if not name:
-            raise ToolCallError(told)
+            raise ToolCallError(message)
         return name
 
 
@@ -275,15 +275,15 @@ def _scan_calls(text: str, tags: Sequence[str], read: Callable[[_Cursor], Call])
     rest: list[str] = []
     calls: list[Call] = []
     cursor = _Cursor(text, 0)
-    while len(calls) <= MAX_CALLS and (start := _find_first(text, tags, cursor.place)) >= 0:
-        rest.append(text[cursor.place : start])
-        cursor.place = start
+    while len(calls) <= MAX_CALLS and (start := _find_first(text, tags, cursor.offset)) >= 0:
+        rest.append(text[cursor.offset : start])
+        cursor.offset = start
         calls.append(read(cursor))
-    return "".join([*rest, text[cursor.place :]]).strip("\n"), calls
+    return "".join([*rest, text[cursor.offset :]]).strip("\n"), calls
 
 
-def _find_first(text: str, tags: Sequence[str], place: int) -> int:
-    return min((found for tag in tags if (found := text.find(tag, place)) >= 0), default=-1)
+def _find_first(text: str, tags: Sequence[str], start: int) -> int:
+    return min((position for tag in tags if (position := text.find(tag, start)) >= 0), default=-1)
 
 
 def _add(arguments: dict[str, Any], name: str, key: str, text: str, schemas: Schemas) -> None:
@@ -323,12 +323,12 @@ def _find_types(schemas: Schemas, name: str, key: str) -> list[str]:
 
 
 def _list_types(stated: Mapping[str, Any]) -> list[str]:
-    options, own = stated.get("anyOf"), stated.get("type")
-    found = [*own] if isinstance(own, list) else [own]
+    options, stated_type = stated.get("anyOf"), stated.get("type")
+    candidates = [*stated_type] if isinstance(stated_type, list) else [stated_type]
     if isinstance(options, list):
-        found += [option.get("type") for option in options if isinstance(option, Mapping)]
-    known = [kind for kind in found if isinstance(kind, str) and kind in _KINDS]
-    return [*known, "null"] if known and stated.get("nullable") is True else known
+        candidates += [option.get("type") for option in options if isinstance(option, Mapping)]
+    kinds = [kind for kind in candidates if isinstance(kind, str) and kind in _KINDS]
+    return [*kinds, "null"] if kinds and stated.get("nullable") is True else kinds
 
 
 def _parse_json(text: str) -> Any:
@@ -338,10 +338,10 @@ def _parse_json(text: str) -> Any:
         ToolCallError: not JSON, or text after the value.
     """
     text = text.strip()
-    found, end = _parse_first(text)
+    value, end = _parse_first(text)
     if end < len(text):
         raise ToolCallError(f"a tool call is not JSON: extra data at character {end}")
-    return found
+    return value
 
 
 def _parse_first(text: str) -> tuple[Any, int]:

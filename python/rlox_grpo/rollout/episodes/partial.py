@@ -88,11 +88,11 @@ class Gate:
     def find(self, request: TurnRequest) -> SampledTurn | None:
         """Return the recorded reply to a request; None if there is none, or if the tokens before it have changed."""
         replies = self._started[request.episode].replies
-        known = replies.get((request.branch, request.turn))
-        if known is None:
+        recorded = replies.get((request.branch, request.turn))
+        if recorded is None:
             return None
-        if known.context == _digest(request) and len(known.turn.token_ids) <= request.max_new_tokens:
-            return known.turn
+        if recorded.context == _digest(request) and len(recorded.turn.token_ids) <= request.max_new_tokens:
+            return recorded.turn
         del replies[request.branch, request.turn]
         if not self._has_warned:
             self._has_warned = True
@@ -128,7 +128,10 @@ class Gate:
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
         """Begin the next round of these episodes; returns the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
-        held, self.waiting = sorted(self.waiting, key=lambda one: (one.episode, one.branch, one.turn)), {}
+        held, self.waiting = (
+            sorted(self.waiting, key=lambda request: (request.episode, request.branch, request.turn)),
+            {},
+        )
         return [request for request in held if self.admit(request)]
 
     def shift_start(self, episode: tuple[int, int], started: float) -> float:
@@ -152,9 +155,9 @@ def _digest(request: TurnRequest) -> str:
 
 def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
     """Return the number of started, unfinished episodes, and the oldest version of the unfinished groups, or None."""
-    under_way = [one for started in groups if started.group is None for one in started.episodes]
-    begun = [one for one in under_way if one.played is None and one.replies]
-    versions = [reply.turn.policy_version for one in under_way for reply in one.replies.values()]
+    under_way = [episode for started in groups if started.group is None for episode in started.episodes]
+    begun = [episode for episode in under_way if episode.played is None and episode.replies]
+    versions = [reply.turn.policy_version for episode in under_way for reply in episode.replies.values()]
     return len(begun), min((version for version in versions if version is not None), default=None)
 
 
@@ -162,8 +165,10 @@ def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, fl
     """``rollout/dropped_stale_share``: the share of sampled tokens of versions before ``oldest``."""
     rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
     flags = [flag_sampled(row) for row in rows]
-    dropped = sum(int(own[find_stale_tokens(row, oldest)].sum()) for row, own in zip(rows, flags, strict=True))
-    return {"rollout/dropped_stale_share": dropped / max(1, sum(int(own.sum()) for own in flags))}
+    dropped = sum(
+        int(row_flags[find_stale_tokens(row, oldest)].sum()) for row, row_flags in zip(rows, flags, strict=True)
+    )
+    return {"rollout/dropped_stale_share": dropped / max(1, sum(int(row_flags.sum()) for row_flags in flags))}
 
 
 def encode_started(started: StartedGroup) -> dict[str, Any]:
@@ -196,8 +201,8 @@ def _encode_episode(episode: StartedEpisode) -> dict[str, Any]:
 
 def _decode_episode(record: Mapping[str, Any]) -> StartedEpisode:
     replies = {
-        (one["branch"], one["turn"]): RecordedReply(one["context"], decode_fields(SampledTurn, one))
-        for one in record["replies"]
+        (reply["branch"], reply["turn"]): RecordedReply(reply["context"], decode_fields(SampledTurn, reply))
+        for reply in record["replies"]
     }
     played = record["played"]
     if played is None:

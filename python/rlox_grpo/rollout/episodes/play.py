@@ -117,8 +117,8 @@ class PlayedChat:
         self.turns += 1
         parsed = parse_reply(text, with_tools=bool(self.tools))
         calls = tuple(
-            ToolCall(name, arguments, f"call_{self._calls + place}")
-            for place, (name, arguments) in enumerate(parsed.calls)
+            ToolCall(name, arguments, f"call_{self._calls + index}")
+            for index, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
@@ -218,5 +218,5 @@ def _escape(text: str) -> str:
 
 
 def _cut_at(text: str, stop: Sequence[str]) -> str:
-    ends = [place + len(one) for one in stop if one and (place := text.find(one)) >= 0]
+    ends = [position + len(ending) for ending in stop if ending and (position := text.find(ending)) >= 0]
     return text[: min(ends)] if ends else text

@@ -55,9 +55,9 @@ class PlayJob:
 
 @dataclass(frozen=True)
 class CallJob:
-    """Call tool number ``place`` of :attr:`WorkerSetup.tools`."""
+    """Call tool number ``tool_index`` of :attr:`WorkerSetup.tools`."""
 
-    place: int
+    tool_index: int
     arguments: dict[str, Any]
 
 
@@ -99,9 +99,9 @@ class TrainerPipe:
         frame = read_frame(self._jobs)
         if frame is None:
             os._exit(0)
-        found = pickle.loads(frame)  # noqa: S301  the trainer's own
+        message = pickle.loads(frame)  # noqa: S301  the trainer's own
         self._set_alarm(self.timeout + ORPHAN_GRACE)
-        return found
+        return message
 
     def _set_alarm(self, seconds: float) -> None:
         """End the process after some time, in case the trainer was killed and cannot; 0.0: never."""
@@ -153,12 +153,12 @@ class BlockingChat:
 
     def _ask(self, **question: Any) -> Any:
         self._pipe.answer(**question)
-        kind, found = self._pipe.receive()
+        kind, value = self._pipe.receive()
         if kind == "ended":
-            raise EpisodeEnded(*found)
+            raise EpisodeEnded(*value)
         if kind == "error":
-            raise ValueError(found)
-        return found
+            raise ValueError(value)
+        return value
 
 
 class RemoteChat:
@@ -212,7 +212,7 @@ def main() -> None:
 
 def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
-        text = show_result(setup.tools[job.place](**job.arguments))
+        text = show_result(setup.tools[job.tool_index](**job.arguments))
         cut = cut_text(text, setup.limits.max_chars)
         pipe.answer(text=cut.encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call

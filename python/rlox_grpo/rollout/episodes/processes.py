@@ -30,11 +30,11 @@ _ABANDON_SECONDS = 1.0
 
 
 class EpisodeWorkerError(RuntimeError):
-    """An environment or a tool failed in its worker process. ``told`` is the worker's message."""
+    """An environment or a tool failed in its worker process. ``worker_message`` is the worker's message."""
 
-    def __init__(self, told: str) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.worker_message = message
 
 
 class ProcessPool:
@@ -87,12 +87,12 @@ class ProcessPool:
             yield lent
         finally:
             with self._lock:
-                is_kept = lent.clean and closed == self._closed
-                if is_kept:
+                stays_open = lent.clean and closed == self._closed
+                if stays_open:
                     self._idle.append(worker)
                 else:
                     self._workers.remove(worker)
-            if not is_kept:
+            if not stays_open:
                 lent.end()
             self._wake_next()
 
@@ -253,7 +253,7 @@ async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
         if "complete" in asked:
             return "value", await chat.complete(asked["complete"], tools=asked["schemas"], **limits)
         if "call_tools" in asked:
-            calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])
+            calls = tuple(ToolCall(str(name), dict(arguments), str(id)) for name, arguments, id in asked["call_tools"])
             none = np.empty(0, dtype=np.int64)
             reply = Reply("", "", None, calls, "stop", none, none.astype(np.float32), parse_error=asked["parse_error"])
             return "value", await chat.call_tools(reply)

@@ -136,22 +136,22 @@ class EpisodeRunner:
             EpisodeError: the environment raised an exception, with ``on_environment_error="stop"``.
         """
         if isinstance(engine, BackgroundEngine):
-            return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
-        places = range(len(prompts))[share]
-        sizes = [group_sizes[place] for place in places]
+            return engine.submit(lambda inner: self(inner, prompts, group_sizes, sampling, seed, share)).result()
+        indices = range(len(prompts))[share]
+        sizes = [group_sizes[index] for index in indices]
         if not sizes:
             return []
-        chosen = [prompts[place] for place in places]
+        chosen = [prompts[index] for index in indices]
         asked = [
-            (prompt, (place, one))
-            for prompt, place, size in zip(chosen, places, sizes, strict=True)
-            for one in range(size)
+            (prompt, (index, episode))
+            for prompt, index, size in zip(chosen, indices, sizes, strict=True)
+            for episode in range(size)
         ]
         running: list[Running] = []
         run_coroutine(lambda: self._run(engine, asked, sampling, seed, running))
-        found = iter([Played(one.chat.rows(), one.episode) for one in running if one.episode is not None])
+        played = iter([Played(state.chat.rows(), state.episode) for state in running if state.episode is not None])
         groups = [
-            make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
+            make_group(prompt, [next(played) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
         ]
         return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
@@ -174,28 +174,28 @@ class EpisodeRunner:
         """
         turns = self._config.partial_rollout_turns
         assert turns is not None
-        kept = {
-            (started.draw, place): (started.prompt, episode)
+        unfinished = {
+            (started.draw, index): (started.prompt, episode)
             for started in groups
-            for place, episode in enumerate(started.episodes)
+            for index, episode in enumerate(started.episodes)
             if started.group is None and episode.played is None
         }
-        gate = Gate(turns, engine.policy_version, {key: episode for key, (_, episode) in kept.items()})
+        gate = Gate(turns, engine.policy_version, {key: episode for key, (_, episode) in unfinished.items()})
 
         def count_finished() -> int:
-            for one in running:
-                if one.episode is not None and kept[one.key][1].played is None:
-                    kept[one.key][1].played = Played(one.chat.rows(), one.episode)
+            for state in running:
+                if state.episode is not None and unfinished[state.key][1].played is None:
+                    unfinished[state.key][1].played = Played(state.chat.rows(), state.episode)
             for started in groups:
                 played = [episode.played for episode in started.episodes if episode.played is not None]
                 if started.group is None and len(played) == len(started.episodes):
-                    versions = [version for one in played for row in one.rows for version in row.versions]
+                    versions = [version for episode in played for row in episode.rows for version in row.versions]
                     version = min(versions, default=engine.policy_version)
                     started.group = make_group(started.prompt, played, self._tokenizer, version)
             return sum(started.group is not None for started in groups)
 
         running: list[Running] = []
-        asked = [(prompt, key) for key, (prompt, _) in kept.items()]
+        asked = [(prompt, key) for key, (prompt, _) in unfinished.items()]
         run_coroutine(
             lambda: self._run(engine, asked, sampling, seed, running, gate, lambda: must_stop(count_finished()))
         )
@@ -263,12 +263,12 @@ class EpisodeRunner:
                 endpoints.close()
         self.prefilled_tokens = session.prefilled_tokens
 
-    async def _play(self, one: Running) -> Episode:
+    async def _play(self, state: Running) -> Episode:
         """Run one episode to its end, and describe the end, whether a limit, an error or the environment ended it."""
-        chat, error = one.chat, None
+        chat, error = state.chat, None
         end = functools.partial(end_episode, self.environment, self._config)
         try:
-            row = copy_row(make_row(one.prompt), f"prompts[{one.prompt.index}]")
+            row = copy_row(make_row(state.prompt), f"prompts[{state.prompt.index}]")
             returned = await self._play_environment(row, chat)
             outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
@@ -276,29 +276,29 @@ class EpisodeRunner:
         except asyncio.CancelledError as cause:
             if chat.ended is not None:
                 outcome = end(chat.ended)
-            elif one.is_cancelled:
+            elif state.is_cancelled:
                 raise
             else:  # raised by the environment: a library that it uses was cancelled
-                outcome, error = self._judge_failure(one, cause)
+                outcome, error = self._judge_failure(state, cause)
         except (Exception, *EXITS) as cause:  # noqa: BLE001  the environment is the user's
-            outcome, error = self._judge_failure(one, cause)
+            outcome, error = self._judge_failure(state, cause)
         return self._describe(chat, outcome, error)
 
-    def _judge_failure(self, one: Running, cause: BaseException) -> tuple[Outcome, str]:
+    def _judge_failure(self, state: Running, cause: BaseException) -> tuple[Outcome, str]:
         """Return the outcome of an episode whose environment raised ``cause``, and its description.
 
         Raises:
             EpisodeError: with ``on_environment_error="stop"``.
         """
-        chat = one.chat
-        told = chat.ended if chat.was_told else None  # the agent failed because its call was refused
+        chat = state.chat
+        reported_end = chat.ended if chat.has_reported_end else None  # the agent failed because its call was refused
         failure = describe_failure(cause)
-        if told is None and self._config.on_environment_error == "stop":
+        if reported_end is None and self._config.on_environment_error == "stop":
             raise EpisodeError(
-                f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
+                f"environment {self.environment.name} failed at prompts[{state.prompt.index}], episode {state.key[1]}, "
                 f"turn {chat.turns}: {failure}"
             ) from cause
-        return end_episode(self.environment, self._config, told or "environment_error"), failure[:2000]
+        return end_episode(self.environment, self._config, reported_end or "environment_error"), failure[:2000]
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
         def as_json(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -65,11 +65,11 @@ class RunTemplates:
                 raise ConfigError(str(error)) from error
             if rewrite is not None and self._config.history == "template":
                 template.rewrites = True
-                self._warn_of_rewrites(rewrite)
+                self._warn_about_rewrites(rewrite)
             self._templates[name] = template
         return self._templates[name]
 
-    def _warn_of_rewrites(self, rewrite: str) -> None:
+    def _warn_about_rewrites(self, rewrite: str) -> None:
         if any(template.rewrites for template in self._templates.values()):
             return
         logger.warning(
@@ -82,14 +82,14 @@ class RunTemplates:
     def _choose_call_format(self, template: Template) -> None:
         """Set the format of tool calls: that of the option, or the one that the template writes."""
         asked = self._config.call_format
-        found = find_call_format(template) if asked == "auto" and template.tools else asked
-        if found is None:
+        chosen = find_call_format(template) if asked == "auto" and template.tools else asked
+        if chosen is None:
             logger.warning(
                 "the chat template writes tool calls in an unknown format: replies are parsed in Hermes' format, "
                 "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
             )
-        elif found != "auto":
-            template.call_format = found
+        elif chosen != "auto":
+            template.call_format = chosen
 
 
 def find_rewrite(template: Template) -> str | None:
@@ -112,23 +112,23 @@ def find_rewrite(template: Template) -> str | None:
         rendered, refused = 0, ""
         for conversation in kind:
             try:
-                found = _find_rewrite_in(template, conversation)
+                rewrite = _find_rewrite_in(template, conversation)
             except TemplateError as error:
                 refused = str(error)  # some templates have no system message
                 continue
             rendered += 1
-            if found is not None:
-                return found
+            if rewrite is not None:
+                return rewrite
         if not rendered:
             raise TemplateError(refused)
     return None
 
 
 def _find_rewrite_in(template: Template, conversation: Messages) -> str | None:
-    places = [place for place, message in enumerate(conversation) if message["role"] == "assistant"]
-    for place, following in zip(places, [*places[1:], len(conversation)], strict=True):
-        history, reply = conversation[:place], conversation[place]
-        new = conversation[place + 1 : following]
+    reply_indices = [index for index, message in enumerate(conversation) if message["role"] == "assistant"]
+    for index, following in zip(reply_indices, [*reply_indices[1:], len(conversation)], strict=True):
+        history, reply = conversation[:index], conversation[index]
+        new = conversation[index + 1 : following]
         prompt, later = template.render(history), template.render([*history, reply, *new])
         increment = template.render_increment(new)
         body = later[len(prompt) : len(later) - len(increment)]
@@ -157,7 +157,7 @@ def _list_trials() -> Iterator[Messages]:
 
 def _list_tool_trials() -> Iterator[Messages]:
     for count in (1, 2):
-        calls = [ToolCall("look_up", {"x": "y"}, f"call{place:05}") for place in range(count)]
+        calls = [ToolCall("look_up", {"x": "y"}, f"call{index:05}") for index in range(count)]
         results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": _RESULT} for call in calls]
         for content, reasoning in (("", None), (_ANSWER, None), ("", _THOUGHT)):
             reply = make_reply_message(content, reasoning, calls)

@@ -70,8 +70,8 @@ class Replies:
 
     async def sample(self, request: TurnRequest) -> SampledTurn:
         """Submit a request and wait for its reply; return a recorded reply at once."""
-        if self.gate is not None and (known := self.gate.find(request)) is not None:
-            return known
+        if self.gate is not None and (recorded := self.gate.find(request)) is not None:
+            return recorded
         if self.gate is None or self.gate.admit(request):
             self.session.submit(request)
         future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
@@ -138,37 +138,37 @@ async def run_episodes(
     try:
         while waiting or live:
             while waiting and len(live) < (max_live or len(running)):
-                one = waiting.popleft()
-                live[one.key] = one
-                one.chat.resume()
-                one.task = asyncio.ensure_future(play(one))
-                one.task.add_done_callback(functools.partial(_note_end, one, replies.changed))
+                episode = waiting.popleft()
+                live[episode.key] = episode
+                episode.chat.resume()
+                episode.task = asyncio.ensure_future(play(episode))
+                episode.task.add_done_callback(functools.partial(_note_end, episode, replies.changed))
             await _settle(live, replies)
-            ended = [one for one in live.values() if one.is_done]
-            for one in ended:
-                assert one.task is not None
-                one.episode = one.task.result()
-                replies.forget(one.key)
-                del live[one.key]
+            ended = [episode for episode in live.values() if episode.is_done]
+            for episode in ended:
+                assert episode.task is not None
+                episode.episode = episode.task.result()
+                replies.forget(episode.key)
+                del live[episode.key]
             if ended and on_ended is not None:
                 on_ended(len(running) - len(waiting) - len(live), len(running))
             held = set() if gate is None else gate.list_episodes()
-            _cancel_late([one for one in live.values() if one.key not in held], config)
+            _cancel_late([episode for episode in live.values() if episode.key not in held], config)
             if len(replies.session):
                 replies.step()
             # The round is over when every live episode waits at the gate.
             elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
-                for one in live.values():
-                    if one.started is not None:
-                        one.started = gate.shift_start(one.key, one.started)
+                for episode in live.values():
+                    if episode.started is not None:
+                        episode.started = gate.shift_start(episode.key, episode.started)
                 if must_stop is not None and must_stop():
-                    for one in live.values():
-                        one.chat.ended = "suspended"  # an environment that catches the cancellation cannot go on
+                    for episode in live.values():
+                        episode.chat.ended = "suspended"  # an environment that catches the cancellation cannot go on
                     return
                 replies.open_round(live)
             elif live:
                 replies.changed.clear()
-                if any(one.is_done for one in live.values()) or len(replies.session):
+                if any(episode.is_done for episode in live.values()) or len(replies.session):
                     continue
                 # No reply to sample and no episode has ended: wait for a change, and check the deadlines every TICK.
                 try:
@@ -176,14 +176,14 @@ async def run_episodes(
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
     finally:
-        for one in running:
-            one.cancel()
-        tasks = [one.task for one in running if one.task is not None]
+        for episode in running:
+            episode.cancel()
+        tasks = [episode.task for episode in running if episode.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _note_end(one: Running, changed: asyncio.Event, _: object) -> None:
-    one.end_endpoint()
+def _note_end(episode: Running, changed: asyncio.Event, _: object) -> None:
+    episode.end_endpoint()
     changed.set()
 
 
@@ -192,28 +192,28 @@ async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> Non
     for _ in range(SETTLE_ROUNDS):
         await asyncio.sleep(0)
         waiting = {request.episode for request in replies.futures}
-        if len(live) <= len(waiting) + sum(one.is_done for one in live.values()):
+        if len(live) <= len(waiting) + sum(episode.is_done for episode in live.values()):
             return
 
 
 def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
     """Cancel environments past their deadline, at every call until they end."""
-    for one in live:
-        if one.chat.abandoned:
-            one.cancel()
+    for episode in live:
+        if episode.chat.abandoned:
+            episode.cancel()
     if config.turn_timeout is None and config.episode_timeout is None:
         return
     now = time.monotonic()
-    for one in live:
-        since = one.chat.waiting_since
-        if one.started is None and (since is not None or one.chat.prompt_messages):
-            one.started = now
-        late = (since, config.turn_timeout), (one.started, config.episode_timeout)
-        if one.task is not None and any(
+    for episode in live:
+        since = episode.chat.waiting_since
+        if episode.started is None and (since is not None or episode.chat.prompt_messages):
+            episode.started = now
+        late = (since, config.turn_timeout), (episode.started, config.episode_timeout)
+        if episode.task is not None and any(
             start is not None and timeout is not None and now - start > timeout for start, timeout in late
         ):
-            one.chat.ended = "timeout"
-            one.cancel()
+            episode.chat.ended = "timeout"
+            episode.cancel()
 
 
 T = TypeVar("T")

@@ -67,7 +67,7 @@ def find_shown(text: str, form: Form) -> Delta:
         return Delta(_hold_content(text, form))
     before, is_over, after = (bare[len(THINK) :] if opened else text).partition(THOUGHT)
     if not is_over:
-        return Delta(reasoning=_hold_part(before, (THOUGHT,)).strip("\n"))
+        return Delta(reasoning=_hold_partial_mark(before, (THOUGHT,)).strip("\n"))
     return Delta(_hold_content(after.lstrip("\n"), form), before.strip("\n"))
 
 
@@ -77,12 +77,12 @@ def _hold_content(text: str, form: Form) -> str:
         if text.lstrip()[:1] in ("", "{", "["):  # JSON may be a call without a tag
             return ""
         marks = (*marks, *MARKS[form.call_format], *((FUNCTION,) if form.call_format == "qwen_xml" else ()))
-    ends = [place for mark in marks if mark and (place := text.find(mark)) >= 0]
-    held = min([_hold_part(text, marks), *(text[:end] for end in ends)], key=len)
+    ends = [position for mark in marks if mark and (position := text.find(mark)) >= 0]
+    held = min([_hold_partial_mark(text, marks), *(text[:end] for end in ends)], key=len)
     return held if form.call_format is None else held.rstrip("\n")  # newlines before a call are not content
 
 
-def _hold_part(text: str, marks: Sequence[str]) -> str:
+def _hold_partial_mark(text: str, marks: Sequence[str]) -> str:
     """Cut ``text`` before an end that may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
     for start in range(max(0, len(text) - longest), len(text)):
@@ -132,8 +132,8 @@ class ReplyPieces:
         self._num_added += len(token_ids)
         if self._form.is_raw:
             self._unseen += token_ids
-        found = self._find_new(token_ids)
-        self._send(drop_tokens(found.content, self._special), found.reasoning)
+        delta = self._find_new(token_ids)
+        self._send(drop_tokens(delta.content, self._special), delta.reasoning)
 
     def _find_new(self, token_ids: Sequence[int]) -> Delta:
         """Return the text that can be sent with these tokens; empty if no character became complete."""

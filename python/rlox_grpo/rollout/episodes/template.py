@@ -58,14 +58,14 @@ class Template:
         self.call_format: CallFormat = "hermes"
         self.rewrites = False
         self._variables = dict(variables)
-        self._as_parts = False
+        self._content_is_list = False
         question = [{"role": "user", "content": _PLACEHOLDER}]
         try:
             takes_text = _PLACEHOLDER in self.render(question)
         except TemplateError:
             takes_text = False
         if not takes_text:
-            self._as_parts = True  # templates of vision models take only a list of parts
+            self._content_is_list = True  # templates of vision models take only a list of parts
             if _PLACEHOLDER not in self.render(question):
                 raise TemplateError("the chat template does not show the text of a user's message")
 
@@ -77,7 +77,7 @@ class Template:
         """
         shown = [dict(message) for message in messages]
         for message in shown:
-            if self._as_parts and isinstance(message.get("content"), str):
+            if self._content_is_list and isinstance(message.get("content"), str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
         try:
             return str(
@@ -143,9 +143,9 @@ class Template:
         if len(ids) and ids[0] == ended_by:
             return ids[1:]
         end = self.encode(self._render_end())  # some templates write more than the end token: ``</response><eos>``
-        places = np.flatnonzero(end == ended_by)
-        if len(places) and np.array_equal(ids[: places[0] + 1], end[: places[0] + 1]):
-            return ids[places[0] + 1 :]
+        end_positions = np.flatnonzero(end == ended_by)
+        if len(end_positions) and np.array_equal(ids[: end_positions[0] + 1], end[: end_positions[0] + 1]):
+            return ids[end_positions[0] + 1 :]
         return ids
 
     def extends(self, history: Sequence[Message], reply: Message, new: Sequence[Message], said: str) -> bool:
@@ -190,13 +190,13 @@ class Template:
         end = self._render_end()
         if end and said.endswith(end):
             return said.removesuffix(end)
-        ends = [place for token in self.special_tokens if token in end and (place := said.find(token)) >= 0]
+        ends = [position for token in self.special_tokens if token in end and (position := said.find(token)) >= 0]
         if ends:
             return said[: min(ends)]
         # A turn with a call may end by a token of its own, such as <|call|>, or by none.
         marks = {mark for form in MARKS.values() for mark in form}
-        own = [token for token in self.special_tokens if token not in marks and said.rstrip().endswith(token)]
-        return said.rstrip().removesuffix(max(own, key=len)) if own else said
+        end_tokens = [token for token in self.special_tokens if token not in marks and said.rstrip().endswith(token)]
+        return said.rstrip().removesuffix(max(end_tokens, key=len)) if end_tokens else said
 
     def _render_end(self) -> str:
         """Render the text after the last reply of a conversation."""
@@ -243,5 +243,5 @@ def find_call_format(template: Template) -> CallFormat | None:
 def _cut_end(said: str, template: Template, form: CallFormat) -> str:
     """Cut the text before the first special token that is not a mark of the format."""
     special = [token for token in template.special_tokens if token not in MARKS[form]]
-    ends = [place for token in special if (place := said.find(token)) > 0]
+    ends = [position for token in special if (position := said.find(token)) > 0]
     return said[: min(ends)] if ends else said

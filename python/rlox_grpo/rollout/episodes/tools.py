@@ -49,14 +49,14 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
     from transformers.utils.chat_template_utils import get_json_schema
 
     schemas = []
-    for place, function in enumerate(functions):
+    for index, function in enumerate(functions):
         if not callable(function):
-            raise ConfigError(f"tools[{place}] is {type(function).__name__}: expected a function")
+            raise ConfigError(f"tools[{index}] is {type(function).__name__}: expected a function")
         try:
             schemas.append(get_json_schema(function))
         except Exception as error:  # transformers raises several kinds, and inspect its own
             raise ConfigError(
-                f"tools[{place}]: {error}. A tool needs type hints and a Google docstring that describes each argument"
+                f"tools[{index}]: {error}. A tool needs type hints and a Google docstring that describes each argument"
             ) from error
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):
@@ -178,9 +178,9 @@ def show_result(result: Any) -> str:
 
 def describe_failure(error: BaseException) -> str:
     """Return the type and message of an exception of user code, whose ``__str__`` may raise."""
-    told = getattr(error, "told", None)
-    if isinstance(told, str):  # an EpisodeWorkerError: it has the message of the worker's exception
-        return told
+    message = getattr(error, "worker_message", None)
+    if isinstance(message, str):  # an EpisodeWorkerError: it has the message of the worker's exception
+        return message
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001

@@ -17,7 +17,7 @@ from pathlib import Path
 from rlox_grpo.run.console import duration, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
-from rlox_grpo.run.report.read import Run, known, read_run
+from rlox_grpo.run.report.read import Run, read_metric, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import breakable, escape, number
 
@@ -126,8 +126,8 @@ def _read_asset(name: str) -> str:
 
 def _read_uplot(name: str) -> str:
     """Return a file of the installed package ``uplot``, without importing the package."""
-    found = find_spec("uplot")
-    folders = [] if found is None else found.submodule_search_locations or []
+    spec = find_spec("uplot")
+    folders = [] if spec is None else spec.submodule_search_locations or []
     files = [file for folder in folders if (file := Path(folder) / "static" / name).is_file()]
     if not files:
         raise FileNotFoundError(f"the report's charts need uPlot's {name}: pip install uplot-python")
@@ -151,7 +151,7 @@ def _tiles(run: Run) -> str:
         accuracies = (("accuracy", "Held-out accuracy"), ("greedy_accuracy", "Greedy held-out accuracy"))
         held_out = [(key, title, "%") for key, title in accuracies]
     for key, title, unit in held_out:
-        measured = known(run.evaluations, key)
+        measured = read_metric(run.evaluations, key)
         if measured:
             (first, before), (last, after) = measured[0], measured[-1]
             if len(measured) == 1:
@@ -162,7 +162,7 @@ def _tiles(run: Run) -> str:
         ("reward/mean", "Training reward", ""),
         ("rollout/frac_reward_zero_std", "Zero-variance groups", "%"),
     ):
-        values = [value for _, value in known(run.metrics, key)]
+        values = [value for _, value in read_metric(run.metrics, key)]
         if values:
             tenth = max(1, len(values) // 10)
             before, after = _mean(values[:tenth]), _mean(values[-tenth:])
@@ -173,7 +173,7 @@ def _tiles(run: Run) -> str:
         tiles.append(
             ("Steps", f"{max(run.metrics):,}", f"of {number(planned)}" if isinstance(planned, int) else "so far")
         )
-    seconds = [value for _, value in known(run.metrics, "time/step_s")]
+    seconds = [value for _, value in read_metric(run.metrics, "time/step_s")]
     if seconds:
         tiles.append(("Time in steps", duration(sum(seconds)), f"{number(_mean(seconds))} s a step"))
     shown = "".join(
@@ -256,10 +256,10 @@ def _with_distinct_names(run_dirs: Sequence[Path]) -> list[Run]:
 
 
 def _summary(run: Run) -> list[str]:
-    rewards = [value for _, value in known(run.metrics, "reward/mean")]
+    rewards = [value for _, value in read_metric(run.metrics, "reward/mean")]
     last = _mean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
     guards = ", ".join(dict.fromkeys(str(row.get("guard")) for row in run.warnings[:_MAX_WARNINGS]))
-    held_out = [value for _, value in known(run.evaluations, "mean_reward")]
+    held_out = [value for _, value in read_metric(run.evaluations, "mean_reward")]
     return [
         number(max(run.metrics, default=None)),
         number(last),

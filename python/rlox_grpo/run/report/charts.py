@@ -78,17 +78,17 @@ def draw(chart: Chart, first: int, last: int) -> str:
 
 def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
     """Merge the charts of several runs: one chart for each curve, with a line for each run that has it."""
-    found: dict[tuple[str, str], dict[str, Chart]] = {}
-    for run, own in charts.items():
-        for chart in own:
+    merged: dict[tuple[str, str], dict[str, Chart]] = {}
+    for run, run_charts in charts.items():
+        for chart in run_charts:
             for name in chart.series:
-                found.setdefault((chart.title, name), {})[run] = chart
-    together, names = [], Counter(title for title, _ in found)
-    for (title, name), of_run in found.items():
-        chart = next(iter(of_run.values()))
-        steps = sorted(set().union(*(other.steps for other in of_run.values())))
+                merged.setdefault((chart.title, name), {})[run] = chart
+    together, names = [], Counter(title for title, _ in merged)
+    for (title, name), by_run in merged.items():
+        chart = next(iter(by_run.values()))
+        steps = sorted(set().union(*(other.steps for other in by_run.values())))
         series = {}
-        for run, other in of_run.items():
+        for run, other in by_run.items():
             values = dict(zip(other.steps, other.series[name], strict=True))
             series[run] = [values.get(step) for step in steps]
         together.append(
@@ -107,15 +107,15 @@ def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
 def _points(chart: Chart, first: int, last: int) -> str:
     """Return the data of a chart as JSON: about ``_MAX_POINTS`` points and their running means."""
     values = np.array(list(chart.series.values()), np.float64).clip(-_LARGEST, _LARGEST)  # [S, T]; None is NaN
-    places = _thin(values)
+    drawn = _thin(values)
     means = _running_means(values) if chart.kind == "line" and chart.smooth else None
     series = [
         {
             "name": visible(name),
-            "values": _rounded(own[places]),
-            **({} if means is None else {"means": _rounded(means[place][places])}),
+            "values": _rounded(curve[drawn]),
+            **({} if means is None else {"means": _rounded(means[row][drawn])}),
         }
-        for place, (name, own) in enumerate(zip(chart.series, values, strict=True))
+        for row, (name, curve) in enumerate(zip(chart.series, values, strict=True))
     ]
     data = {
         "first": first,
@@ -124,7 +124,7 @@ def _points(chart: Chart, first: int, last: int) -> str:
         "kind": chart.kind,
         "fromZero": chart.from_zero,
         "spansGaps": chart.spans_gaps or chart.kind == "dots",
-        "steps": [chart.steps[place] for place in places],
+        "steps": [chart.steps[step] for step in drawn],
         "series": series,
     }
     return json.dumps(data, separators=(",", ":"))
@@ -137,14 +137,14 @@ def _thin(values: _Floats) -> list[int]:
         return list(range(num_steps))
     # Each bucket keeps two points (lowest and highest) of each series, so that peaks stay visible.
     num_buckets = max(1, _MAX_POINTS // (2 * num_series))
-    places = {0, num_steps - 1}
+    steps = {0, num_steps - 1}
     for start, stop in pairwise(np.linspace(0, num_steps, num_buckets + 1).astype(int).tolist()):
-        part = values[:, start:stop]
-        missing = np.isnan(part)
-        lowest, highest = np.where(missing, np.inf, part).argmin(1), np.where(missing, -np.inf, part).argmax(1)
+        bucket = values[:, start:stop]
+        missing = np.isnan(bucket)
+        lowest, highest = np.where(missing, np.inf, bucket).argmin(1), np.where(missing, -np.inf, bucket).argmax(1)
         gaps = missing.argmax(1)[missing.any(1)]
-        places.update(start + int(place) for place in (*lowest, *highest, *gaps))
-    return sorted(places)
+        steps.update(start + int(step) for step in (*lowest, *highest, *gaps))
+    return sorted(steps)
 
 
 def _running_means(values: _Floats) -> _Floats | None:
@@ -153,15 +153,16 @@ def _running_means(values: _Floats) -> _Floats | None:
     reach = num_steps // 40
     if reach < 1:
         return None
-    known = ~np.isnan(values)
+    is_number = ~np.isnan(values)
     start = np.maximum(np.arange(num_steps) - reach, 0)
     stop = np.minimum(np.arange(num_steps) + reach + 1, num_steps)
     # Means of all windows by differences of cumulative sums. NaN adds 0 to the sum and to the count.
     totals, counts = (
-        np.pad(part, ((0, 0), (1, 0))).cumsum(1) for part in (np.where(known, values, 0.0), known.astype(np.float64))
+        np.pad(array, ((0, 0), (1, 0))).cumsum(1)
+        for array in (np.where(is_number, values, 0.0), is_number.astype(np.float64))
     )
     means = (totals[:, stop] - totals[:, start]) / np.maximum(counts[:, stop] - counts[:, start], 1.0)
-    return np.where(known, means, np.nan)
+    return np.where(is_number, means, np.nan)
 
 
 def _rounded(values: _Floats) -> list[float | None]:
@@ -171,19 +172,19 @@ def _rounded(values: _Floats) -> list[float | None]:
 def _in_words(chart: Chart) -> str:
     ends = []
     for name, values in chart.series.items():
-        known = [value for value in values if value is not None]
-        if known:
-            ends.append(f"{name}: first {number(known[0], chart.unit)}, last {number(known[-1], chart.unit)}")
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            ends.append(f"{name}: first {number(numbers[0], chart.unit)}, last {number(numbers[-1], chart.unit)}")
     return "; ".join(ends)
 
 
 def _legend(chart: Chart) -> str:
     """List the curves with their last values. The script shows the values under the pointer instead."""
     rows = ""
-    for place, (name, values) in enumerate(chart.series.items()):
+    for index, (name, values) in enumerate(chart.series.items()):
         last = next((value for value in reversed(values) if value is not None), None)
         rows += (
-            f'<li><button type="button" aria-pressed="true"><i class="swatch s{place % _COLORS}"></i>'
+            f'<li><button type="button" aria-pressed="true"><i class="swatch s{index % _COLORS}"></i>'
             f"<bdi>{escape(name)}</bdi> <b>{number(last, chart.unit)}</b></button></li>"
         )
     return f'<ul class="legend" aria-label="Last values">{rows}<li class="at quiet"></li></ul>'
@@ -192,14 +193,14 @@ def _legend(chart: Chart) -> str:
 def _table(chart: Chart) -> str:
     """Return the numbers of a chart as a table, for screen readers and for copying."""
     count = len(chart.steps)
-    places = np.unique(np.linspace(0, count - 1, min(count, _MAX_TABLE_ROWS)).round().astype(int)).tolist()
-    title = f"Numbers: {len(places)} of {count:,} steps" if len(places) < count else "Numbers"
+    steps = np.unique(np.linspace(0, count - 1, min(count, _MAX_TABLE_ROWS)).round().astype(int)).tolist()
+    title = f"Numbers: {len(steps)} of {count:,} steps" if len(steps) < count else "Numbers"
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in chart.series)
     body = "".join(
-        f'<tr><th scope="row">{chart.steps[place]:,}</th>'
-        + "".join(f"<td>{number(values[place], chart.unit)}</td>" for values in chart.series.values())
+        f'<tr><th scope="row">{chart.steps[step]:,}</th>'
+        + "".join(f"<td>{number(values[step], chart.unit)}</td>" for values in chart.series.values())
         + "</tr>"
-        for place in places
+        for step in steps
     )
     return (
         f'<details class="numbers"><summary>{title}</summary><div class="scroll" tabindex="0"><table>'

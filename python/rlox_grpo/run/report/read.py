@@ -59,9 +59,9 @@ def read_run(run_dir: Path) -> Run:
     metrics = _read_table(run_dir / "metrics.jsonl")
     evaluations = _read_table(run_dir / "evaluations.jsonl")
     for step, row in metrics.items():  # an evaluation may also be reported among the step's metrics
-        found = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
-        if found:
-            evaluations.setdefault(step, {}).update(found)
+        evaluation = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+        if evaluation:
+            evaluations.setdefault(step, {}).update(evaluation)
     if (run_dir / "completions").is_symlink():
         raise OSError(f"{run_dir / 'completions'}: a symbolic link, expected a folder")
     completions = sorted((step, path) for path, step in list_completions(run_dir).items())
@@ -124,6 +124,6 @@ def column(table: Table, key: str) -> list[float | None]:
     return [row.get(key) for row in table.values()]
 
 
-def known(table: Table, key: str) -> list[tuple[int, float]]:
+def read_metric(table: Table, key: str) -> list[tuple[int, float]]:
     """Return the steps with a value of a metric, and the values."""
     return [(step, value) for step, row in table.items() if (value := row.get(key)) is not None]

@@ -29,10 +29,10 @@ def before_and_after(held_out: Mapping[int, Path]) -> str:
     before, after = _by_prompt(read_rows(held_out[first])), _by_prompt(read_rows(held_out[last]))
     shared = [prompt for prompt in before if prompt in after]
     pairs = "".join(
-        f'<article class="pair"><h3>Prompt {place}</h3>{model_text(before[prompt]["prompt"])}<div class="columns">'
+        f'<article class="pair"><h3>Prompt {number}</h3>{model_text(before[prompt]["prompt"])}<div class="columns">'
         f"{_completion(before[prompt], f'Step {first:,}')}{_completion(after[prompt], f'Step {last:,}')}"
         "</div></article>"
-        for place, prompt in enumerate(shared[:_MAX_PAIRS], start=1)
+        for number, prompt in enumerate(shared[:_MAX_PAIRS], start=1)
     )
     which = f"The first {_MAX_PAIRS} of {len(shared)}" if len(shared) > _MAX_PAIRS else f"All {len(shared)}"
     return f'<p class="quiet">{which} held-out prompts in both files, in their order, not chosen.</p>{pairs}'
@@ -55,7 +55,7 @@ def _step(step: int, path: Path, *, is_open: bool) -> str:
     body = "".join(
         f'<article class="group">{model_text(group[0]["prompt"])}'
         + '<div class="columns">'
-        + "".join(_completion(row, f"Completion {place}") for place, row in enumerate(group, start=1))
+        + "".join(_completion(row, f"Completion {number}") for number, row in enumerate(group, start=1))
         + "</div></article>"
         for group in groups[:_MAX_GROUPS]
     )
@@ -108,10 +108,10 @@ def _message(message: Row, reward: Any) -> str:
     name, reasoning = message.get("name"), message.get("reasoning_content")
     facts = [str(role), *([str(name)] if name else []), *(["sampled"] if sampled else [])]
     facts += [] if reward is None else [f"reward {number(reward)}"]
-    parts = [f"<think>{reasoning}</think>"] if reasoning else []
-    parts += [content] if content else []
-    parts += [_describe_call(call) for call in calls] if isinstance(calls, list) else []
-    body = "".join(map(model_text, parts))
+    sections = [f"<think>{reasoning}</think>"] if reasoning else []
+    sections += [content] if content else []
+    sections += [_describe_call(call) for call in calls] if isinstance(calls, list) else []
+    body = "".join(map(model_text, sections))
     return (
         f'<div class="message {"sampled" if sampled else "observed"}"><h5>{" · ".join(map(escape, facts))}</h5>'
         f"{body}</div>"
@@ -135,7 +135,7 @@ def _sign(advantage: Any) -> str:
 
 def _by_prompt(rows: list[Row]) -> dict[str, Row]:
     """Keep the first completion for each prompt, in the order of the file."""
-    found: dict[str, Row] = {}
+    first_rows: dict[str, Row] = {}
     for row in rows:
-        found.setdefault(json.dumps(row.get("prompt")), {**row, "prompt": row.get("prompt")})
-    return found
+        first_rows.setdefault(json.dumps(row.get("prompt")), {**row, "prompt": row.get("prompt")})
+    return first_rows

@@ -14,7 +14,7 @@ MAX_CHARACTERS = 4000
 # Characters that reorder, hide or break the text around them; the page shows their code points.
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # Zero-width joiners belong to emoji and to several scripts.
-_KEPT = "\t\n\u200c\u200d"
+_ALLOWED = "\t\n\u200c\u200d"
 _MAYBE_INVISIBLE = re.compile(r"[^\t\n\x20-\x7e\xa1-\xac\xae-\u05ff]")
 
 
@@ -83,6 +83,6 @@ def number(value: Any, unit: str = "") -> str:
 
 def _spell_out(match: re.Match[str]) -> str:
     character = match[0]
-    if character in _KEPT or unicodedata.category(character) not in _INVISIBLE:
+    if character in _ALLOWED or unicodedata.category(character) not in _INVISIBLE:
         return character
     return f"⟨U+{ord(character):04X}⟩"

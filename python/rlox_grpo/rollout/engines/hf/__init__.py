@@ -39,5 +39,5 @@ def _copy_model(policy: Policy) -> nn.Module:
     """Copy the model with its adapters merged, as ``load_weights`` will give it."""
     copied: Any = policy.copy_whole()
     # Updates arrive merged (collect_weights): an adapter layer would have no place for them.
-    own: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
-    return own.eval()
+    merged: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
+    return merged.eval()

@@ -83,7 +83,7 @@ def decode_with_cache(
             lines.move_rows(*moved, remaining=len(rows))
         if len(rows):
             # After the retired rows have left: a line is copied only for rows that go on.
-            lines.part(rows.last_tokens())
+            lines.split(rows.last_tokens())
 
 
 def find_faster_cache(
@@ -140,8 +140,8 @@ def _gives_same_logits(
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
         logger.info("%s copies prompts to their rows when it samples: %s", type(model).__name__, error)
         return False
-    found, expected = (tensor if autocast is None else tensor.to(autocast) for tensor in reversed(logits))
-    return are_activations_close(found, expected)
+    actual, expected = (tensor if autocast is None else tensor.to(autocast) for tensor in reversed(logits))
+    return are_activations_close(actual, expected)
 
 
 class _WaitingRows:
@@ -155,25 +155,25 @@ class _WaitingRows:
         self._order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         self._batch: list[int] = []  # prompts of the last prefill
         self._prefilled: PrefilledPrompts | None = None
-        self._given = 0  # rows of that prefill already given
+        self._num_taken = 0  # rows of that prefill already given
 
     def __bool__(self) -> bool:
-        return bool(self._order) or self._given < len(self._batch) * self._group_size
+        return bool(self._order) or self._num_taken < len(self._batch) * self._group_size
 
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
         """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
-        if self._prefilled is None or self._given == len(self._batch) * self._group_size:
+        if self._prefilled is None or self._num_taken == len(self._batch) * self._group_size:
             # As many prompts as fill the free rows, within the budget of padded tokens. The longest remaining prompt is
             # first.
             wanted = min(-(-free // self._group_size), PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
             self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
-            self._given = 0
-        rows = np.arange(self._given, min(self._given + free, len(self._batch) * self._group_size))
-        self._given += len(rows)
+            self._num_taken = 0
+        rows = np.arange(self._num_taken, min(self._num_taken + free, len(self._batch) * self._group_size))
+        self._num_taken += len(rows)
         # Prompt-major: with groups of 4, row 6 of the prefill is completion 2 of its prompt 1.
         which, completion = np.divmod(rows, self._group_size)
-        ids = [RowId(self._batch[prompt], int(place)) for prompt, place in zip(which, completion, strict=True)]
+        ids = [RowId(self._batch[prompt], int(index)) for prompt, index in zip(which, completion, strict=True)]
         return ids, self._prefilled, which
 
 

@@ -155,7 +155,7 @@ class HFEngine:
         with in_evaluation(self._model), self._autocast():
             rows = self._live_rows(max_rows, sampling, describe)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
-        ids = [RowId(prompt, place) for prompt in range(len(prompts)) for place in range(group_size)]
+        ids = [RowId(prompt, index) for prompt in range(len(prompts)) for index in range(group_size)]
         completions = [rows.finished[id] for id in ids]
         return make_groups(prompts, completions, self._tokenizer, self.policy_version)
 
@@ -208,8 +208,8 @@ class HFEngine:
         )
 
     def _make_stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
-        known = max(self._tokenizer.get_vocab().values()) + 1
-        return StopStrings(self._tokenizer, stop, known, find_device(self._model))
+        vocabulary = max(self._tokenizer.get_vocab().values()) + 1
+        return StopStrings(self._tokenizer, stop, vocabulary, find_device(self._model))
 
     def _autocast(self) -> torch.autocast | nullcontext[None]:
         if self._autocast_dtype is None:
@@ -220,16 +220,16 @@ class HFEngine:
 @torch.no_grad()
 def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Check all names and shapes, then copy; one merged or gathered weight exists at a time."""
-    own = dict(collect_weights(model))
+    engine_weights = dict(collect_weights(model))
     # A first pass over names and shapes alone, so that an error leaves the old weights as they are.
-    given = {name: tensor.shape for name, tensor in weights}
-    if own.keys() != given.keys():
-        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ given.keys())[:4]}")
-    for name, tensor in own.items():
-        if tensor.shape != given[name]:
-            raise ValueError(f"{name} has shape {tuple(given[name])}, and {tuple(tensor.shape)} here")
+    new_shapes = {name: tensor.shape for name, tensor in weights}
+    if engine_weights.keys() != new_shapes.keys():
+        raise ValueError(f"weights differ from the engine's in {sorted(engine_weights.keys() ^ new_shapes.keys())[:4]}")
+    for name, tensor in engine_weights.items():
+        if tensor.shape != new_shapes[name]:
+            raise ValueError(f"{name} has shape {tuple(new_shapes[name])}, and {tuple(tensor.shape)} here")
     for name, tensor in weights:
-        own[name].copy_(tensor)
+        engine_weights[name].copy_(tensor)
 
 
 def _find_vocab_size(model: nn.Module) -> int | None:
@@ -250,8 +250,8 @@ def _find_sliding_window(model: nn.Module) -> float:
 def _find_end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
     """End tokens of the generation config, the config and the tokenizer, all of them: chat models have several."""
     sources = (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer)
-    found: set[int] = set()
+    end_ids: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return tuple(sorted(found))
+        end_ids.update([ids] if isinstance(ids, int) else ids or [])
+    return tuple(sorted(end_ids))

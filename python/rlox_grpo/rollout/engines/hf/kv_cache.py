@@ -51,7 +51,7 @@ class PrefilledPrompts:
         # Example: width 4, length 2: (0 1 2 3 - 2) % 4 = 2 3 0 1. The padding, at columns 2 and 3, goes to the front.
         columns = (np.arange(self.width) - (self.width - self.lengths[:, None])) % self.width  # [P, width]
         index = torch.from_numpy(columns).to(self.logits.device)
-        keys, values = ([gather_columns(tensor, index) for tensor in one] for one in (self.keys, self.values))
+        keys, values = ([gather_columns(tensor, index) for tensor in layers] for layers in (self.keys, self.values))
         return PrefilledPrompts(keys, values, self.logits, self.lengths)
 
 
@@ -257,12 +257,12 @@ class RowCache:
         rows, columns, new_columns = slice(0, extent.rows), slice(extent.begin, extent.end), slice(end - live, end)
         for index, layer in enumerate(self._layers):
             for name in ("keys", "values"):
-                own = getattr(layer, name)
-                old = own if like is None else getattr(like, name)[index]
+                current = getattr(layer, name)
+                old = current if like is None else getattr(like, name)[index]
                 # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
                 new = old.new_zeros(self._max_rows, old.shape[1], capacity, old.shape[3])
                 if extent.rows:
-                    new[rows, :, new_columns] = own[rows, :, columns]
+                    new[rows, :, new_columns] = current[rows, :, columns]
                 setattr(layer, name, new)
         self._starts += end - extent.end
         extent.begin, extent.end = end - live, end

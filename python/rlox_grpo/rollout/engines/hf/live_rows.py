@@ -107,8 +107,8 @@ class LiveRows(Generic[Key]):
             )
         # Padding is never read: a row ends at its own number of uniforms.
         uniforms = np.zeros((len(new), max(lengths)))
-        for place, row in enumerate(new):
-            uniforms[place, : lengths[place]] = row.uniforms
+        for index, row in enumerate(new):
+            uniforms[index, : lengths[index]] = row.uniforms
         rows = slice(first, first + len(new))
         self._uniforms[rows, : max(lengths)] = torch.from_numpy(uniforms).to(self.device)
         self._most[rows] = torch.tensor(lengths, device=self.device)
@@ -144,10 +144,10 @@ class LiveRows(Generic[Key]):
         # A stop string is found in the text of a row. The last token alone excludes most rows: only candidates are
         # decoded.
         for stop, may_end in zip(self._stops, candidates, strict=True):
-            places = [place for place in may_end.nonzero()[0] if self._rows[first + place].stop == stop]
-            if places:
-                tails = self.read_tokens(first + np.array(places))
-                stopped[places] |= self._stop_strings[stop].ended(tails)
+            ending = [index for index in may_end.nonzero()[0] if self._rows[first + index].stop == stop]
+            if ending:
+                tails = self.read_tokens(first + np.array(ending))
+                stopped[ending] |= self._stop_strings[stop].ended(tails)
         self._stopped[rows], self._full[rows] = stopped, full
 
     def last_tokens(self) -> Tensor:

@@ -10,9 +10,9 @@ Example: four rows of one prompt::
     rows               0 1 2 3
     line of each row   0 0 0 0     `add_rows`: one line, the prompt
     sampled tokens     5 5 7 5
-    line of each row   0 0 1 0     `part`: row 2 moves to line 1, a copy of line 0
+    line of each row   0 0 1 0     `split`: row 2 moves to line 1, a copy of line 0
     sampled tokens     8 9 6 8
-    line of each row   0 2 1 0     `part`: row 1 moves to line 2, a copy of line 0
+    line of each row   0 2 1 0     `split`: row 1 moves to line 2, a copy of line 0
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class SharedLines:
         self._cache = cache
         self._device = device
         self._num_lines = 0
-        self._line_of_row: Int64Array = np.empty(0, dtype=np.int64)
+        self._row_lines: Int64Array = np.empty(0, dtype=np.int64)
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``; rows of one prompt share a line."""
         distinct, line = np.unique(which, return_inverse=True)
         self._cache.add_rows(prompts, distinct)
-        self._line_of_row = np.concatenate([self._line_of_row, self._num_lines + line])
+        self._row_lines = np.concatenate([self._row_lines, self._num_lines + line])
         self._num_lines += len(distinct)
 
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
@@ -49,9 +49,9 @@ class SharedLines:
         Example: the rows read lines ``0 2 1 0``. Row 2 ends: ``to`` is [2], ``source`` [3] and ``remaining`` 3, which
         leaves ``0 2 0``. No row reads line 1, so line 2, the last, moves into it: ``0 1 0``.
         """
-        self._line_of_row[to] = self._line_of_row[source]
-        self._line_of_row = self._line_of_row[:remaining]
-        live = np.bincount(self._line_of_row, minlength=self._num_lines) > 0
+        self._row_lines[to] = self._row_lines[source]
+        self._row_lines = self._row_lines[:remaining]
+        live = np.bincount(self._row_lines, minlength=self._num_lines) > 0
         if live.all():
             return
         self._num_lines = int(live.sum())
@@ -59,52 +59,52 @@ class SharedLines:
         free, moving = (~live[: self._num_lines]).nonzero()[0], self._num_lines + live[self._num_lines :].nonzero()[0]
         renumbered = np.arange(len(live))
         renumbered[moving] = free
-        self._line_of_row = renumbered[self._line_of_row]
+        self._row_lines = renumbered[self._row_lines]
         self._cache.move_rows(free, moving, self._num_lines)
 
-    def part(self, tokens: Tensor) -> None:
+    def split(self, tokens: Tensor) -> None:
         """Split the lines by the newest ``tokens [rows, 1]``: rows with the token of a line's first row stay on it.
 
         Example: the rows read lines ``0 0 0 1`` and sampled ``5 7 7 5``. The branches, pairs of line and token, are
-        (0, 5), (0, 7) and (1, 5), so ``first_row`` is ``0 1 3``, ``of_row`` is ``0 1 1 2`` and ``line`` is ``0 0 1``.
-        Branches 0 and 2 hold the first rows of lines 0 and 1 and stay. Branch 1 gets line 2, a copy of line 0: the rows
-        now read ``0 2 2 1``.
+        (0, 5), (0, 7) and (1, 5), so ``first_row`` is ``0 1 3``, ``row_branches`` is ``0 1 1 2`` and ``line`` is
+        ``0 0 1``. Branches 0 and 2 hold the first rows of lines 0 and 1 and stay. Branch 1 gets line 2, a copy of
+        line 0: the rows now read ``0 2 2 1``.
         """
         # Every row has its own line, and lines never join again: no transfer, no search.
-        if self._num_lines == len(self._line_of_row):
+        if self._num_lines == len(self._row_lines):
             return
         newest = tokens[:, 0].cpu().numpy()
         # One number for each pair of line and token.
-        branch = self._line_of_row * (int(newest.max()) + 1) + newest
-        _, first_row, of_row = np.unique(branch, return_index=True, return_inverse=True)
-        line = self._line_of_row[first_row]  # of each branch
+        branch = self._row_lines * (int(newest.max()) + 1) + newest
+        _, first_row, row_branches = np.unique(branch, return_index=True, return_inverse=True)
+        line = self._row_lines[first_row]  # of each branch
         stays = np.zeros(len(line), dtype=bool)
         # The branch of each line's first row.
-        stays[of_row[np.unique(self._line_of_row, return_index=True)[1]]] = True
+        stays[row_branches[np.unique(self._row_lines, return_index=True)[1]]] = True
         leaving = (~stays).nonzero()[0]
         if leaving.size:
             self._cache.copy_rows(line[leaving])
             line[leaving] = self._num_lines + np.arange(len(leaving))
             self._num_lines += len(leaving)
-            self._line_of_row = line[of_row]
+            self._row_lines = line[row_branches]
 
     def tokens(self, tokens: Tensor) -> Tensor:
-        """Newest token of each line, from the tokens of the rows ``[rows, 1]``. After `part`, rows of a line agree."""
+        """Newest token of each line, from the tokens of the rows ``[rows, 1]``. After `split`, rows of a line agree."""
         if self._apart:
             return tokens
         # The first row of each line, in the order of the lines.
-        return tokens[self._index(np.unique(self._line_of_row, return_index=True)[1])]
+        return tokens[self._index(np.unique(self._row_lines, return_index=True)[1])]
 
     def logits(self, logits: Tensor) -> Tensor:
         """Logits of the rows ``[rows, V]``, from the logits of the lines."""
         if self._apart:
             return logits
-        return logits[self._index(self._line_of_row)]
+        return logits[self._index(self._row_lines)]
 
     @property
     def _apart(self) -> bool:
         """Whether row i reads line i."""
-        return self._num_lines == len(self._line_of_row) and bool(np.all(np.diff(self._line_of_row) > 0))
+        return self._num_lines == len(self._row_lines) and bool(np.all(np.diff(self._row_lines) > 0))
 
-    def _index(self, places: Int64Array) -> Tensor:
-        return torch.from_numpy(places).to(self._device)
+    def _index(self, lines: Int64Array) -> Tensor:
+        return torch.from_numpy(lines).to(self._device)

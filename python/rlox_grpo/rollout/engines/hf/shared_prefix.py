@@ -26,63 +26,63 @@ class SharedPrefixCache:
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._own = RowCache(max_rows, device)
+        self._sampled = RowCache(max_rows, device)
         self._device = device
         self._keys: list[Tensor] = []  # one a layer, [capacity, heads, width, head_dim]
         self._values: list[Tensor] = []
         self._prompts: list[tuple[PrefilledPrompts, int]] = []  # what each slot holds
-        self._slot_of_row: Int64Array = np.empty(0, dtype=np.int64)
+        self._row_slots: Int64Array = np.empty(0, dtype=np.int64)
         self._layout: SharedPrefix | None = None
         self._prompt_lengths = torch.empty(0, 1, dtype=torch.long)
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
         # The rows' own part begins empty; the prompt is in its slot.
-        self._own.add_rows(prompts.without_tokens(), which)
+        self._sampled.add_rows(prompts.without_tokens(), which)
         # Prompts of the same prefill that rows joined earlier: a group may be added in several parts.
         held = {index: slot for slot, (batch, index) in enumerate(self._prompts) if batch is prompts}
         new = [index for index in dict.fromkeys(which.tolist()) if index not in held]
         if new:
-            held |= {index: len(self._prompts) + place for place, index in enumerate(new)}
+            held |= {index: len(self._prompts) + offset for offset, index in enumerate(new)}
             self._store(prompts, new)
-        self._slot_of_row = np.concatenate([self._slot_of_row, np.array([held[index] for index in which.tolist()])])
+        self._row_slots = np.concatenate([self._row_slots, np.array([held[index] for index in which.tolist()])])
         self._rows_changed()
 
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
         """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
-        self._own.move_rows(to, source, remaining)
-        self._slot_of_row[to] = self._slot_of_row[source]
-        self._slot_of_row = self._slot_of_row[:remaining]
+        self._sampled.move_rows(to, source, remaining)
+        self._row_slots[to] = self._row_slots[source]
+        self._row_slots = self._row_slots[:remaining]
         # int64 [slots], the rows that read each slot. Unread slots go from the last to the first, so that the slot that
         # moves into a gap is a read one.
-        live = np.bincount(self._slot_of_row, minlength=len(self._prompts))
+        live = np.bincount(self._row_slots, minlength=len(self._prompts))
         for slot in reversed(np.flatnonzero(live == 0).tolist()):
             last = len(self._prompts) - 1
             if slot < last:
                 for tensor in (*self._keys, *self._values):
                     tensor[slot] = tensor[last]
                 self._prompts[slot] = self._prompts[last]
-                self._slot_of_row[self._slot_of_row == last] = slot
+                self._row_slots[self._row_slots == last] = slot
             self._prompts.pop()
         if remaining:
             self._rows_changed()
 
     def copy_rows(self, source: Int64Array) -> None:
         """Append copies of rows ``source`` as live rows."""
-        self._own.copy_rows(source)
-        self._slot_of_row = np.concatenate([self._slot_of_row, self._slot_of_row[source]])
+        self._sampled.copy_rows(source)
+        self._row_slots = np.concatenate([self._row_slots, self._row_slots[source]])
         self._rows_changed()
 
     def make_room(self) -> None:
         """Reserve space for one more column."""
-        self._own.make_room()
+        self._sampled.make_room()
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         assert self._layout is not None
-        options = self._own.model_options()
+        options = self._sampled.model_options()
         # Changes at every step; the rest of the layout only when rows come or go.
-        self._layout.own_mask = _additive(options["attention_mask"], self._keys[0].dtype)
+        self._layout.sampled_mask = _additive(options["attention_mask"], self._keys[0].dtype)
         return options | {
             "attention_mask": NO_MASK.to(self._device),
             "position_ids": options["position_ids"] + self._prompt_lengths,
@@ -91,7 +91,7 @@ class SharedPrefixCache:
 
     def advance(self) -> None:
         """Mark the column that the forward pass wrote as live."""
-        self._own.advance()
+        self._sampled.advance()
 
     def _store(self, prompts: PrefilledPrompts, new: list[int]) -> None:
         """Store prompts in the next slots; grow the buffers if they have too few slots or columns."""
@@ -103,7 +103,7 @@ class SharedPrefixCache:
             for buffer, tensor in zip(mine, theirs, strict=True):
                 # Prompts are padded on the left, and end at the last column of the slot.
                 buffer[first:last, :, buffer.shape[2] - width :] = tensor.index_select(0, index).to(buffer.dtype)
-        self._prompts += [(prompts, place) for place in new]
+        self._prompts += [(prompts, index) for index in new]
 
     def _grow(self, like: PrefilledPrompts, capacity: int) -> None:
         live = len(self._prompts)
@@ -127,15 +127,15 @@ class SharedPrefixCache:
         """Lay out the queries by slot: row s of ``row_table`` lists the rows that read slot s, padded with any row.
 
         Example: rows 0 to 3 read slots ``0 1 0 1``, and row 4 reads slot 1. ``row_table`` is ``0 2 0 | 1 3 4``, and the
-        column of each row in it, ``place``, is ``0 0 1 1 2``.
+        column of each row in it, ``columns_in_slot``, is ``0 0 1 1 2``.
         """
-        slots, count = len(self._prompts), len(self._slot_of_row)
-        order = np.argsort(self._slot_of_row, kind="stable")
-        counts = np.bincount(self._slot_of_row, minlength=slots)
-        place = np.empty(count, dtype=np.int64)
-        place[order] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots, count = len(self._prompts), len(self._row_slots)
+        order = np.argsort(self._row_slots, kind="stable")
+        counts = np.bincount(self._row_slots, minlength=slots)
+        columns_in_slot = np.empty(count, dtype=np.int64)
+        columns_in_slot[order] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
         table = np.zeros((slots, int(counts.max())), dtype=np.int64)
-        table[self._slot_of_row, place] = np.arange(count)
+        table[self._row_slots, columns_in_slot] = np.arange(count)
         lengths = np.array([batch.lengths[index] for batch, index in self._prompts])
         # Views of the last columns, as wide as the longest live prompt: a longer prompt that has left is not read.
         columns = slice(self._keys[0].shape[2] - int(lengths.max()), None)
@@ -149,10 +149,10 @@ class SharedPrefixCache:
             values=[buffer[:slots, :, columns] for buffer in self._values],
             mask=_additive(mask, keys[0].dtype),
             row_table=torch.from_numpy(table).to(self._device),
-            slot_of_row=torch.from_numpy(self._slot_of_row).to(self._device),
-            place_of_row=torch.from_numpy(place).to(self._device),
+            slot_indices=torch.from_numpy(self._row_slots).to(self._device),
+            slot_columns=torch.from_numpy(columns_in_slot).to(self._device),
         )
-        self._prompt_lengths = torch.from_numpy(lengths[self._slot_of_row, None]).to(self._device)
+        self._prompt_lengths = torch.from_numpy(lengths[self._row_slots, None]).to(self._device)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

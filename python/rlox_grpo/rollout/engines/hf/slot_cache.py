@@ -20,7 +20,7 @@ BUCKET = 256
 
 
 @dataclass
-class _Places:
+class _WriteIndex:
     """Where the tokens of a step go: ``int64 [rows]``, among the ``max_rows * capacity`` places of all slots."""
 
     index: Any = None
@@ -50,7 +50,7 @@ class SlotCache:
         self._device_lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._no_mask = NO_MASK.to(device)
-        self._places = _Places()
+        self._write_index = _WriteIndex()
         self._cache = Cache(layers=[])
         self._layers: list[Any] = self._cache.layers  # filled by the first rows
 
@@ -59,7 +59,7 @@ class SlotCache:
         if prompts.padded_left:
             raise ValueError("prompts are padded on the left: a slot begins with the first token")
         if not self._layers:
-            self._layers += [BufferLayer(self._places) for _ in prompts.keys]
+            self._layers += [BufferLayer(self._write_index) for _ in prompts.keys]
         if prompts.width > self._capacity:
             # One more than the prompts, for the first token.
             self._grow(prompts.width + 1, prompts)
@@ -102,7 +102,7 @@ class SlotCache:
         # and have the positions 3 and 5, and attention reads 4 and 6 tokens of the slots.
         counts = self._counts[: self._rows + 1]
         positions, starts = self._device_lengths[: self._rows], counts * self._capacity
-        self._places.index = (starts[:-1] + positions).long()
+        self._write_index.index = (starts[:-1] + positions).long()
         return {
             "past_key_values": self._cache,
             "attention_mask": self._no_mask,
@@ -139,6 +139,6 @@ class SlotCache:
                     new = torch.zeros(shape, dtype=dtype, device=self._device)
                 else:
                     new = old.new_zeros(self._max_rows * self._capacity, *old.shape[1:])
-                    kept = old.view(self._max_rows, before, *old.shape[1:])[: self._rows]
-                    self._slots(new)[: self._rows, :before] = kept
+                    rows = old.view(self._max_rows, before, *old.shape[1:])[: self._rows]
+                    self._slots(new)[: self._rows, :before] = rows
                 setattr(layer, name, new)

@@ -25,7 +25,7 @@ _START_FRACTION, _START_STEPS = 1 / 8, 4
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _TurnCache:
     """Keys and values of an episode between its turns, ``[heads, n, head_dim]`` for each layer, of tokens ``ids``."""
 
     ids: Int64Array
@@ -66,7 +66,7 @@ class TurnDecoder:
         self._cache = None if window is None else RowCache(rows.max_rows, rows.device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
-        self._kept: dict[tuple[int, int, int], _Kept] = {}
+        self._caches: dict[tuple[int, int, int], _TurnCache] = {}
 
     def __len__(self) -> int:
         """Number of unfinished replies, waiting ones included."""
@@ -84,8 +84,8 @@ class TurnDecoder:
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Free the keys and values of an episode that has ended, and drop its unfinished replies."""
-        for key in [key for key in self._kept if key[:2] == episode]:
-            del self._kept[key]
+        for key in [key for key in self._caches if key[:2] == episode]:
+            del self._caches[key]
         self._waiting = [request for request in self._waiting if request.episode != episode]
         self._rows.dropped.update(live for live in self._rows.keys if live.episode == episode)
 
@@ -110,9 +110,9 @@ class TurnDecoder:
         """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
         # A prefill either continues kept keys and values or starts without; the oldest waiting reply decides which.
-        kept = {request: self._find_kept(request) for request in self._waiting[:free]}
-        continues = kept[self._waiting[0]] is not None
-        batch = self._choose([request for request, old in kept.items() if (old is not None) == continues])
+        caches = {request: self._find_cache(request) for request in self._waiting[:free]}
+        continues = caches[self._waiting[0]] is not None
+        batch = self._choose([request for request, old in caches.items() if (old is not None) == continues])
         chosen = set(batch)
         self._waiting = [request for request in self._waiting if request not in chosen]
         if self._cache is None:
@@ -120,18 +120,18 @@ class TurnDecoder:
             # Without a cache nothing is kept: each token runs the whole sequence.
             logits = self._run_whole([request.token_ids for request in batch])
         elif continues:
-            olds = [old for request in batch if (old := kept[request]) is not None]
+            olds = [old for request in batch if (old := caches[request]) is not None]
             # The row has its own copy from here on, and is stored again when the reply ends.
             for request in batch:
-                self._kept.pop(request.key, None)
+                self._caches.pop(request.key, None)
                 if request.replaces is not None:
-                    self._kept.pop((*request.episode, request.replaces), None)
+                    self._caches.pop((*request.episode, request.replaces), None)
             logits = self._add(self._continue(batch, olds), np.arange(len(batch)))
         else:
             # Requests with the same tokens, such as the first turns of a group, share one prefill.
             distinct: dict[bytes, int] = {}
             which = [distinct.setdefault(request.token_ids.tobytes(), len(distinct)) for request in batch]
-            prompts = [batch[which.index(place)].token_ids for place in range(len(distinct))]
+            prompts = [batch[which.index(index)].token_ids for index in range(len(distinct))]
             self.prefilled_tokens += sum(map(len, prompts))
             logits = self._add(prefill(self._model, prompts, self._rows.device), np.array(which))
         self._rows.draw(logits, self._rows.add(batch))
@@ -146,23 +146,23 @@ class TurnDecoder:
                 return requests[:count]
         return requests
 
-    def _find_kept(self, request: TurnRequest) -> _Kept | None:
-        kept = self._kept.get(request.key)
-        if kept is None and request.replaces is not None:
-            kept = _cut(self._kept.get((*request.episode, request.replaces)), request.token_ids)
-        if kept is None or not np.array_equal(request.token_ids[: len(kept.ids)], kept.ids):
+    def _find_cache(self, request: TurnRequest) -> _TurnCache | None:
+        cache = self._caches.get(request.key)
+        if cache is None and request.replaces is not None:
+            cache = _cut(self._caches.get((*request.episode, request.replaces)), request.token_ids)
+        if cache is None or not np.array_equal(request.token_ids[: len(cache.ids)], cache.ids):
             return None
         # New tokens are padded: distances between columns then differ from distances between tokens, which a sliding
         # window needs.
         assert self._window is not None
-        return kept if len(request.token_ids) + request.max_new_tokens <= self._window else None
+        return cache if len(request.token_ids) + request.max_new_tokens <= self._window else None
 
     def _add(self, prefilled: PrefilledPrompts, which: Int64Array) -> Tensor:
         assert self._cache is not None
         self._cache.add_rows(prefilled, which)
         return prefilled.logits[torch.from_numpy(which).to(self._rows.device)]
 
-    def _continue(self, batch: Sequence[TurnRequest], olds: Sequence[_Kept]) -> PrefilledPrompts:
+    def _continue(self, batch: Sequence[TurnRequest], olds: Sequence[_TurnCache]) -> PrefilledPrompts:
         """Run the tokens after those whose keys and values are kept.
 
         Example: rows with 3 and 2 kept tokens get 1 and 2 new tokens. Both parts are padded on the left, and
@@ -190,12 +190,12 @@ class TurnDecoder:
             input_ids[row, behind - len(new) :] = new
         # Place of each new token among the new ones of its row, negative on padding; in the example -1 0 | 0 1. The
         # mask over both parts is 1 1 1 0 1 | 0 1 1 1 1.
-        place = np.arange(behind) - (behind - added)[:, None]
-        mask = np.concatenate([np.arange(before) >= (before - past)[:, None], place >= 0], axis=1)
+        column = np.arange(behind) - (behind - added)[:, None]
+        mask = np.concatenate([np.arange(before) >= (before - past)[:, None], column >= 0], axis=1)
         options: dict[str, Any] = {"logits_to_keep": 1} if takes(self._model, "logits_to_keep") else {}
         output = self._model(
             input_ids=torch.from_numpy(input_ids).to(self._rows.device),
-            position_ids=torch.from_numpy(np.maximum(place, 0) + past[:, None]).to(self._rows.device),
+            position_ids=torch.from_numpy(np.maximum(column, 0) + past[:, None]).to(self._rows.device),
             attention_mask=torch.from_numpy(mask).to(self._rows.device),
             past_key_values=cache,
             use_cache=True,
@@ -238,30 +238,30 @@ class TurnDecoder:
 
     def _run_whole(self, sequences: Sequence[Int64Array]) -> Tensor:
         """Logits of the token after each of ``sequences``, in batches of equal length."""
-        found: list[Tensor | None] = [None] * len(sequences)
+        logits: list[Tensor | None] = [None] * len(sequences)
         for length in sorted(set(map(len, sequences))):
-            places = [place for place, sequence in enumerate(sequences) if len(sequence) == length]
+            indices = [index for index, sequence in enumerate(sequences) if len(sequence) == length]
             # Equal lengths need neither padding nor a mask, which a plain module may not take.
-            batch = torch.from_numpy(np.stack([sequences[place] for place in places])).to(self._rows.device)
-            for place, line in zip(places, select_last_logits(self._model(batch)), strict=True):
-                found[place] = line
-        return torch.stack([line for line in found if line is not None])
+            batch = torch.from_numpy(np.stack([sequences[index] for index in indices])).to(self._rows.device)
+            for index, line in zip(indices, select_last_logits(self._model(batch)), strict=True):
+                logits[index] = line
+        return torch.stack([line for line in logits if line is not None])
 
     def _tell(self, first: int) -> None:
         """Pass on the newest token of each watched row from ``first`` on."""
-        watched = [place for place, request in enumerate(self._rows.keys) if place >= first and request.on_tokens]
+        watched = [row for row, request in enumerate(self._rows.keys) if row >= first and request.on_tokens]
         if not watched:
             return
         newest = self._rows.last_tokens()[:, 0].tolist()
-        for place in watched:
-            request = self._rows.keys[place]
+        for row in watched:
+            request = self._rows.keys[row]
             if request.on_tokens is not None and request not in self._rows.dropped:
-                request.on_tokens([newest[place]])
+                request.on_tokens([newest[row]])
 
     def _retire(self) -> list[tuple[TurnRequest, SampledTurn]]:
         """Remove the rows that are done, keep their keys and values, and move the last rows into the gaps."""
         cache, ended = self._cache, self._rows.list_finished().tolist()
-        read = {} if cache is None else {self._rows.keys[place]: cache.read_row(place) for place in ended}
+        read = {} if cache is None else {self._rows.keys[row]: cache.read_row(row) for row in ended}
         moved = self._rows.retire()
         if cache is not None and moved is not None:
             cache.move_rows(*moved, remaining=len(self._rows))
@@ -270,21 +270,23 @@ class TurnDecoder:
         for request, reply in finished.items():
             if cache is not None:
                 # The model has not run the newest token yet: the next turn starts with it.
-                self._kept[request.key] = _Kept(
+                self._caches[request.key] = _TurnCache(
                     np.concatenate([request.token_ids, reply.token_ids[:-1]]), *read[request]
                 )
             turns.append((request, read_turn(reply)))
         return turns
 
 
-def _cut(kept: _Kept | None, token_ids: Int64Array) -> _Kept | None:
-    """Cut ``kept`` to its common prefix with ``token_ids`` without their last token; None if nothing remains."""
-    if kept is None:
+def _cut(cache: _TurnCache | None, token_ids: Int64Array) -> _TurnCache | None:
+    """Cut ``cache`` to its common prefix with ``token_ids`` without their last token; None if nothing remains."""
+    if cache is None:
         return None
-    shorter = min(len(kept.ids), len(token_ids) - 1)
+    shorter = min(len(cache.ids), len(token_ids) - 1)
     # Keys and values depend on the tokens before them alone, so those of a common prefix stay right.
-    differs = np.flatnonzero(kept.ids[:shorter] != token_ids[:shorter])
+    differs = np.flatnonzero(cache.ids[:shorter] != token_ids[:shorter])
     same = int(differs[0]) if len(differs) else shorter
     if not same:
         return None
-    return _Kept(kept.ids[:same], [one[:, :same] for one in kept.keys], [one[:, :same] for one in kept.values])
+    return _TurnCache(
+        cache.ids[:same], [layer[:, :same] for layer in cache.keys], [layer[:, :same] for layer in cache.values]
+    )

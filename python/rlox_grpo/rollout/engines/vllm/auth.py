@@ -148,8 +148,8 @@ class TokenGuard:
             await _refuse(scope, send, *body.refusal)
 
     def _allows(self, headers: dict[bytes, bytes]) -> bool:
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and secrets.compare_digest(given, self._token)
+        scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(credentials, self._token)
 
 
 class _BoundedBody:

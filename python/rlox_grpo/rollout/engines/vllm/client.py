@@ -45,7 +45,7 @@ REQUESTS_PER_SERVER = 64
 _Answer: TypeAlias = tuple[list[Completion], int]
 """Completions of a request, and the number of its prompt tokens that the server's prefix cache had."""
 
-_BIAS_OF_NO_TEXT = -100.0  # the minimum of the HTTP API; exp(-100) is 4e-44
+_PADDING_BIAS = -100.0  # the minimum of the HTTP API; exp(-100) is 4e-44
 
 
 class VLLMServerEngine:
@@ -114,7 +114,7 @@ class VLLMServerEngine:
         vocab_size = self._limits.vocab_size or 0
         self._vocab_limit = vocab_limit
         without_text = range(vocab_limit or vocab_size, vocab_size)
-        self._logit_bias = {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None
+        self._logit_bias = {str(token): _PADDING_BIAS for token in without_text} or None
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._ranks = ranks or HostGroup()
@@ -147,18 +147,18 @@ class VLLMServerEngine:
         self._limits.check_prompts(prompts, group_size, sampling, seed)
         deadline = time.monotonic() + self._timeout
 
-        def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
+        def group(index: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
             fields = make_request_fields(sampling, group_size, prompt_seed, self.end_ids)
             body = self._body(prompt.token_ids, fields)
-            return self._ask_any(place, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
+            return self._ask_any(index, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
 
         # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
-        places = range(first_prompt, first_prompt + len(prompts))
+        indices = range(first_prompt, first_prompt + len(prompts))
         limit = self._router.limit_requests(group_size)
         self._router.note_waiting(max(0, len(prompts) - limit))
         with ThreadPoolExecutor(max(1, min(len(prompts), limit))) as pool:
-            sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
-        completions = [one for group in sampled for one in group]
+            sampled = list(pool.map(group, indices, prompts, derive_prompt_seeds(prompts, seed)))
+        completions = [completion for group in sampled for completion in group]
         return make_groups(prompts, completions, self._tokenizer, self.policy_version)
 
     @contextmanager
@@ -178,11 +178,11 @@ class VLLMServerEngine:
             body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self.end_ids))
             deadline = time.monotonic() + self._timeout
 
-            def ask_one(server: ServerConnection) -> _Answer:
+            def ask_server(server: ServerConnection) -> _Answer:
                 with in_flight.named(request, server) as name:
                     return self._ask(server, body, sampling, deadline, tell, name)
 
-            (completion,), cached = self._ask_any(request.episode[0], ask_one, deadline, stays=True)
+            (completion,), cached = self._ask_any(request.episode[0], ask_server, deadline, stays=True)
             return completion, cached
 
         session = ServerTurns(
@@ -220,19 +220,21 @@ class VLLMServerEngine:
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
 
-    def _follow_servers(self, told: tuple[int, list[str]] | None) -> None:
+    def _follow_servers(self, published: tuple[int, list[str]] | None) -> None:
         """Use the servers that the launcher has published since the last transfer, on all ranks."""
-        if told is None or told[0] == self._revision:
+        if published is None or published[0] == self._revision:
             return
-        self._revision, urls = told
-        known = {server.named: server for server in self._servers}
-        self._servers = [known.pop(url) if url in known else ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
+        self._revision, urls = published
+        by_url = {server.named: server for server in self._servers}
+        self._servers = [
+            by_url.pop(url) if url in by_url else ServerConnection(url, REQUESTS_PER_SERVER) for url in urls
+        ]
         for server in self._servers:
             if not server.rows:
                 self._check_model(server)
         self._router.replace(self._servers)
         self._ranks.gather(None)  # a barrier: no rank uses the servers that leave
-        for server in known.values():
+        for server in by_url.values():
             server.close()
         if self.reads_weights:
             take_engines(self._revision)
@@ -283,13 +285,13 @@ class VLLMServerEngine:
         }
 
     def _ask_any(
-        self, place: int, ask: Callable[[ServerConnection], _Answer], deadline: float, *, stays: bool = False
+        self, index: int, ask: Callable[[ServerConnection], _Answer], deadline: float, *, stays: bool = False
     ) -> _Answer:
         """Call ``ask`` until a server answers."""
         for attempt in range(2 * len(self._servers)):
             if time.monotonic() >= deadline:
                 break
-            with self._router.server(place + attempt, stays=stays) as server:
+            with self._router.server(index + attempt, stays=stays) as server:
                 if server is None:
                     break
                 try:
@@ -299,7 +301,7 @@ class VLLMServerEngine:
                     others = [other for other in self._servers if other.is_up and other is not server]
                     self._transfer.bring_up(server, deadline, waits=not others)
                     continue
-            self._router.note_tokens(server, sum(len(one.token_ids) for one in completions))
+            self._router.note_tokens(server, sum(len(completion.token_ids) for completion in completions))
             return completions, cached
         raise EngineError(f"no server answered within {self._timeout:g} s{self._reports()}")
 
@@ -315,13 +317,13 @@ class VLLMServerEngine:
         """Send a request to one server; ``name`` is the request's, by which it can be cancelled."""
         content = {"json": body} if name is None else {"json": body, "headers": {NAME_HEADER: name}}
         if tell is not None:
-            found, held = ask_streaming(server, content, self._transfer.mark, deadline, tell)
+            body_json, held = ask_streaming(server, content, self._transfer.mark, deadline, tell)
         else:
             answer = server.post("/v1/completions", deadline, **content)
-            found, held = answer.json(), answer.headers.get(MARK, "no mark")
+            body_json, held = answer.json(), answer.headers.get(MARK, "no mark")
         self._transfer.check_mark(held)
-        completions = read_choices(found["choices"], body["n"], sampling, self._vocab_limit, server.url)
-        return completions, read_cached(found.get("usage"))
+        completions = read_choices(body_json["choices"], body["n"], sampling, self._vocab_limit, server.url)
+        return completions, read_cached(body_json.get("usage"))
 
     def _check_model(self, server: ServerConnection) -> None:
         """Wait for a server to start, and check its model."""

@@ -184,8 +184,8 @@ def list_keepalive_options() -> list[tuple[int, int, int]]:
     pause = SILENCE_SECONDS // (_PROBES + 1)
     values = {"TCP_KEEPIDLE": pause, "TCP_KEEPINTVL": pause, "TCP_KEEPCNT": _PROBES}  # where the system has them
     values["TCP_USER_TIMEOUT"] = SILENCE_SECONDS * 1000  # for data that was not acknowledged
-    found = {name: getattr(socket, name) for name in values if hasattr(socket, name)}
-    return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in found.items())]
+    supported = {name: getattr(socket, name) for name in values if hasattr(socket, name)}
+    return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in supported.items())]
 
 
 def ask_about_model(server: ServerConnection, expected: Manifest, seconds: float) -> tuple[int, int]:

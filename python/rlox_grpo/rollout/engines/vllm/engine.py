@@ -37,7 +37,7 @@ from rlox_grpo.rollout.engines.vllm.startup import (
     keep_groups,
     keep_random_states,
     set_environment,
-    warn_of_draws_by_row,
+    warn_about_draws_by_row,
 )
 from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, make_turn_parameters
 from rlox_grpo.rollout.engines.weight_sync import (
@@ -188,7 +188,7 @@ class VLLMEngine:
         sampled = [
             read_output(output, sampling, self._vocab_limit) for request in outputs for output in request.outputs
         ]
-        self._refuse_differences("sampled different tokens", [one.token_ids.tolist() for one in sampled])
+        self._refuse_differences("sampled different tokens", [completion.token_ids.tolist() for completion in sampled])
         return make_groups(prompts, sampled, self._tokenizer, self.policy_version)
 
     @contextlib.contextmanager
@@ -238,7 +238,7 @@ class VLLMEngine:
             self._reload(weights)
         except _RELOAD_FAILURES as error:
             failure = f"{type(error).__name__}: {error}"
-        failures = [f"rank {rank}: {told}" for rank, told in enumerate(self._ranks.gather(failure)) if told]
+        failures = [f"rank {rank}: {message}" for rank, message in enumerate(self._ranks.gather(failure)) if message]
         if failures:
             logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
             self._restart(weights, version)
@@ -278,11 +278,11 @@ class VLLMEngine:
         if self._sharing.size == 1:
             return
         digest = blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
-        found = self._sharing.gather(digest)
-        if any(other != digest for other in found):
+        digests = self._sharing.gather(digest)
+        if any(other != digest for other in digests):
             raise EngineError(
                 f"tensor_parallel_size={self._sharing.size}: the ranks that share one vLLM model {what} (digests "
-                f"{', '.join(found)}), so their completions cannot be trusted"
+                f"{', '.join(digests)}), so their completions cannot be trusted"
             )
 
     def _start(self) -> None:
@@ -298,7 +298,7 @@ class VLLMEngine:
                 self._tokenizer.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
-        warn_of_draws_by_row(self._llm.llm_engine.vllm_config)
+        warn_about_draws_by_row(self._llm.llm_engine.vllm_config)
         atexit.register(self.close)  # else vLLM ends after the process groups that it is in, and prints a traceback
 
     def _restart(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -335,8 +335,8 @@ class VLLMEngine:
         dtype = str(self._settings["dtype"])
         self._check.compare(self._canary, answer, version, source="vLLM in this process", dtype=dtype)
 
-    def _wake(self, parts: set[str]) -> None:
-        if asleep := parts & self._asleep:  # waking a part that is awake is an error
+    def _wake(self, tags: set[str]) -> None:
+        if asleep := tags & self._asleep:  # waking a part that is awake is an error
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # vLLM allocates from the driver, which does not see torch's cache as free
             self._llm.wake_up(tags=sorted(asleep))

@@ -60,9 +60,9 @@ def bound_protocol(base: Any, bounds: HttpBounds) -> Any:
             self._end_deadline()
             super().connection_lost(exc)
 
-        def handle_websocket_upgrade(self, *given: Any) -> None:
+        def handle_websocket_upgrade(self, *arguments: Any) -> None:
             self._end_deadline()
-            super().handle_websocket_upgrade(*given)
+            super().handle_websocket_upgrade(*arguments)
 
         def _start_deadline(self) -> None:
             if self._deadline is None:

@@ -69,9 +69,9 @@ class InFlight:
                     names.setdefault(server, []).append(name)
             if names and self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "rlox_grpo cancels")
-        for server, own in names.items():
+        for server, request_names in names.items():
             assert self._threads is not None
-            self._threads.submit(_tell, server, own)
+            self._threads.submit(_tell, server, request_names)
 
     def close(self) -> None:
         """Wait until all cancellations are sent."""
@@ -149,7 +149,7 @@ def _refuse_error(event: dict[str, Any]) -> None:
     error = event.get("error")
     if error is None:
         return
-    told, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (error, None)
+    message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (error, None)
     if isinstance(code, int) and 400 <= code < 500:
-        raise EngineError(f"a server refused a completion: HTTP {code}: {str(told)[:500]}")
-    raise Unavailable(f"HTTP {code} in a stream: {str(told)[:500]}")
+        raise EngineError(f"a server refused a completion: HTTP {code}: {str(message)[:500]}")
+    raise Unavailable(f"HTTP {code} in a stream: {str(message)[:500]}")

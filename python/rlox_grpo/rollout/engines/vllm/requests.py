@@ -157,11 +157,13 @@ def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]
     if not isinstance(entries, Sequence) or len(entries) != len(token_ids):
         raise EngineError(f"vLLM gave no log-probs of a prompt of {len(token_ids)} tokens: {str(entries)[:200]}")
     values = []
-    for place, token in list(enumerate(token_ids))[1:]:
-        entry = entries[place] if isinstance(entries[place], Mapping) else {}
-        found = entry.get(token, entry.get(str(token)))
-        value = found.get("logprob") if isinstance(found, Mapping) else getattr(found, "logprob", None)
+    for position, token in list(enumerate(token_ids))[1:]:
+        entry = entries[position] if isinstance(entries[position], Mapping) else {}
+        candidate = entry.get(token, entry.get(str(token)))
+        value = candidate.get("logprob") if isinstance(candidate, Mapping) else getattr(candidate, "logprob", None)
         if not isinstance(value, (int, float)):
-            raise EngineError(f"vLLM gave no log-prob of token {token} at place {place} of a prompt: {str(entry)[:99]}")
+            raise EngineError(
+                f"vLLM gave no log-prob of token {token} at place {position} of a prompt: {str(entry)[:99]}"
+            )
         values.append(float(value))
     return values

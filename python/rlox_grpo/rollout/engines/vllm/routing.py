@@ -67,16 +67,16 @@ class Router:
             self._waiting_most = max(self._waiting_most, count)
 
     @contextmanager
-    def server(self, place: int, *, stays: bool) -> Iterator[ServerConnection | None]:
+    def server(self, prompt_index: int, *, stays: bool) -> Iterator[ServerConnection | None]:
         """Choose a server for one request, which counts as in flight during the block; None if none is up.
 
         Args:
-            place: index of the prompt in the step, so that ranks begin with different servers.
-            stays: use the same server for the same ``place`` regardless of load, for its prefix cache.
+            prompt_index: index of the prompt in the step, so that ranks begin with different servers.
+            stays: use the same server for the same ``prompt_index`` regardless of load, for its prefix cache.
         """
         with self._lock:
             up = [server for server in self._work if server.is_up]
-            turned = up[place % len(up) :] + up[: place % len(up)] if up else []
+            turned = up[prompt_index % len(up) :] + up[: prompt_index % len(up)] if up else []
             chosen, work = None, _Work()
             if turned:
                 chosen = turned[0] if stays else min(turned, key=lambda server: self._work[server].in_flight)
@@ -112,9 +112,9 @@ class Router:
             now = time.monotonic()
             for index, work in enumerate(self._work.values()):
                 busy = work.busy_s + (now - work.since if work.in_flight else 0.0)
-                own = {"requests_max": work.most, "restarts": work.restarts, "transfer_s": work.transfer_s}
-                own["tokens_per_s"] = work.tokens / busy if busy else 0.0
-                metrics |= {f"engines/{index}/{name}": float(value) for name, value in own.items()}
+                server_metrics = {"requests_max": work.most, "restarts": work.restarts, "transfer_s": work.transfer_s}
+                server_metrics["tokens_per_s"] = work.tokens / busy if busy else 0.0
+                metrics |= {f"engines/{index}/{name}": float(value) for name, value in server_metrics.items()}
                 # In place: requests in flight end later.
                 work.most, work.tokens, work.busy_s, work.since = work.in_flight, 0, 0.0, now
                 work.restarts, work.transfer_s = 0, 0.0

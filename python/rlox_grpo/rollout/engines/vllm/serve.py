@@ -68,20 +68,20 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     """
     from rlox_grpo.model.precision import choose_dtype
 
-    found = [] if "--dtype" in words else ["--dtype", choose_dtype()]
+    arguments = [] if "--dtype" in words else ["--dtype", choose_dtype()]
     if _has_gpu():
-        return [*found, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
+        return [*arguments, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
     # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
-    found += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    arguments += ["--enforce-eager", "--no-enable-chunked-prefill"]
     if not {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}.intersection(words):
-        found += ["--distributed-executor-backend", _IN_ENGINE]
+        arguments += ["--distributed-executor-backend", _IN_ENGINE]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
         "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probs waits for a C++ compiler
     }
     models = [after for word, after in pairwise(words) if word == "--model"]
-    return [*found, *(_own_output_layer(models[0]) if models else [])], variables
+    return [*arguments, *(_untie_arguments(models[0]) if models else [])], variables
 
 
 def _command(
@@ -113,7 +113,7 @@ def _refuse_taken(host: str, port: int) -> None:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _own_output_layer(model: str) -> list[str]:
+def _untie_arguments(model: str) -> list[str]:
     """Arguments that give vLLM a separate output layer where the model ties it to its embeddings.
 
     See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for that layer, so vLLM starts with dummy

@@ -58,8 +58,8 @@ def watch_children() -> None:
     get_command_line = multiprocessing.spawn.get_command_line
     first = "from rlox_grpo.rollout.engines.vllm.server_process import end_with_parent; end_with_parent(); "
 
-    def get_watched(**given: Any) -> list[Any]:
-        words: list[Any] = get_command_line(**given)  # the interpreter's name is bytes
+    def get_watched(**arguments: Any) -> list[Any]:
+        words: list[Any] = get_command_line(**arguments)  # the interpreter's name is bytes
         return [first + word if str(word).startswith("from multiprocessing.spawn") else word for word in words]
 
     vars(multiprocessing.spawn)["get_command_line"] = get_watched

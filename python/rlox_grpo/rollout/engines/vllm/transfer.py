@@ -52,7 +52,7 @@ class WeightTransfer:
             note: called after each transfer: ``note(server, seconds, is_restart=…)``.
         """
         self._timeout, self._note = timeout, note
-        self._given: set[ServerConnection] = set()
+        self._loaded: set[ServerConnection] = set()
         """Servers that have got weights before."""
         self.mark = "none"
         self.file: Path | None = None
@@ -108,9 +108,9 @@ class WeightTransfer:
                     if held != self.mark:
                         start = time.monotonic()
                         self.send(server, deadline)
-                        is_restart = held == "none" and (not self.is_loading or server in self._given)
+                        is_restart = held == "none" and (not self.is_loading or server in self._loaded)
                         self._note(server, time.monotonic() - start, is_restart=is_restart)
-                        self._given.add(server)
+                        self._loaded.add(server)
                     server.is_up, server.trouble = True, ""
                     return
                 except server.failures as error:
@@ -155,9 +155,9 @@ class WeightTransfer:
         body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
         answer = server.post("/v1/completions", deadline, json=body)
         self.check_mark(answer.headers.get(MARK, "no mark"))
-        found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
+        answered = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
         check = self._checks.setdefault(server, CanaryCheck())
-        check.compare(canary, found, self._version, source=server.url, dtype=dtype)
+        check.compare(canary, answered, self._version, source=server.url, dtype=dtype)
 
     def check_mark(self, held: str) -> None:
         """Raise Unavailable if a server answered with other weights."""

@@ -42,8 +42,8 @@ def derive_turn_seed(seed: int, request: TurnRequest) -> int:
 
 def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
-    own = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
-    fields = make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
+    turn_sampling = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
+    fields = make_request_fields(turn_sampling, 1, derive_turn_seed(seed, request), end_ids)
     if "min_tokens" in fields:  # the end of a token budget leaves less, which vLLM would refuse
         fields["min_tokens"] = min(fields["min_tokens"], request.max_new_tokens)
     return fields
@@ -90,7 +90,7 @@ class EngineTurns:
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
         self._limits, self._vocab_limit = limits, vocab_limit
         self._under_way: dict[str, TurnRequest] = {}
-        self._told: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
+        self._num_sent: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
     def __len__(self) -> int:
         """Number of unfinished replies, waiting ones included."""
@@ -123,7 +123,7 @@ class EngineTurns:
 
     def drop(self, request: TurnRequest) -> None:
         """Stop an unfinished reply; do nothing if it has finished."""
-        self._drop([name for name, one in self._under_way.items() if one is request])
+        self._drop([name for name, other in self._under_way.items() if other is request])
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Stop the unfinished replies of an episode. vLLM evicts the oldest blocks of its cache itself."""
@@ -142,14 +142,14 @@ class EngineTurns:
     def _tell(self, output: Any, on_tokens: Callable[[Sequence[int]], None]) -> None:
         """Call ``on_tokens`` with the new tokens of a cumulative output."""
         (sampled,) = output.outputs
-        told = self._told.get(output.request_id, 0)
-        self._told[output.request_id] = len(sampled.token_ids)
-        if len(sampled.token_ids) > told:
-            on_tokens(list(sampled.token_ids[told:]))
+        sent = self._num_sent.get(output.request_id, 0)
+        self._num_sent[output.request_id] = len(sampled.token_ids)
+        if len(sampled.token_ids) > sent:
+            on_tokens(list(sampled.token_ids[sent:]))
 
     def _remove(self, name: str) -> None:
         del self._under_way[name]
-        self._told.pop(name, None)
+        self._num_sent.pop(name, None)
 
 
 class ServerTurns:
@@ -240,19 +240,19 @@ class ServerTurns:
             self._cancel(requests)
 
     def _serve(self, request: TurnRequest) -> None:
-        told: list[int] = []
+        sent: list[int] = []
 
         def tell(token_ids: Sequence[int]) -> None:
             """Pass on the new tokens. After a failure, another server starts again at the first token."""
-            if list(token_ids[: len(told)]) == told:
-                new = list(token_ids[len(told) :])
-                told.extend(new)
+            if list(token_ids[: len(sent)]) == sent:
+                new = list(token_ids[len(sent) :])
+                sent.extend(new)
                 if new:
                     self._answers.put((request, new))
 
         try:
             completion, cached = self._ask(request, None if request.on_tokens is None else tell)
-            if completion.token_ids[: len(told)].tolist() != told:
+            if completion.token_ids[: len(sent)].tolist() != sent:
                 logger.warning("a server failed while it streamed a reply, and another server sampled different tokens")
             self._answers.put((request, (completion, cached)))
         except BaseException as error:  # noqa: BLE001  raised by step

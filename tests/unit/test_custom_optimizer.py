@@ -9,7 +9,7 @@ import torch
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run.resume import digest_optimizer
-from rlox_grpo.update.own_optimizer import OwnOptimizer, takes_learning_rate
+from rlox_grpo.update.custom_optimizer import CustomOptimizer, takes_learning_rate
 from toy import PROMPTS, ToyLM, options, share_of_target, stop_after
 
 SGD = torch.optim.SGD
@@ -28,7 +28,7 @@ def weights(trainer):
 
 def own(factory, model=None, learning_rate=0.5, **settings):
     named = dict((model or ToyLM()).named_parameters())
-    return OwnOptimizer(factory, named, learning_rate, **{"is_sharded": False, **settings})
+    return CustomOptimizer(factory, named, learning_rate, **{"is_sharded": False, **settings})
 
 
 class Averaging(torch.optim.Optimizer):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.distributed.shards import place_like
+from rlox_grpo.distributed.shards import shard_like
 from rlox_grpo.errors import ConfigError
 
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -68,7 +68,7 @@ def refuse_unread_options(config: GRPOConfig, factory: OptimizerFactory) -> None
         )
 
 
-class OwnOptimizer:
+class CustomOptimizer:
     """The optimizer that a factory made, over the parameters in training.
 
     Attributes:
@@ -154,7 +154,7 @@ class OwnOptimizer:
         Raises:
             ValueError: state of an unknown parameter or group.
         """
-        of_parameters: dict[str, dict[str, Any]] = defaultdict(dict)
+        by_parameter: dict[str, dict[str, Any]] = defaultdict(dict)
         groups = self._optimizer.state_dict()["param_groups"]
         for full, tensor in state.items():
             name, _, key = full.rpartition("/")
@@ -162,7 +162,7 @@ class OwnOptimizer:
             if name in self._named:
                 # A tensor of the parameter's shape is divided like the parameter; a number is whole on each rank.
                 whole = isinstance(value, Tensor) and value.dim() and self._is_sharded
-                of_parameters[name][key] = place_like(value, self._named[name]) if whole else value
+                by_parameter[name][key] = shard_like(value, self._named[name]) if whole else value
             elif name.startswith(_GROUPS) and int(name.removeprefix(_GROUPS)) < len(groups):
                 groups[int(name.removeprefix(_GROUPS))][key] = value
             else:
@@ -176,9 +176,9 @@ class OwnOptimizer:
         # A copy of each tensor: optimizers change theirs in place.
         loaded = {
             numbers[id(self._named[name])]: {
-                key: value.clone() if isinstance(value, Tensor) else value for key, value in own.items()
+                key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()
             }
-            for name, own in of_parameters.items()
+            for name, values in by_parameter.items()
         }
         self._optimizer.load_state_dict({"state": loaded, "param_groups": groups})
 
@@ -211,4 +211,4 @@ def _encode(name: str, value: Any) -> tuple[str, Tensor]:
 
 def _decode(key: str, tensor: Tensor) -> tuple[str, Any]:
     name, mark, kind = key.rpartition("#")
-    return (name, tensor.item()) if mark and kind in {one.__name__ for one in _KINDS} else (key, tensor)
+    return (name, tensor.item()) if mark and kind in {kind_type.__name__ for kind_type in _KINDS} else (key, tensor)
