@@ -24,7 +24,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     turn_timeout: float | None = _episode_option(
         None,
-        "Timeout of the environment between two turns, in seconds. The episode then ends with `timeout`. With a "
+        "Timeout of the environment between two turns, in seconds, after which the episode ends with `timeout`. With a "
         "timeout, sync environments run in worker processes.",
         gt=0,
         le=LONGEST_TIMEOUT,
@@ -32,7 +32,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     episode_timeout: float | None = _episode_option(
         None,
-        "Timeout of an episode, in seconds. The episode then ends with `timeout`, even within a reply. With a timeout, "
+        "Timeout of an episode, in seconds, after which it ends with `timeout`, even within a reply. With a timeout, "
         "sync environments run in worker processes.",
         gt=0,
         le=LONGEST_TIMEOUT,
@@ -47,9 +47,9 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     partial_rollout_turns: int | None = _episode_option(
         None,
-        "Partial rollouts: maximum number of replies of an episode in each round. Episodes of two steps run together. "
-        "A step ends after the round in which prompts_per_step groups are complete; the other episodes continue in the "
-        "next step. None: every episode ends in its own step.",
+        "Partial rollouts: maximum number of replies of an episode in each round. Episodes that began "
+        "in different steps run together. A step ends after the round in which prompts_per_step groups are complete; "
+        "the other episodes continue in the next step. None: every episode ends in its own step.",
         ge=1,
         only_training=True,
         source="Kimi k1.5, arXiv:2501.12599",
@@ -64,8 +64,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     tool_timeout: float | None = _episode_option(
         None,
-        "Timeout of a tool call, in seconds. The policy gets an error message. With a timeout, sync tools run in "
-        "worker processes.",
+        "Timeout of a tool call, in seconds, after which the policy gets an error message. With a timeout, sync "
+        "tools run in worker processes.",
         gt=0,
         le=LONGEST_TIMEOUT,
         resumable=True,

@@ -20,8 +20,9 @@ class PromptConfig(Record, title="Prompts"):
     )
     continue_final_message: bool = option(
         False,
-        "Let the model continue last messages of the role assistant that differ from prompt to prompt. By default they "
-        "are an error, as they are probably reference replies; one text for all prompts is always continued.",
+        "Let the model continue last messages of the role assistant that differ from prompt to prompt. By default such "
+        "messages are an error, as they are probably reference replies; a message that is the same in all prompts is "
+        "always continued.",
     )
     system_prompt: str | None = option(
         None, "System message before every prompt. A prompt that is text becomes a user message."

@@ -16,8 +16,9 @@ class RewardConfig(Record, title="Rewards"):
     )
     reward_timeout: float | None = option(
         None,
-        "Timeout of your own reward functions for one completion, in seconds. With a timeout, they run in worker "
-        "processes and get one completion in each call. None: they run in this process and get the whole batch.",
+        "Timeout of your own reward functions for one completion, in seconds. With a timeout, these functions run "
+        "in worker processes and get one completion in each call. None: they run in this process and "
+        "get the whole batch.",
         gt=0,
         le=LONGEST_TIMEOUT,
         resumable=True,
@@ -96,7 +97,7 @@ class AdvantageConfig(Record, title="Advantages"):
     negative_advantages: Literal["keep", "zero"] = option(
         "keep",
         "zero: set negative advantages to 0, so that only completions above their baseline have a gradient (WAPO, "
-        "arXiv:2606.16154). The others still count in the denominators of the loss.",
+        "arXiv:2606.16154). Completions below it still count in the denominators of the loss.",
     )
     turn_credit: Literal["episode", "turn", "gae"] = option(
         "episode",

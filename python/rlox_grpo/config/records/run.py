@@ -50,7 +50,7 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
         ("console",), "Metric sinks, in addition to metrics.jsonl in output_dir."
     )
     guards: bool = _resumable_option(
-        True, "Warn when metrics show a training problem, such as an entropy collapse; once for each."
+        True, "Warn when metrics show a training problem, such as an entropy collapse, once for each problem."
     )
     mutual_information_steps: int = _resumable_option(
         0,

@@ -99,7 +99,7 @@ class EngineConfig(Record, title="Generation engine"):
         ge=2,
         only_with=_EITHER_VLLM,
     )
-    engine_sleep: bool = _vllm_option(True, "On a GPU, vLLM frees its memory during updates.")
+    engine_sleep: bool = _vllm_option(True, "Let vLLM free its memory on a GPU during updates.")
     gpu_memory_utilization: float = _vllm_option(0.3, "Share of the GPU's memory for vLLM.", gt=0, le=1)
     tensor_parallel_size: int = _vllm_option(1, "Ranks that share one vLLM model, under torchrun.", ge=1)
     check_weights: bool = option(
@@ -110,8 +110,8 @@ class EngineConfig(Record, title="Generation engine"):
     )
     check_weights_tolerance: float | None = option(
         None,
-        "Largest mean difference of these log-probs, in nats. None: 0.01 in float32, 0.25 in bfloat16 and in lower "
-        "precision.",
+        "Largest mean difference that check_weights accepts, in nats. None: 0.01 in float32, 0.25 in bfloat16 and in "
+        "lower precision.",
         gt=0,
         only_with={"check_weights": (True,), **_EITHER_VLLM},
         resumable=True,
