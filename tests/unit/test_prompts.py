@@ -73,7 +73,11 @@ def make_tables(rows, folder):
             islice(
                 read_stream(
                     datasets.load_dataset(
-                        "parquet", data_files=str(folder / "rows.parquet"), split="train", streaming=True
+                        "parquet",
+                        data_files=str(folder / "rows.parquet"),
+                        split="train",
+                        streaming=True,
+                        cache_dir=str(folder / "cache"),
                     )
                 ),
                 len(rows),

@@ -310,6 +310,8 @@ def test_memory_is_bounded(code: str) -> None:
         "held = []\nfor i in range(9):\n  f = open('f', 'wb', 0); held += [f]; f.write(bytes(4 << 20))\n"
         "  os.remove('f')\n"
         "import time; time.sleep(60)",
+        "os.mkdir('x', 0o300)\nfor i in range(9): open(f'x/f{i}', 'wb').write(bytes(4 << 20))\n"
+        "import time; time.sleep(60)",  # written, and not read by its owner
     ],
 )
 def test_the_temporary_folder_is_bounded_and_removed(code: str) -> None:
@@ -317,6 +319,14 @@ def test_the_temporary_folder_is_bounded_and_removed(code: str) -> None:
     result = sandbox.submit_script(f"import os\n{code}", limits=Limits(cpu_seconds=100, wall_seconds=300.0)).result()
     assert result.ended == "files", result
     assert os.listdir(sandbox._work) == []
+
+
+def test_files_below_the_longest_path_are_bounded() -> None:
+    """Levels of a chain are counted one by one only as far as a path reaches; on a tmpfs they take no blocks."""
+    code = "import os, time\nfor i in range(3000): os.mkdir('d'); os.chdir('d')\ntime.sleep(60)"
+    result = get_sandbox().submit_script(code, limits=Limits(cpu_seconds=100, files_mb=64, wall_seconds=300.0)).result()
+    assert result.ended == "files", result
+    assert os.listdir(get_sandbox()._work) == []
 
 
 def test_one_file_is_bounded() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -311,7 +312,9 @@ def _read_stat(pid: int) -> list[str]:
 def _measure(process: Process, enough: int) -> int:
     """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``.
 
-    Its output is not among them: a limit of its own bounds each file.
+    Its output is not among them: a limit of its own bounds each file. A folder that cannot be listed counts as more
+    than ``enough``, because it can hold any number of files: its path is too long, or its mode lets a program write
+    there and not read.
     """
     total = 0
     waiting = [process.folder]
@@ -323,13 +326,18 @@ def _measure(process: Process, enough: int) -> int:
                 if removed and (status.st_dev, status.st_ino) not in process.inherited:
                     total += status.st_blocks * 512
     while waiting and total <= enough:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                total += 4096 + entry.stat(follow_symlinks=False).st_blocks * 512
-                if total > enough:
-                    break
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):  # the program has removed it; others are counted
+                        total += 4096 + entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
+                    if total > enough:
+                        break
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
+                return enough + 1
     return total
 
 
