@@ -61,7 +61,7 @@ def test_one_rank_takes_the_steps_of_one_process(train_without_ray, cluster, fol
 def test_a_script_takes_the_steps_of_torchrun(cluster, folder, by_torchrun):
     """The example of the guide, with this model, data and options."""
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "several_gpus.md").read_text()
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if 'launcher="ray"' in block)
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "launch_on_ray" in block)
     own = [line for line in RUN.split("[[rewards]]")[0].splitlines() if "=" in line and not line.startswith("model")]
     options = "".join(f"    {line},\n" for line in own if "train_data" not in line and "group_size" not in line)
     for theirs, ours in (
@@ -73,7 +73,7 @@ def test_a_script_takes_the_steps_of_torchrun(cluster, folder, by_torchrun):
     ):
         assert theirs in example
         example = example.replace(theirs, ours)
-    script = f"{example}\nprint(trainer.step, metrics['mean_reward'])\n"
+    script = f"{example}\nprint(run.step, metrics['mean_reward'])\n"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

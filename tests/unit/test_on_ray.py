@@ -1,8 +1,7 @@
-"""``GRPO(..., launcher="ray")``: what it writes for the command that it starts, and what it refuses."""
+"""``launch_on_ray``: what it writes for the command that it starts, and what it refuses."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from functools import partial
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import rlox_grpo.trainer.on_ray as on_ray
-from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo import GRPO, GRPOConfig, launch_on_ray
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.rewards import GSM8KAnswer, TagFormat
@@ -38,7 +37,7 @@ def started(monkeypatch, tmp_path):
 
 
 def make(tmp_path, reward_fn="my_rewards:good", **options):
-    return GRPO("owner/model", reward_fn, launcher="ray", output_dir=str(tmp_path / "run"), **options)
+    return launch_on_ray("owner/model", reward_fn, output_dir=str(tmp_path / "run"), **options)
 
 
 def test_the_run_file_has_the_model_the_data_the_rewards_and_the_options(started, tmp_path):
@@ -117,14 +116,14 @@ def test_rewards_that_can_be_named(given, table, started, tmp_path):
 
 def test_a_whole_configuration(started, tmp_path):
     config = GRPOConfig.create(preset="dapo", learning_rate=1e-5, output_dir=str(tmp_path / "run"))
-    GRPO("owner/model", "my_rewards:good", launcher="ray", config=config).train(["a"])
+    launch_on_ray("owner/model", "my_rewards:good", config=config).train(["a"])
     assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == config
 
 
 def test_a_whole_configuration_with_a_layout(started, tmp_path):
     """The options that it leaves to their defaults do not contradict the layout."""
     config = GRPOConfig.create(learning_rate=1e-5, output_dir=str(tmp_path / "run"))
-    trainer = GRPO("owner/model", "my_rewards:good", launcher="ray", config=config, layout={"engines": 2})
+    trainer = launch_on_ray("owner/model", "my_rewards:good", config=config, layout={"engines": 2})
     trainer.train(["a"])
     assert (trainer.config.engine, trainer.config.learning_rate) == ("vllm_server", 1e-5)
     assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == trainer.config
@@ -147,20 +146,19 @@ def test_a_whole_configuration_with_a_layout(started, tmp_path):
         ({"learning_rat": 1.0}, "unknown option 'learning_rat'"),
         ({"config": GRPOConfig.create(output_dir="run")}, "config is given: leave out output_dir"),
         ({"config": {"output_dir": "run"}}, "config is dict: expected a rlox_grpo.GRPOConfig"),
-        ({"output_dir": None}, "launcher='ray' needs output_dir"),
-        ({"launcher": "slurm"}, "launcher='slurm': expected 'ray'"),
+        ({"output_dir": None}, "launch_on_ray needs output_dir"),
     ],
 )
 def test_what_cannot_be_sent_is_named(arguments, said, tmp_path):
-    given = {"reward_fn": "my_rewards:good", "launcher": "ray", "output_dir": str(tmp_path / "run"), **arguments}
+    given = {"reward_fn": "my_rewards:good", "output_dir": str(tmp_path / "run"), **arguments}
     with pytest.raises(ConfigError, match=said):
-        GRPO("owner/model", **given)
+        launch_on_ray("owner/model", **given)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_model_object_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model is a ToyLM: .*save_pretrained\(folder\)"):
-        GRPO(ToyLM(), "gsm8k", launcher="ray", output_dir=str(tmp_path))
+        launch_on_ray(ToyLM(), "gsm8k", output_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,8 @@ def test_prompts_that_cannot_be_sent(prompts, said, started, tmp_path):
 
 
 def test_what_the_command_says_is_shown_and_is_in_the_error(tmp_path, capsys):
-    program = "import sys; print('step 1', flush=True); print('rlox-grpo: rank 1 died', file=sys.stderr); raise SystemExit({})"
+    dies = "print('rlox-grpo: rank 1 died', file=sys.stderr); raise SystemExit({})"
+    program = f"import sys; print('step 1', flush=True); {dies}"
     on_ray._run([sys.executable, "-c", program.format(0)])
     assert capsys.readouterr().out == "step 1\nrlox-grpo: rank 1 died\n"
     with pytest.raises(RankError, match="ended with status 2:\nstep 1\nrlox-grpo: rank 1 died"):
@@ -204,11 +203,16 @@ def test_save_copies_the_newest_model_without_the_state_of_the_run(tmp_path):
     }
 
 
-def test_other_uses_of_the_class_are_as_before(tmp_path):
-    assert list(inspect.signature(GRPO).parameters) == [
-        *("model", "reward_fn", "ref_model", "environment", "tools", "tokenizer", "config", "callbacks", "optimizer"),
-        "options",
-    ]
-    assert isinstance(GRPO(ToyLM(), share_of_target, group_size=2, prompts_per_step=1), GRPO)
+def test_the_trainer_is_in_other_processes(tmp_path):
+    run = make(tmp_path, layout={"trainers": 2})
+    assert repr(run) == f"RayRun(model=owner/model, layout={{'trainers': 2}}, output_dir={tmp_path / 'run'})"
     with pytest.raises(AttributeError, match="no 'evaluate': the trainer is in other processes"):
-        make(tmp_path).evaluate(["a"])
+        run.evaluate(["a"])
+
+
+def test_the_trainer_is_a_plain_class_that_names_the_function():
+    assert GRPO.__new__ is object.__new__
+    with pytest.raises(ConfigError, match=r"unknown option 'launcher': .*rlox_grpo\.launch_on_ray\(model, reward_fn"):
+        GRPO(ToyLM(), share_of_target, launcher="ray")
+    with pytest.raises(ConfigError, match="unknown option 'ray_address': pass it to rlox_grpo.launch_on_ray"):
+        GRPO(ToyLM(), share_of_target, ray_address="auto")

@@ -157,3 +157,37 @@ def test_the_table_of_contributing_has_each_module_and_package_of_the_top_level(
     named = {name.strip("/") for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     there = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert named == there - {"__init__.py", "__pycache__"}
+
+
+KINDS = {
+    kind: [
+        re.findall(r"`([^`]+)`", row.split("|")[1])
+        for row in table.partition("| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    ]
+    for kind, table in re.findall(
+        r"^### (Add [^\n]+)\n(.*?)(?=^##)", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+}
+"""A kind of change, such as ``Add a preset`` → the files that each row of its table names."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contributing_names_places_of_code_tests_and_docs_that_exist(kind: str) -> None:
+    """``<name>`` stands for any name; a file without a folder is in the package or beside the one before it."""
+    files: set[str] = set()
+    for row in KINDS[kind]:
+        beside = PACKAGE
+        for name in row:
+            pattern = re.sub(r"<\w+>", "*", name)
+            found = [path for folder in (ROOT, PACKAGE, beside) for path in folder.glob(pattern)]
+            assert found, f"{name} does not exist"
+            beside = found[0].parent
+            files.add(found[0].relative_to(ROOT).as_posix())
+    for place in ("python/rlox_grpo/", "tests/", "docs/"):
+        assert any(file.startswith(place) for file in files), f"no row in {place}"
+
+
+def test_contributing_has_each_kind_of_change() -> None:
+    assert [kind.removeprefix("Add a").removeprefix("n").strip() for kind in KINDS] == [
+        *("reward rule", "policy loss", "advantage", "option", "preset", "engine", "environment package", "metric")
+    ]

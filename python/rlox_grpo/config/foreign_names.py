@@ -46,12 +46,13 @@ OTHER: Mapping[str, str] = {
     "save_model": "call trainer.save(path)",
     "add_callback": "pass callbacks to GRPO",
     "predict": "call trainer.evaluate(prompts)",
+    "ray_address": "pass it to rlox_grpo.launch_on_ray",
     "train_data": "pass it to train() as prompts; it is a key of run files",
 }
 """Arguments of methods, keys of run files, and TRL's class and methods → what to use."""
 
 _RUN_FILE_KEYS = ("launcher", "layout")
-"""Keys of run files that start processes, which ``GRPO(…)`` in Python cannot do."""
+"""Keys of run files that start processes: in Python that is :func:`rlox_grpo.launch_on_ray`, and not ``GRPO``."""
 
 _FEW = 10
 _NEAR = 0.8
@@ -65,7 +66,8 @@ def advise(name: str, options: Iterable[str]) -> str:
     if name in _RUN_FILE_KEYS:
         return (
             ": it is a key of run files, because Ray starts other processes than this one. Write a run file and start "
-            "`rlox-grpo train run.toml --ray auto`; from Python: GRPO(..., launcher='ray', layout={'trainers': 2})"
+            "`rlox-grpo train run.toml --ray auto`; from Python: rlox_grpo.launch_on_ray(model, "
+            "reward_fn, layout={'trainers': 2}, output_dir='runs/first')"
         )
     foreign = read_foreign_names()
     if name.partition(".")[0] in foreign.verl_first_words and "." in name:

@@ -37,7 +37,6 @@ from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_doors, digest_op
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import HeldOut
-from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.sources import record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@starts_on_ray
 class GRPO:
     """Group relative policy optimization of a language model (DeepSeekMath, arXiv:2402.03300).
 
@@ -67,9 +65,7 @@ class GRPO:
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
         optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
             ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.custom_optimizer`.
-        **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them. With ``launcher="ray"``,
-            ``ray_address`` and ``layout`` too, the trainer runs on a Ray cluster, and the object is a
-            :class:`rlox_grpo.trainer.on_ray.RayGRPO`.
+        **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
         ConfigError: an unknown option, a value out of range, or options that conflict.

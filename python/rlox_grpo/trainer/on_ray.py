@@ -1,4 +1,4 @@
-"""``GRPO(..., launcher="ray")``: start a run on a Ray cluster from a script or notebook, and wait for its end.
+"""Start a run on a Ray cluster from a script or notebook, and wait for its end.
 
 The ranks are other processes, on this machine or others. They get a run file, so every argument must have a form that a
 run file can hold: a model by its folder, a function by module and name, prompts as a file.
@@ -6,7 +6,6 @@ run file can hold: a model by its folder, a function by module and name, prompts
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import signal
@@ -14,9 +13,8 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tomli_w
 
@@ -31,35 +29,73 @@ from rlox_grpo.run.history import checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.trainer.sources import STAYS_HERE, make_table, name_callable, resolve_path
 
-Trainer = TypeVar("Trainer")
-
 STOPPED = 130
 _SHOWN_LINES = 20
 _NO_MODEL = ("optimizer.safetensors", "random.safetensors", "reference.safetensors", "state.json", "manifest.json")
 """Files of a checkpoint that only a resumed run reads."""
 
 
-def starts_on_ray(trainer: type[Trainer]) -> type[Trainer]:
-    """Let ``trainer(..., launcher="ray")`` return a :class:`RayGRPO` instead."""
-    made = trainer.__init__
+def launch_on_ray(
+    model: str | Path,
+    reward_fn: Any = (),
+    *,
+    layout: Mapping[str, Any] | None = None,
+    ray_address: str = "auto",
+    environment: Any = None,
+    tools: Sequence[Any] = (),
+    config: GRPOConfig | None = None,
+    **options: Any,
+) -> RayRun:
+    """Return a run whose ``train`` starts the ranks of ``layout`` on a Ray cluster. Nothing is started yet.
 
-    @wraps(made)
-    def refuse(self: Any, *args: Any, **options: Any) -> None:
-        if (launcher := options.pop("launcher", None)) is not None:
-            raise ConfigError(f"launcher={launcher!r}: expected 'ray', or leave it out to train here")
-        made(self, *args, **options)
+    Args:
+        model: a folder or hub id that every node can load.
+        reward_fn: one reward function or several. Each is ``"module:function"``, a function of an importable
+            module, a rule of :mod:`rlox_grpo.rewards` or its name in run files, or a table of ``[[rewards]]``.
+        layout: the table ``[layout]`` of a run file, such as ``{"trainers": 2}``.
+        ray_address: see ``rlox-grpo train --ray``.
+        environment, tools: as ``"module:callable"``, or functions of an importable module.
+        config: a whole configuration, instead of options as keywords.
+        **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required. The other arguments of
+            :class:`rlox_grpo.GRPO` are refused, because they cannot be sent.
 
-    def new(cls: type[Any], *args: Any, **options: Any) -> Any:
-        return RayGRPO(*args, **options) if options.get("launcher") == "ray" else object.__new__(cls)
+    Raises:
+        ConfigError: an argument that cannot be sent to other processes, or a wrong option.
+    """
+    for name, instead in _NEVER_SENT.items():
+        if options.pop(name, None):
+            raise ConfigError(f"{name} is given: {STAYS_HERE} it; {instead}")
+    if not isinstance(model, (str, Path)):
+        raise ConfigError(
+            f"model is a {type(model).__name__}: {STAYS_HERE} it; save it and its tokenizer by "
+            "save_pretrained(folder), and pass the folder"
+        )
+    layout = dict(layout or {})
+    for name in DOORS:
+        if options.get(name) is not None:
+            options[name] = name_callable(name, options[name])
+    if config is not None:
+        options = choose_config(config, options).model_dump(exclude_unset=True)
+    config = GRPOConfig.create(**{**options, **derive_options(Layout.create(**layout), options)})
+    if config.output_dir is None:
+        raise ConfigError("launch_on_ray needs output_dir: the weights and the metrics come back through it")
+    document = {
+        **{name: value for name, value in options.items() if value is not None},
+        "output_dir": str(Path(config.output_dir).absolute()),
+        "model": resolve_path(model),
+    }
+    if environment is not None:
+        document["environment"] = name_callable("environment", environment)
+    if tools:
+        document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
+    several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
+    rewards = [make_table(f"reward_fn[{at}]", function) for at, function in enumerate(several)]
+    tables = {name: table for name, table in (("rewards", rewards), ("layout", layout)) if table}
+    return RayRun(config, document, tables, ray_address)
 
-    trainer.__new__, trainer.__init__ = new, refuse  # type: ignore[method-assign]
-    _, *shown = inspect.signature(made).parameters.values()  # without self
-    trainer.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    return trainer
 
-
-class RayGRPO:
-    """A run on a Ray cluster, as ``rlox-grpo train run.toml --ray ADDRESS`` starts it.
+class RayRun:
+    """A run on a Ray cluster, as ``rlox-grpo train run.toml --ray ADDRESS`` starts it; see :func:`launch_on_ray`.
 
     Attributes:
         config: the options of the run.
@@ -67,78 +103,21 @@ class RayGRPO:
     """
 
     def __init__(
-        self,
-        model: str | Path,
-        reward_fn: Any = (),
-        ref_model: None = None,
-        *,
-        launcher: str = "ray",
-        ray_address: str = "auto",
-        layout: Mapping[str, Any] | None = None,
-        environment: Any = None,
-        tools: Sequence[Any] = (),
-        config: GRPOConfig | None = None,
-        **options: Any,
+        self, config: GRPOConfig, document: Mapping[str, Any], tables: Mapping[str, Any], ray_address: str
     ) -> None:
-        """Check the arguments; nothing is started.
-
-        Args:
-            model: a folder or hub id that every node can load.
-            reward_fn: one reward function or several. Each is ``"module:function"``, a function of an importable
-                module, a rule of :mod:`rlox_grpo.rewards` or its name in run files, or a table of ``[[rewards]]``.
-            ref_model, tokenizer, callbacks, optimizer: refused, because they cannot be sent.
-            launcher: ``"ray"``.
-            ray_address: see ``rlox-grpo train --ray``.
-            layout: the table ``[layout]`` of a run file, such as ``{"trainers": 2}``.
-            environment, tools: as ``"module:callable"``, or functions of an importable module.
-            config: a whole configuration, instead of options as keywords.
-            **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required.
-
-        Raises:
-            ConfigError: an argument that cannot be sent to other processes, or a wrong option.
-        """
-        options["ref_model"] = ref_model
-        for name, instead in _NEVER_SENT.items():
-            if options.pop(name, None):
-                raise ConfigError(f"{name} is given: {STAYS_HERE} it; {instead}")
-        if not isinstance(model, (str, Path)):
-            raise ConfigError(
-                f"model is a {type(model).__name__}: {STAYS_HERE} it; save it and its tokenizer by "
-                "save_pretrained(folder), and pass the folder"
-            )
-        self._layout = dict(layout or {})
-        for name in DOORS:
-            if options.get(name) is not None:
-                options[name] = name_callable(name, options[name])
-        if config is not None:
-            options = choose_config(config, options).model_dump(exclude_unset=True)
-        self.config = GRPOConfig.create(**{**options, **derive_options(Layout.create(**self._layout), options)})
-        if self.config.output_dir is None:
-            raise ConfigError("launcher='ray' needs output_dir: the weights and the metrics come back through it")
-        self.output_dir = Path(self.config.output_dir).absolute()
-        self._address = ray_address
-        self._document: dict[str, Any] = {
-            **{name: value for name, value in options.items() if value is not None},
-            "output_dir": str(self.output_dir),
-            "model": resolve_path(model),
-        }
-        if environment is not None:
-            self._document["environment"] = name_callable("environment", environment)
-        if tools:
-            self._document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
-        several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
-        rewards = [make_table(f"reward_fn[{at}]", function) for at, function in enumerate(several)]
-        self._tables = {name: table for name, table in (("rewards", rewards), ("layout", self._layout)) if table}
+        """Take the run file in two: the keys of ``document``, which ``train`` completes, and the ``tables`` below."""
+        self.config, self.output_dir = config, Path(document["output_dir"])
+        self._document, self._tables, self._address = document, tables, ray_address
 
     def __repr__(self) -> str:
         """Describe the model, the layout and the folder."""
-        facts = {"model": self._document["model"], "layout": self._layout, "output_dir": self.output_dir}
-        return f"GRPO(launcher=ray, {', '.join(f'{name}={value}' for name, value in facts.items())})"
+        layout = self._tables.get("layout", {})
+        return f"RayRun(model={self._document['model']}, layout={layout}, output_dir={self.output_dir})"
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"GRPO(launcher='ray') has train, save, step and config, and no {name!r}: the trainer is in other "
-            "processes. After train, load what save wrote"
+            f"a run on Ray has train, save, step and config, and no {name!r}: the trainer is in other processes. "
+            "After train, load what save wrote"
         )
 
     @property
@@ -202,7 +181,7 @@ class RayGRPO:
                 lines.append(json.dumps(dict(row) if isinstance(row, Mapping) else {column: row}, allow_nan=False))
             except (TypeError, ValueError) as error:
                 reason = f"{what}[{index}] cannot be written as JSON: {error}"
-                raise ConfigError(f"{reason}; with launcher='ray' prompts are sent as a file") from error
+                raise ConfigError(f"{reason}; launch_on_ray sends prompts as a file") from error
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
         return str(path)
 

@@ -12,7 +12,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.registry import REWARDS, list_rewards
 
-STAYS_HERE = "launcher='ray' starts other processes, which cannot get"
+STAYS_HERE = "launch_on_ray starts other processes, which cannot get"
 
 
 def resolve_path(path: str | Path) -> str:
