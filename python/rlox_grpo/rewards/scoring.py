@@ -34,7 +34,7 @@ from rlox_grpo.rewards.calls import (
 )
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
-from rlox_grpo.rewards.steps import split_steps
+from rlox_grpo.rewards.steps import count_units, find_wrong_ends, split_steps
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -126,12 +126,12 @@ def score(
                 if inspect.isawaitable(result):
                     waiting[name] = result
                     continue
-                parts[name] = _score_by_function(name, result, given["completions"], on_error)
+                parts[name] = _score_by_function(name, result, given["completions"], groups, on_error)
                 # After the call, because ChatCompletion records what the function has read.
                 _warn_of_lengths(name, parts[name].scores, own["completions"])
             parts[name].seconds = time.perf_counter() - start
         for name, (result, seconds) in gather(waiting).items():
-            parts[name] = _score_by_function(name, result, given["completions"], on_error)
+            parts[name] = _score_by_function(name, result, given["completions"], groups, on_error)
             parts[name].seconds = seconds
     except BaseException:
         for left in waiting.values():
@@ -241,10 +241,29 @@ def _score_by_workers(
         if function.on_error == "stop":
             raise
         logger.warning("%s", error)
-    return _Part(found.scores, outcomes=found.codes)
+    part = _Part(found.scores, outcomes=found.codes, steps=_list_steps(found, groups))
+    return _drop_wrong_steps(name, part, groups, function.on_error)
 
 
-def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _Part:
+def _list_steps(found: Outcomes, groups: Sequence[RolloutGroup]) -> tuple[StepScores | None, ...] | None:
+    """Return the steps of all completions; None if the function returned numbers.
+
+    A completion that ran out of time and has a ``timeout_score`` is one step with this score.
+    """
+    if not found.steps:
+        return None
+    lengths = [count_units(completion) for group in groups for completion in group.completions]
+    late = {
+        row: StepScores([lengths[row]], [found.scores[row]])
+        for row in np.flatnonzero((found.codes == TIMEOUT) & ~np.isnan(found.scores)).tolist()
+        if lengths[row]
+    }
+    return tuple((found.steps | late).get(row) for row in range(len(lengths)))
+
+
+def _score_by_function(
+    name: str, result: Any, completions: Sequence[Any], groups: Sequence[RolloutGroup], on_error: str
+) -> _Part:
     rows = len(completions)
     try:
         if isinstance(result, RewardError):
@@ -258,9 +277,37 @@ def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_er
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
-    return _Part(
-        scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures, steps=steps
-    )
+    outcomes = None if on_error == "stop" else np.full(rows, OK, np.uint8)
+    part = _Part(scores, outcomes=outcomes, measures=measures, steps=steps)
+    return _drop_wrong_steps(name, part, groups, on_error)
+
+
+def _drop_wrong_steps(name: str, part: _Part, groups: Sequence[RolloutGroup], on_error: str) -> _Part:
+    """Return the part in which samples with wrong steps have failed: a step ends outside the completion.
+
+    From workers, also a sample with a number where others have steps.
+
+    Raises:
+        RewardError: there is one, with ``on_error="stop"``.
+    """
+    if part.steps is None:
+        return part
+    wrong = find_wrong_ends(name, part.steps, groups)
+    for row, own in enumerate(part.steps):
+        is_late = part.outcomes is not None and part.outcomes[row] == TIMEOUT
+        if own is None and not np.isnan(part.scores[row]) and not is_late:
+            wrong[row] = (
+                f"reward function {name} returned {part.scores[row]:g} for sample {row} and StepScores for others: "
+                "expected StepScores or None for each"
+            )
+    if not wrong:
+        return part
+    first, rows = min(wrong), list(wrong)
+    if on_error == "stop" or part.outcomes is None:
+        raise RewardError(f"{wrong[first]}; {_describe_row(groups, first)}", first)
+    logger.warning("%s; %d of its %d samples fail for their steps", wrong[first], len(wrong), len(part.steps))
+    part.scores[rows], part.outcomes[rows] = np.nan, ERROR
+    return replace(part, steps=tuple(None if row in wrong else own for row, own in enumerate(part.steps)))
 
 
 _warned_of_nan: set[str] = set()
