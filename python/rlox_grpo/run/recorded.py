@@ -10,7 +10,7 @@ from typing import Any
 
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
-from rlox_grpo.config.records.option import list_evaluated
+from rlox_grpo.config.records.option import OBJECT, list_evaluated
 from rlox_grpo.config.schema import GRPOConfig, read_toml
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run.manifest import STATE, read_object
@@ -73,7 +73,8 @@ class RecordedRun:
         sources = {**self.sources, **given.sources}
         if "environment" in given.sources and "environment_args" not in given.sources:
             sources.pop("environment_args", None)
-        unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in given.sources}
+        here = {**given.sources, **given.options}
+        unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in here}
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 
     def warn_of_differences(self, config: GRPOConfig) -> None:
@@ -110,13 +111,17 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     state = read_object(path / STATE)
     if isinstance(state, str) or not isinstance(state.get("config"), dict):
         raise CheckpointError(f"{path / STATE} is damaged: {state if isinstance(state, str) else 'it has no config'}")
-    config = GRPOConfig.create(**{name: state["config"][name] for name in EVALUATED if name in state["config"]})
+    saved = {name: state["config"][name] for name in EVALUATED if name in state["config"]}
+    objects = {name: [value] for name, value in saved.items() if isinstance(value, str) and value.startswith(OBJECT)}
+    config = GRPOConfig.create(**{name: value for name, value in saved.items() if name not in objects})
     options = {
         name: getattr(config, name)
         for name in EVALUATED
         if name not in _OF_PROCESSES and getattr(config, name) != GRPOConfig.model_fields[name].default
     }
-    return RecordedRun(options, state.get("sources") or _read_older(path))
+    sources = state.get("sources") or _read_older(path)
+    unrecorded = {**sources.get("unrecorded", {}), **objects}
+    return RecordedRun(options, {**sources, "unrecorded": unrecorded} if unrecorded else sources)
 
 
 def _read_older(checkpoint: Path) -> dict[str, Any]:
