@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sysconfig
 import traceback
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+_PACKAGE = Path(__file__).parent
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 class NonFiniteError(FloatingPointError):
@@ -43,9 +48,7 @@ def naming_errors(what: str) -> Iterator[None]:
     except (SampleError, ConfigError):
         raise
     except Exception as error:
-        *_, last = traceback.extract_tb(error.__traceback__)
-        where = f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
-        raise SampleError(f"{what} raised {type(error).__name__}: {error} ({where})") from error
+        raise SampleError(f"{what} raised {describe_error(error)}{locate_error(error)}") from error
 
 
 class CheckpointError(RuntimeError):
@@ -100,6 +103,29 @@ def describe_error(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  the class may be the user's
         message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages."""
+
+
+def locate_error(error: BaseException) -> str:
+    """Return `` (file.py, line 7)``, the innermost line of the user's own code in a traceback.
+
+    Lines of this library, of the standard library and of installed packages do not count. Without a line of other code
+    it is the innermost one of an installed package, and without that an empty text.
+    """
+    packages: list[str] = []
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(_PACKAGE) or frame.filename.startswith("<frozen "):
+            continue
+        line = f" ({path.name}, line {frame.lineno})"
+        if any(folder in path.parts for folder in _INSTALLED):
+            packages.append(line)
+        elif not path.is_relative_to(_STANDARD_LIBRARY):
+            return line
+    return packages[0] if packages else ""
 
 
 def suggest_nearest(name: str, names: list[str]) -> str:

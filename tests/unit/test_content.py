@@ -188,3 +188,51 @@ def test_digests_of_lambdas_and_methods_see_what_is_bound():
     assert compare_rewards(then, [("score", other)]) == ["the reward function score was edited"]
     earlier = {"rewards": ["score"], "reward_sources": [one.partition("+")[0]]}
     assert compare_rewards(earlier, [("score", other)]) == []
+
+
+class Counting:
+    """No dataclass: its fields are state or settings, which no one can tell."""
+
+    def __init__(self, scale, table=None):
+        self.scale, self.table, self.calls, self._started, self.lock = scale, table, 0, object(), threading.Lock()
+
+    def __call__(self, completions):
+        self.calls += 1
+        return [self.scale for _ in completions]
+
+    def score(self, completions):
+        return self(completions)
+
+
+def scoring(scale):
+    def score(completions):
+        return [scale for _ in completions]
+
+    return score
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Counting,
+        scoring,
+        lambda value: Counting(1.0, {"a": [value, ("b", None)]}),
+        lambda value: Counting(value).score,
+        lambda value: lambda completions: [value for _ in completions],
+    ],
+)
+def test_digests_see_plain_values_of_objects_and_closures(make):
+    one, other, again = map(digest_reward, (make(1.0), make(2.0), make(1.0)))
+    assert one == again
+    then = {"rewards": ["score"], "reward_sources": [one]}
+    assert compare_rewards(then, [("score", other)]) == ["the reward function score was edited"]
+
+
+def test_digests_do_not_see_state():
+    reward = Counting(1.0)
+    before = digest_reward(reward)
+    reward("x")
+    assert digest_reward(reward) == before  # the counter counts as this process saw it first
+    own = Counting(1.0)
+    own._started = 7
+    assert digest_reward(own) == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,11 @@ from rlox_grpo.loss.inputs import make_loss_inputs, number_turns
 from rlox_grpo.loss.policies import POLICY_LOSSES, find_policy_loss
 from rlox_grpo.loss.policy_term import call_custom_loss
 from rlox_grpo.rewards import RewardError, StepScores, score
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
+from rlox_grpo.run.recorded import RecordedRun, read_recorded_run
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
@@ -380,9 +384,78 @@ def test_scores_that_are_no_steps(ends: Any, scores: Any) -> None:
         StepScores(ends, scores)
 
 
-def test_options_that_scores_of_steps_do_not_have() -> None:
-    with pytest.raises(ConfigError, match="reward_scaling='batch' with a reward function that returns StepScores"):
-        run(by_thirds, reward_scaling="batch")
+def test_a_step_that_ends_outside_the_completion_fails_its_sample_alone(caplog: Any) -> None:
+    def judge(completions: Any, prompts: Any) -> Any:
+        return [StepScores([7 if row == 3 else 6], [float(row)]) for row in range(len(completions))]
+
+    trainer = run(judge, max_steps=1, on_reward_error="none")[1]
+    rewards = np.concatenate([scored.rewards for scored in trainer.last_rollout[0]])
+    assert np.flatnonzero(np.isnan(rewards)).tolist() == [3]
+    assert "reward function judge: StepScores.ends is [7] for a completion of 6 tokens" in caplog.text
+    assert "1 of its 32 samples fail" in caplog.text
+    with pytest.raises(RewardError, match=r"function judge: StepScores.ends is \[7\].*the sample is completion 3 of"):
+        run(judge, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward_scaling": "batch"}, "reward_scaling='batch' with a reward function that returns StepScores, "),
+        ({"baseline": "leave_one_out"}, "baseline='leave_one_out' with a reward function that returns StepScores, "),
+        ({"kl_in": "reward", "kl_coef": 0.1}, "kl_in='reward' with a reward function that returns StepScores, "),
+    ],
+)
+def test_options_that_scores_of_steps_do_not_have(changes: dict[str, Any], message: str) -> None:
+    def silent(completions: Any, prompts: Any) -> Any:
+        return by_thirds(completions, prompts)
+
+    with pytest.raises(ConfigError, match=f"^{message}by_thirds: set"):
+        GRPO(ToyLM(), by_thirds, **options(**changes))  # its annotation says what it returns
+    trainer = GRPO(ToyLM(), silent, **options(**changes))
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(ConfigError, match=f"{message}silent: set.*no weights have changed in this step, 1"):
+        trainer.train(PROMPTS)
+    assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("per", ["sample", "batch"])
+def test_steps_of_a_function_in_workers_are_those_of_the_function(per: Any) -> None:
+    from rlox_grpo.rewards import InWorkers
+
+    inside = InWorkers(by_thirds, 30.0, workers=1, per=per)
+    one, other = run(by_thirds, max_steps=1)[1], run(inside, max_steps=1)[1]
+    assert np.array_equal(one.last_rollout[1], other.last_rollout[1])
+    assert one.last_rollout[0][0].step_scores == other.last_rollout[0][0].step_scores
+
+
+def test_wrong_steps_of_a_function_in_workers_name_the_sample() -> None:
+    def judge(completions: Any, prompts: Any) -> Any:
+        if float(completions[0][0]) == 0:
+            return [1.0]
+        return [StepScores([6], [1.0])]
+
+    groups = [
+        RolloutGroup(
+            Prompt(np.array([1]), 4),
+            tuple(Completion(np.arange(start, start + 6), np.zeros(6, np.float32), "stop") for start in (1, 0)),
+        )
+    ]
+    from rlox_grpo.rewards.workers import closing_workers, in_workers
+
+    for on_error in ("stop", "none"):
+        (inside,) = in_workers([judge], 30.0, 1, on_error)
+        with closing_workers([inside]):
+            if on_error == "stop":
+                with pytest.raises(
+                    RewardError, match=r"returned 1 for sample 1 and StepScores.*completion 1 of prompts\[4"
+                ):
+                    score(groups, inside, on_error="stop")
+            else:
+                (scored,) = score(groups, inside, on_error="none")
+                assert scored.rewards[0] == 1
+                assert np.isnan(scored.rewards[1])
+                assert scored.step_scores["judge"] == (StepScores([6], [1.0]), None)
 
 
 # --- engines ---
@@ -399,7 +472,11 @@ class OwnEngine:
     def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
         draws = torch.Generator().manual_seed(seed % 2**63)
         return [
-            RolloutGroup(prompt, tuple(self._complete(prompt, sampling, draws) for _ in range(group_size)))
+            RolloutGroup(
+                prompt,
+                tuple(self._complete(prompt, sampling, draws) for _ in range(group_size)),
+                self.policy_version,
+            )
             for prompt in prompts
         ]
 
@@ -424,7 +501,8 @@ def test_an_engine_of_a_user_learns() -> None:
     model = ToyLM()
     trainer = GRPO(model, share_of_target, engine=OwnEngine(model), **options())
     assert trainer.train(PROMPTS)["mean_reward"] > 0.9
-    assert GRPOConfig.create(engine=OwnEngine(model)).model_dump()["engine"] == "test_own_parts:OwnEngine"
+    written = GRPOConfig.create(engine=OwnEngine(model)).model_dump()["engine"]
+    assert written == "an object of the program: test_own_parts.OwnEngine"
 
 
 class Reversed(OwnEngine):
@@ -435,6 +513,11 @@ class Reversed(OwnEngine):
 class Fewer(OwnEngine):
     def generate(self, prompts, group_size, *given, **more):
         return super().generate(prompts, group_size - 1, *given, **more)
+
+
+class Strange(OwnEngine):
+    def generate(self, prompts, *given, **more):
+        return [0 for _ in prompts]
 
 
 class Nothing(OwnEngine):
@@ -451,12 +534,155 @@ class Nothing(OwnEngine):
         ),
         (Fewer, r"engine Fewer returned 7 completions for prompts\[\d\], expected 8"),
         (Nothing, "engine Nothing returned NoneType for 4 prompts"),
+        (Strange, "engine Strange: group 0 is int, expected a RolloutGroup"),
     ],
 )
 def test_what_an_engine_returns_is_checked(kind: Any, message: str) -> None:
     model = ToyLM()
     with pytest.raises(EngineError, match=message):
         GRPO(model, share_of_target, engine=kind(model), **options()).train(PROMPTS)
+
+
+class Wrong(OwnEngine):
+    """Returns one wrong value, in completion 2 of the second prompt."""
+
+    def __init__(self, model: Any, change: Any) -> None:
+        super().__init__(model)
+        self.change = change
+
+    def generate(self, *given, **more):
+        first, second, *rest = super().generate(*given, **more)
+        completions = list(second.completions)
+        completions[2] = self.change(completions[2])
+        return [first, replace(second, completions=tuple(completions)), *rest]
+
+
+def put(values: np.ndarray, value: Any) -> np.ndarray:
+    """The values with another one at token 3."""
+    changed = values.copy()
+    changed[3] = value
+    return changed
+
+
+@pytest.mark.parametrize("changes", [{}, {"async_steps": 1}])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one: replace(one, token_ids=put(one.token_ids, 99)), ": token 3 is 99, expected an id from 0 to 11"),
+        (lambda one: replace(one, token_ids=put(one.token_ids, -1)), ": token 3 is -1, expected an id from 0 to 11"),
+        (
+            lambda one: replace(one, token_ids=one.token_ids * 1.0),
+            r": token_ids is an array of dtype float64 and shape \(6,\), expected an array of dtype int64",
+        ),
+        (lambda one: replace(one, token_ids=one.token_ids.tolist()), ": token_ids is list, expected an array"),
+        (
+            lambda one: replace(one, log_probs=put(one.log_probs, np.nan)),
+            ": the log-prob of token 3 is nan, expected a finite number of at most 0",
+        ),
+        (lambda one: replace(one, log_probs=put(one.log_probs, -np.inf)), ": the log-prob of token 3 is -inf"),
+        (lambda one: replace(one, log_probs=put(one.log_probs, 0.5)), ": the log-prob of token 3 is 0.5"),
+        (
+            lambda one: replace(one, log_probs=one.log_probs[:4]),
+            r": log_probs is an array of dtype float32 and shape \(4,\), expected an array of dtype float32 of shape "
+            r"\(6,\)",
+        ),
+        (
+            lambda one: replace(one, log_probs=one.log_probs.astype(np.float64)),
+            r": log_probs is an array of dtype float64 and shape \(6,\), expected an array of dtype float32",
+        ),
+        (
+            lambda one: replace(one, token_ids=np.tile(one.token_ids, 2), log_probs=np.tile(one.log_probs, 2)),
+            " has 12 tokens, above max_new_tokens=6",
+        ),
+        (lambda one: replace(one, finish_reason="eos"), ": finish_reason is 'eos', expected 'stop' or 'length'"),
+        (
+            lambda one: replace(one, sampled=np.ones(5, bool)),
+            r": sampled is an array of dtype bool and shape \(5,\), expected an array of dtype bool of shape \(6,\)",
+        ),
+        (lambda one: one.token_ids, " is ndarray, expected a Completion"),
+    ],
+)
+def test_wrong_completions_of_an_engine_name_the_completion(change: Any, message: str, changes: dict[str, Any]) -> None:
+    model = ToyLM()
+    with pytest.raises(EngineError, match=rf"^engine Wrong, completion 2 of prompts\[\d\]{message}"):
+        GRPO(model, share_of_target, engine=Wrong(model, change), **options(**changes)).train(PROMPTS)
+
+
+def test_the_rounding_of_a_log_prob_is_no_error() -> None:
+    model = ToyLM()
+    engine = Wrong(model, lambda one: replace(one, log_probs=put(one.log_probs, 1e-6)))
+    GRPO(model, share_of_target, engine=engine, **options(max_steps=1)).train(PROMPTS)
+
+
+class Forgetful(OwnEngine):
+    def load_weights(self, weights, version):
+        pass
+
+
+class Unversioned(OwnEngine):
+    def generate(self, *given, **more):
+        return [replace(group, policy_version=0) for group in super().generate(*given, **more)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Forgetful, r"engine Forgetful has policy_version 0 after load_weights\(…, version=1\): set"),
+        (Unversioned, r"engine Unversioned: the group of prompts\[\d\] has policy_version 0, and the engine has 1"),
+    ],
+)
+def test_an_engine_has_the_version_of_its_weights(kind: Any, message: str) -> None:
+    model = ToyLM()
+    with pytest.raises(EngineError, match=message):
+        GRPO(model, share_of_target, engine=kind(model), **options()).train(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda turn: replace(turn, token_ids=put(turn.token_ids, 10_000)), "token 3 is 10000, expected an id from 0"),
+        (lambda turn: replace(turn, log_probs=put(turn.log_probs, np.inf)), "the log-prob of token 3 is inf"),
+        (lambda turn: replace(turn, log_probs=turn.log_probs[1:]), "log_probs is an array of dtype float32"),
+    ],
+)
+def test_wrong_turns_of_an_engine_name_the_turn(change: Any, message: str, tmp_path: Any) -> None:
+    from contextlib import contextmanager
+
+    from rlox_grpo.rollout.engines import hf
+
+    class Session:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def __len__(self) -> int:
+            return len(self._inner)
+
+        def step(self) -> Any:
+            return [
+                (request, change(turn) if len(turn.token_ids) > 3 else turn) for request, turn in self._inner.step()
+            ]
+
+    class Turns:
+        """The built-in engine, whose sessions return wrong replies."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        @contextmanager
+        def open_turns(self, *given: Any) -> Any:
+            with self._inner.open_turns(*given) as session:
+                yield Session(session)
+
+    with pytest.raises(
+        EngineError, match=rf"engine Turns, turn \d of completion \d of prompt \d of the step: {message}"
+    ):
+        played.train(tmp_path, engine=lambda *given: Turns(hf.make_engine(*given)))
 
 
 def test_a_function_that_makes_an_engine_is_an_engine() -> None:
@@ -514,6 +740,58 @@ def test_a_name_of_a_module_is_the_function(monkeypatch: pytest.MonkeyPatch) -> 
     assert LossConfig.create(policy_loss=own_clip).model_dump()["policy_loss"] == f"{__name__}:own_clip"
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (lambda inputs: own_clip(inputs), "test_own_parts.<lambda>"),
+        (partial(own_clip), "test_own_parts.own_clip"),
+        (find_policy_loss, None),
+    ],
+)
+def test_what_no_file_can_name_is_no_name(value: Any, name: str | None) -> None:
+    written = LossConfig.create(policy_loss=value).model_dump()["policy_loss"]
+    if name is None:
+        assert written == "rlox_grpo.loss.policies:find_policy_loss"
+        return
+    assert written == f"an object of the program: {name}"
+    with pytest.raises(
+        ConfigError, match="policy_loss: the run was started with an object of the program: .*into a mod"
+    ):
+        GRPOConfig.create(policy_loss=written)
+
+
+def test_an_evaluation_says_that_the_engine_was_an_object(tmp_path: Any) -> None:
+    def make(config: Any, policy: Any, ranks: Any) -> OwnEngine:
+        return OwnEngine(policy.model)
+
+    run(engine=make, max_steps=1, output_dir=str(tmp_path))
+    checkpoint = tmp_path / "checkpoints" / "step_000001"
+    recorded = read_recorded_run(checkpoint)
+    assert recorded is not None
+    assert "engine" not in recorded.options
+    (name,) = recorded.sources["unrecorded"]["engine"]
+    assert name.startswith("an object of the program: test_own_parts.test_an_evaluation")
+    given = RecordedRun({"engine": "hf"}, {"rewards": [{"name": "exact"}]})
+    assert "unrecorded" not in recorded.replace_by(given).sources
+
+
+def test_an_engine_may_import_its_neighbours_when_it_is_made(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "test_own_parts", sys.modules[__name__])
+    (tmp_path / "neighbour_of_an_engine.py").write_text("from test_own_parts import OwnEngine as Engine\n")
+    (tmp_path / "engine_of_a_test.py").write_text(
+        "def make(config, policy, ranks):\n    from neighbour_of_an_engine import Engine\n\n"
+        "    return Engine(policy.model)\n"
+    )
+    before = list(sys.path)
+    import_callable("engine", "engine_of_a_test:make", [tmp_path])  # as the command line does
+    try:
+        assert isinstance(run(engine="engine_of_a_test:make", max_steps=1)[1].engine, OwnEngine)
+    finally:
+        del sys.modules["engine_of_a_test"]
+        sys.modules.pop("neighbour_of_an_engine", None)
+    assert sys.path == before
+
+
 def test_options_of_a_loss_are_read_with_an_own_loss() -> None:
     config = GRPOConfig.create(policy_loss=own_clip, clip_low=0.1, dro_beta=0.3)
     assert (config.split().loss.clip_low, config.split().loss.dro_beta) == (0.1, 0.3)
@@ -548,6 +826,41 @@ def test_a_resumed_run_compares_the_source(name: str, function: Any, other: Any,
     # Its checkpoint is of the edited function now, and goes on as it would have.
     with pytest.raises(CheckpointError, match=f"{name} was edited"):
         continue_run(function, 4)
+
+
+class Scaled:
+    """A loss with a field that is no dataclass field, and a counter."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.calls, self._started = scale, 0, object()
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        self.calls += 1
+        return self.scale * own_clip(inputs)
+
+
+def make_scaled(scale: float) -> Any:
+    calls = [0]
+
+    def scaled(inputs: LossInputs) -> torch.Tensor:
+        calls[0] += 1
+        return scale * own_clip(inputs)
+
+    return scaled
+
+
+@pytest.mark.parametrize("make", [Scaled, make_scaled])
+def test_a_resumed_run_compares_plain_values(make: Any, tmp_path: Any) -> None:
+    def continue_run(loss: Any, steps: int, **changes: Any) -> Any:
+        return run(max_steps=steps, output_dir=str(tmp_path), checkpoint_steps=1, policy_loss=loss, **changes)
+
+    first = make(1.0)
+    continue_run(first, 1)
+    continue_run(first, 2)  # the same object, whose counter has changed
+    continue_run(make(1.0), 3)  # as in another process
+    with pytest.raises(CheckpointError, match=r"policy_loss was edited.*resume_changes=\['policy_loss'\]"):
+        continue_run(make(2.0), 4)
+    continue_run(make(2.0), 4, resume_changes=("policy_loss",))
 
 
 def test_a_run_with_own_parts_resumes_exactly(tmp_path: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
-from rlox_grpo.config.records import AdvantageConfig
+from rlox_grpo.config.records import AdvantageConfig, LossConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.verdicts import sum_weighted
@@ -59,15 +59,12 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
 
     The advantage of a token is that of its completion, from the weighted total of the functions that return numbers,
     plus :func:`step_advantages` of the functions that return StepScores, each of their scores times its weight.
-
-    Raises:
-        ConfigError: when the function is called with step scores and the options have another baseline than the mean.
+    :func:`refuse_other_options` says which options it reads.
     """
 
     def advantages(groups: Sequence[ScoredGroup]) -> Sequence[GroupAdvantages]:
         if not any(group.step_scores for group in groups):
             return outcome(groups)
-        _refuse_other_options(config)
         factors = dict(zip(groups[0].components, weights, strict=True))
         with_steps = {name for group in groups for name in group.step_scores}
         if with_steps == factors.keys():
@@ -125,12 +122,16 @@ def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[
     return np.where(np.isnan(scored.rewards), np.nan, total).astype(np.float32)
 
 
-def _refuse_other_options(config: AdvantageConfig) -> None:
-    wanted = {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}
-    wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
-    for name, values in wanted.items():
-        if (value := getattr(config, name)) not in values:
+def refuse_other_options(advantages: AdvantageConfig, loss: LossConfig, name: str) -> None:
+    """Raise ConfigError for an option that scores of steps do not have; ``name`` is the function that returns them."""
+    wanted: dict[str, tuple[str, ...]] = {"kl_in": ("loss",)}
+    if advantages.advantage_fn is None:
+        wanted |= {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}
+        wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
+    for option, values in wanted.items():
+        if (value := getattr(loss if option == "kl_in" else advantages, option)) not in values:
+            others = "" if option == "kl_in" else ", or give an advantage_fn"
             raise ConfigError(
-                f"{name}={value!r} with a reward function that returns StepScores: set {name}="
-                f"{' or '.join(map(repr, values))}, or give an advantage_fn"
+                f"{option}={value!r} with a reward function that returns StepScores, {name}: set {option}="
+                f"{' or '.join(map(repr, values))}{others}"
             )

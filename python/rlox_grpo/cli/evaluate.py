@@ -107,9 +107,10 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     sources = run.sources
     for argument, names in sources.get("unrecorded", {}).items():
         flag = {"rewards": "--reward"}.get(argument, f"--{argument}")
+        built_in = "; --engine hf evaluates with the built-in engine" if argument == "engine" else ""
         raise ConfigError(
             f"{flag} is needed: the run was started from Python, and its {argument} ({', '.join(names)}) are objects "
-            f"of that program; put them into a file, and pass {flag} module:name"
+            f"of that program; put them into a file, and pass {flag} module:name{built_in}"
         )
     if "eval_data" not in sources:
         what = "" if recorded is None else ": the run had no file of evaluation data"

@@ -8,11 +8,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossConfig
-from rlox_grpo.config.records.option import name_object
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import naming_errors
 from rlox_grpo.loss.inputs import StepInputs, make_loss_inputs
 from rlox_grpo.loss.policies import find_policy_loss
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.types import Batch
 
 
@@ -37,7 +37,8 @@ def with_step_statistics(
     Raises:
         ValueError: ``measure`` returned a list of another length than ``batches``.
     """
-    measure = getattr(find_policy_loss(config.policy_loss), "measure", None)
+    policy_loss = find_policy_loss(config.policy_loss)
+    measure = getattr(policy_loss, "measure", None)
     if measure is None:
         return list(batches)
     # The forward passes run when `measure` reads micro_batches, and not at all if it does not.
@@ -48,14 +49,15 @@ def with_step_statistics(
         seed=seed,
         ranks=ranks or Ranks(),
     )
-    with naming_errors(f"measure of policy_loss={name_object(config.policy_loss)!r}"):
+    name = f"measure of policy loss {function_name(policy_loss)}"
+    with naming_errors(name):
         measured = measure(step)
     # One value of the whole step, such as P3O's sample size, goes to every micro-batch.
     if not isinstance(measured, list):
         measured = [measured] * len(batches)
     if len(measured) != len(batches):
         raise ValueError(
-            f"measure of policy_loss={name_object(config.policy_loss)!r} returned a list of {len(measured)} values for "
-            f"{len(batches)} micro-batches: expected one for each, or one value for all that is not a list"
+            f"{name} returned a list of {len(measured)} values for {len(batches)} micro-batches: expected one for "
+            "each, or one value for all that is not a list"
         )
     return [replace(batch, measured=values) for batch, values in zip(batches, measured, strict=True)]

@@ -8,15 +8,13 @@ import inspect
 import math
 import numbers
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from rlox_grpo.errors import EXITS, describe_error
+from rlox_grpo.errors import EXITS, describe_error, locate_error
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
 
 HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
@@ -100,9 +98,6 @@ def _refuse_text(other: Any, operation: str) -> Any:
     if isinstance(other, str):
         raise TypeError(f"{operation} looks for the text {other[:40]!r} among messages")
     return other
-
-
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class RewardError(RuntimeError):
@@ -193,10 +188,7 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
 
 def _make_error(name: str, cause: BaseException) -> RewardError:
     """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
-    frames = traceback.extract_tb(cause.__traceback__)
-    theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
-    location = f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
-    error = RewardError(f"reward function {name} raised {describe_error(cause)}{location}")
+    error = RewardError(f"reward function {name} raised {describe_error(cause)}{locate_error(cause)}")
     error.__cause__ = cause
     return error
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, describe_error, locate_error
 
 
 def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> Callable[..., Any]:
@@ -34,17 +34,15 @@ def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> 
             "of the run file and the current folder are searched"
         )
     try:
-        with _search_also(folders):
+        with search_also(folders):
             target: Any = importlib.import_module(module)
             for word in attribute.split("."):
                 target = getattr(target, word)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{key} ({name}): {error}") from error
     except Exception as error:  # of the user's module, which may raise any
-        *_, last = traceback.extract_tb(error.__traceback__)
-        where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
         raise ConfigError(
-            f"{key} ({name}): the import of {module} failed with {type(error).__name__}: {error}{where}"
+            f"{key} ({name}): the import of {module} failed with {describe_error(error)}{locate_error(error)}"
         ) from error
     if not callable(target):
         raise ConfigError(f"{key} ({name}) is {target!r}, expected a function")
@@ -52,8 +50,23 @@ def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> 
     return imported
 
 
+def find_folder(function: Any) -> Path | None:
+    """Return the folder from which the module of a function was imported; None for a function of the script itself.
+
+    It may be missing in the import path, which has the folder of a run file only during the import.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    named = getattr(function, "__module__", None) or type(function).__module__
+    file = getattr(sys.modules.get(named.partition(".")[0]), "__file__", None)
+    if named == "__main__" or not file:
+        return None
+    folder = Path(file).resolve().parent
+    return folder.parent if Path(file).stem == "__init__" else folder
+
+
 @contextmanager
-def _search_also(folders: Sequence[str | Path]) -> Iterator[None]:
+def search_also(folders: Sequence[str | Path]) -> Iterator[None]:
     """Add ``folders`` to the end of the import path, so that a file there cannot replace an installed module."""
     added = [path for path in dict.fromkeys(str(Path(folder).resolve()) for folder in folders) if path not in sys.path]
     sys.path.extend(added)

@@ -34,7 +34,7 @@ from rlox_grpo.rewards.calls import (
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
-from rlox_grpo.rewards.steps import split_steps
+from rlox_grpo.rewards.steps import count_units, find_wrong_ends, split_steps
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -126,12 +126,12 @@ def score(
                 if inspect.isawaitable(result):
                     waiting[name] = result
                     continue
-                by_function[name] = _score_by_function(name, result, arguments["completions"], on_error)
+                by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
                 # After the call, because ChatCompletion records what the function has read.
                 _warn_about_lengths(name, by_function[name].scores, copied["completions"])
             by_function[name].seconds = time.perf_counter() - start
         for name, (result, seconds) in gather(waiting).items():
-            by_function[name] = _score_by_function(name, result, arguments["completions"], on_error)
+            by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
             by_function[name].seconds = seconds
     except BaseException:
         for left in waiting.values():
@@ -246,10 +246,29 @@ def _score_by_workers(
         if function.on_error == "stop":
             raise
         logger.warning("%s", error)
-    return _FunctionScores(outcomes.scores, outcomes=outcomes.codes)
+    scores = _FunctionScores(outcomes.scores, outcomes=outcomes.codes, steps=_list_steps(outcomes, groups))
+    return _drop_wrong_steps(name, scores, groups, function.on_error)
 
 
-def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_error: str) -> _FunctionScores:
+def _list_steps(outcomes: Outcomes, groups: Sequence[RolloutGroup]) -> tuple[StepScores | None, ...] | None:
+    """Return the steps of all completions; None if the function returned numbers.
+
+    A completion that ran out of time and has a ``timeout_score`` is one step with this score.
+    """
+    if not outcomes.steps:
+        return None
+    lengths = [count_units(completion) for group in groups for completion in group.completions]
+    late = {
+        row: StepScores([lengths[row]], [outcomes.scores[row]])
+        for row in np.flatnonzero((outcomes.codes == TIMEOUT) & ~np.isnan(outcomes.scores)).tolist()
+        if lengths[row]
+    }
+    return tuple((outcomes.steps | late).get(row) for row in range(len(lengths)))
+
+
+def _score_by_function(
+    name: str, result: Any, completions: Sequence[Any], groups: Sequence[RolloutGroup], on_error: str
+) -> _FunctionScores:
     rows = len(completions)
     try:
         if isinstance(result, RewardError):
@@ -263,9 +282,39 @@ def _score_by_function(name: str, result: Any, completions: Sequence[Any], on_er
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _FunctionScores(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
-    return _FunctionScores(
-        scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures, steps=steps
-    )
+    outcomes = None if on_error == "stop" else np.full(rows, OK, np.uint8)
+    function_scores = _FunctionScores(scores, outcomes=outcomes, measures=measures, steps=steps)
+    return _drop_wrong_steps(name, function_scores, groups, on_error)
+
+
+def _drop_wrong_steps(
+    name: str, scored: _FunctionScores, groups: Sequence[RolloutGroup], on_error: str
+) -> _FunctionScores:
+    """Return the scores in which samples with wrong steps have failed: a step ends outside the completion.
+
+    From workers, also a sample with a number where others have steps.
+
+    Raises:
+        RewardError: there is one, with ``on_error="stop"``.
+    """
+    if scored.steps is None:
+        return scored
+    wrong = find_wrong_ends(name, scored.steps, groups)
+    for row, steps in enumerate(scored.steps):
+        is_late = scored.outcomes is not None and scored.outcomes[row] == TIMEOUT
+        if steps is None and not np.isnan(scored.scores[row]) and not is_late:
+            wrong[row] = (
+                f"reward function {name} returned {scored.scores[row]:g} for sample {row} and StepScores for others: "
+                "expected StepScores or None for each"
+            )
+    if not wrong:
+        return scored
+    first, rows = min(wrong), list(wrong)
+    if on_error == "stop" or scored.outcomes is None:
+        raise RewardError(f"{wrong[first]}; {_describe_row(groups, first)}", first)
+    logger.warning("%s; %d of its %d samples fail for their steps", wrong[first], len(wrong), len(scored.steps))
+    scored.scores[rows], scored.outcomes[rows] = np.nan, ERROR
+    return replace(scored, steps=tuple(None if row in wrong else steps for row, steps in enumerate(scored.steps)))
 
 
 _nan_warned: set[str] = set()

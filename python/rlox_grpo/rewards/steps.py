@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlox_grpo.rewards.calls import RewardError
-from rlox_grpo.types import Completion, ScoredGroup, StepScores
+from rlox_grpo.types import Completion, RolloutGroup, ScoredGroup, StepScores
 
 
 def split_steps(name: str, values: Any) -> tuple[Any, tuple[StepScores | None, ...] | None]:
@@ -28,6 +29,40 @@ def split_steps(name: str, values: Any) -> tuple[Any, tuple[StepScores | None, .
     return [None if value is None else value.mean for value in values], tuple(values)
 
 
+def declares_steps(function: Any) -> bool:
+    """Return whether the signature of a reward function says that it returns StepScores."""
+    while hasattr(function, "func") or hasattr(function, "function"):  # partial, InWorkers
+        function = function.func if hasattr(function, "func") else function.function
+    target = function if inspect.isroutine(function) else type(function).__call__
+    return StepScores.__name__ in str(getattr(target, "__annotations__", {}).get("return", ""))
+
+
+def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Sequence[RolloutGroup]) -> dict[int, str]:
+    """Return the samples of which a step ends outside the completion: row → what is wrong.
+
+    Args:
+        name: of the function.
+        steps: of all completions.
+        groups: the groups of the completions, in order.
+    """
+    wrong = {}
+    samples = [(group.prompt.index, completion) for group in groups for completion in group.completions]
+    for row, (row_steps, (prompt, completion)) in enumerate(zip(steps, samples, strict=True)):
+        length = count_units(completion)
+        if row_steps is not None and (row_steps.ends[0] < 1 or row_steps.ends[-1] > length):
+            what = "tokens" if completion.text is None else "characters"
+            wrong[row] = (
+                f"reward function {name}: StepScores.ends is {list(row_steps.ends)} for a completion of {length} {what} of "
+                f"prompts[{prompt}]: expected offsets from 1 to {length}"
+            )
+    return wrong
+
+
+def count_units(completion: Completion) -> int:
+    """Return the length of a completion in the unit of ``StepScores.ends``: characters, or tokens without text."""
+    return len(completion.token_ids) if completion.text is None else len(completion.text)
+
+
 def locate_steps(scored: ScoredGroup, decode: Callable[[list[int]], str] | None) -> ScoredGroup:
     """Return the group with the ends of its steps as offsets after a token, instead of after a character.
 
@@ -35,15 +70,12 @@ def locate_steps(scored: ScoredGroup, decode: Callable[[list[int]], str] | None)
         scored: a group as :func:`rlox_grpo.rewards.score` returns it.
         decode: decodes token ids as the texts of completions were; None: completions are token ids, and ends are
             offsets of tokens already.
-
-    Raises:
-        RewardError: a step ends after the completion.
     """
     if not scored.step_scores:
         return scored
     located: Mapping[str, tuple[StepScores | None, ...]] = {
         name: tuple(
-            None if steps is None else _locate(name, steps, completion, scored.group.prompt.index, decode)
+            None if steps is None else _locate(steps, completion, decode)
             for steps, completion in zip(group_steps, scored.group.completions, strict=True)
         )
         for name, group_steps in scored.step_scores.items()
@@ -51,17 +83,8 @@ def locate_steps(scored: ScoredGroup, decode: Callable[[list[int]], str] | None)
     return replace(scored, step_scores=located)
 
 
-def _locate(
-    name: str, steps: StepScores, completion: Completion, index: int, decode: Callable[[list[int]], str] | None
-) -> StepScores:
+def _locate(steps: StepScores, completion: Completion, decode: Callable[[list[int]], str] | None) -> StepScores:
     ids, text = completion.token_ids.tolist(), completion.text
-    length = len(ids) if text is None else len(text)
-    if steps.ends[0] < 1 or steps.ends[-1] > length:
-        what = "tokens" if text is None else "characters"
-        raise RewardError(
-            f"reward function {name}: StepScores.ends is {list(steps.ends)} for a completion of {length} {what} of "
-            f"prompts[{index}]: expected offsets from 1 to {length}"
-        )
     if text is None or decode is None:
         return steps
 

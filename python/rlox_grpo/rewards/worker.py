@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from rlox_grpo import errors
 from rlox_grpo.rewards.calls import RewardError, call, read_scores, split_measures
+from rlox_grpo.rewards.steps import split_steps
 
 LONGEST_MESSAGE = 2000
 _HEADER = 8
@@ -148,13 +149,15 @@ def _settle(rows: range, result: Any, answer: Callable[..., None]) -> None:
             raise RewardError(
                 "it returned metrics beside its scores: a function with a time limit returns the scores alone"
             )
+        result, steps = split_steps("it", result)
         scores = read_scores("it", result, len(rows))
     except BaseException as error:  # noqa: BLE001
         for row in rows:
             answer(row=row, error=describe_error(error))
     else:
-        for row, score in zip(rows, scores, strict=True):
-            answer(row=row, score=None if math.isnan(score) else score)
+        for row, score, row_steps in zip(rows, scores, steps or [None] * len(scores), strict=True):
+            plain = {} if row_steps is None else {"steps": [row_steps.ends, row_steps.scores]}
+            answer(row=row, score=None if math.isnan(score) else score, **plain)
 
 
 def take_streams() -> tuple[BinaryIO, BinaryIO]:
@@ -175,12 +178,5 @@ def set_alarm(seconds: float) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type, the truncated message and the place of an error."""
-    text = errors.describe_error(error)
-    location = ""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        location = f" ({os.path.basename(code.co_filename)}, line {trace.tb_lineno}, in {code.co_name})"
-        trace = trace.tb_next
-    return text[:LONGEST_MESSAGE] + location
+    """Return the type, the truncated message and the line of an error."""
+    return errors.describe_error(error)[:LONGEST_MESSAGE] + errors.locate_error(error)

@@ -8,7 +8,6 @@ late worker. Here a worker is a plain subprocess, which gets the function from c
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -21,21 +20,23 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, function_name
+from rlox_grpo.rewards.import_callable import find_folder
 from rlox_grpo.rewards.verdicts import ERROR, OK, TIMEOUT, BoolArray, Float64Array, UInt8Array
-from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
+from rlox_grpo.rewards.worker import Job, write_frame
+from rlox_grpo.types import StepScores
 
 START_SECONDS = 120.0
 """Timeout of a worker's start and imports, in seconds. It does not count for the timeouts of samples."""
 
 _TICK = 0.02
-_LINE = 8 * LONGEST_MESSAGE
+_LINE = 2**20
+"""Bytes of an answer: an error message, or the scores of tens of thousands of steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +47,13 @@ class Outcomes:
         scores: ``float64 [N]``, NaN without a score.
         codes: ``uint8 [N]``, indices of ``OUTCOMES``.
         messages: Error messages by row.
+        steps: The scores of steps by row, for a function that returns them.
     """
 
     scores: Float64Array
     codes: UInt8Array
     messages: dict[int, str]
+    steps: dict[int, StepScores] = field(default_factory=dict)
 
     @property
     def failed(self) -> BoolArray:
@@ -146,21 +149,10 @@ class Pool:
 
 
 def find_import_path(function: Any) -> list[str]:
-    """Return the import path of a worker: that of this process, and the folder of the function's module.
-
-    The folder may be missing in this process's path: ``module:callable`` of a run file is imported from the folder of
-    that file, which is in the path only during the import.
-    """
+    """Return the import path of a worker: that of this process, and the folder of the function's module."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = getattr(function, "__module__", None) or type(function).__module__
-    file = getattr(sys.modules.get(named.partition(".")[0]), "__file__", None)
-    if named == "__main__" or not file:
-        return path
-    folder = Path(file).resolve().parent
-    folder = folder.parent if Path(file).stem == "__init__" else folder
-    return path if str(folder) in path else [*path, str(folder)]
+    folder = find_folder(function)
+    return path if folder is None or str(folder) in path else [*path, str(folder)]
 
 
 class Worker:
@@ -323,6 +315,13 @@ def _note(outcomes: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
     elif "error" in reply:
         outcomes.codes[row] = ERROR
         outcomes.messages[row] = str(reply["error"])
+    elif "steps" in reply:
+        try:
+            outcomes.steps[row] = StepScores(*reply["steps"])
+        except (TypeError, ValueError, OverflowError) as error:  # model output has taken over the worker
+            outcomes.codes[row], outcomes.messages[row] = ERROR, str(error)
+        else:
+            outcomes.scores[row] = outcomes.steps[row].mean
     elif reply.get("score") is not None:
         outcomes.scores[row] = float(reply["score"])
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine, ReceivingEngine
 from rlox_grpo.rollout.engines.canary import Canary
+from rlox_grpo.rollout.engines.custom_engine import check_version
 from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
@@ -137,6 +138,7 @@ class BackgroundEngine:
                 if isinstance(engine, CheckedEngine):
                     engine.expect_log_probs(canary)
                 engine.load_weights(handover.read(), version)
+                check_version(engine, version)
                 if torch.cuda.is_available():  # tensors may now change, and copies may be freed
                     torch.cuda.current_stream().synchronize()
             except BaseException as error:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from rlox_grpo.errors import EngineError
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines.custom_engine import check_groups
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
 
@@ -75,6 +76,26 @@ def generate(
     return groups[start - first : stop - first]
 
 
+def generate_checked(
+    vocabulary: int | None,
+    engine: GenerationEngine,
+    prompts: Sequence[Prompt],
+    group_sizes: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+    share: slice = slice(None),
+    engine_share: slice | None = None,
+) -> list[RolloutGroup]:
+    """As :func:`generate`, with an engine of the user, whose completions are checked.
+
+    Raises:
+        EngineError: see :func:`rlox_grpo.rollout.engines.custom_engine.check_groups`.
+    """
+    groups = generate(engine, prompts, group_sizes, sampling, seed, share, engine_share)
+    check_groups(engine, groups, sampling.max_new_tokens, vocabulary)
+    return groups
+
+
 def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], group_size: int) -> None:
     """Raise EngineError unless there is a group for each prompt, in their order, with ``group_size`` completions."""
     if not isinstance(groups, (list, tuple)) or len(groups) != len(prompts):
@@ -83,6 +104,8 @@ def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], gr
             f"engine {engine} returned {got} for {len(prompts)} prompts: expected a RolloutGroup for each"
         )
     for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+        if not isinstance(group, RolloutGroup):
+            raise EngineError(f"engine {engine}: group {index} is {type(group).__name__}, expected a RolloutGroup")
         if group.prompt.index != prompt.index:
             raise EngineError(
                 f"engine {engine}: group {index} is of prompts[{group.prompt.index}], expected prompts[{prompt.index}]"

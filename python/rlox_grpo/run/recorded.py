@@ -10,7 +10,7 @@ from typing import Any
 
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
-from rlox_grpo.config.records.option import list_evaluated
+from rlox_grpo.config.records.option import OBJECT, list_evaluated
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.toml import read_toml
 from rlox_grpo.errors import CheckpointError, ConfigError
@@ -74,9 +74,8 @@ class RecordedRun:
         sources = {**self.sources, **overrides.sources}
         if "environment" in overrides.sources and "environment_args" not in overrides.sources:
             sources.pop("environment_args", None)
-        unrecorded = {
-            key: names for key, names in sources.pop("unrecorded", {}).items() if key not in overrides.sources
-        }
+        here = {**overrides.sources, **overrides.options}
+        unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in here}
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 
     def warn_about_differences(self, config: GRPOConfig) -> None:
@@ -113,13 +112,17 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     state = read_object(path / STATE)
     if isinstance(state, str) or not isinstance(state.get("config"), dict):
         raise CheckpointError(f"{path / STATE} is damaged: {state if isinstance(state, str) else 'it has no config'}")
-    config = GRPOConfig.create(**{name: state["config"][name] for name in EVALUATED if name in state["config"]})
+    saved = {name: state["config"][name] for name in EVALUATED if name in state["config"]}
+    objects = {name: [value] for name, value in saved.items() if isinstance(value, str) and value.startswith(OBJECT)}
+    config = GRPOConfig.create(**{name: value for name, value in saved.items() if name not in objects})
     options = {
         name: getattr(config, name)
         for name in EVALUATED
         if name not in _PROCESS_OPTIONS and getattr(config, name) != GRPOConfig.model_fields[name].default
     }
-    return RecordedRun(options, state.get("sources") or _read_older(path))
+    sources = state.get("sources") or _read_older(path)
+    unrecorded = {**sources.get("unrecorded", {}), **objects}
+    return RecordedRun(options, {**sources, "unrecorded": unrecorded} if unrecorded else sources)
 
 
 def _read_older(checkpoint: Path) -> dict[str, Any]:

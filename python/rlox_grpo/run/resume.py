@@ -10,10 +10,12 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.records.option import is_custom
@@ -143,9 +145,65 @@ def digest_reward(function: Any) -> str | None:
 
     The digest is of the source's tokens, without comments and layout. For a lambda it is of the bytecode, which can
     be compared only within one version of Python, and after a ``+`` of its defaults. For a dataclass it is of its class
-    and its fields; for a method of a dataclass these follow after a ``+``. Fields of other objects are not part of it:
-    they may be state that changes during a run, such as a counter.
+    and its fields; for a method of a dataclass these follow after a ``+``. Plain values of other objects and closures
+    follow after a further ``+``; see :func:`_digest_values`.
     """
+    digest = _digest_code(function)
+    values = None if digest is None else _digest_values(function)
+    return digest if values is None else f"{digest}+{values}"
+
+
+_FIRST_VALUES: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+"""The digests of values as this process saw them first."""
+
+
+def _digest_values(function: Any) -> str | None:
+    """Return a digest of the plain values that a function has in its attributes and its closure; None without any.
+
+    Plain are numbers, text, None, and lists, tuples and dicts of them. Other values, and names that begin with ``_``,
+    are left out: they may be state or differ from start to start. Values that change during a run, such as a counter,
+    count as this process saw them first: so a new start sees their first values, as the run did.
+    """
+    while isinstance(function, (partial, InWorkers)):
+        function = function.function if isinstance(function, InWorkers) else function.func
+    owner = function.__self__ if inspect.ismethod(function) else function
+    try:
+        if owner in _FIRST_VALUES:
+            return _FIRST_VALUES[owner]
+    except TypeError:  # it has no hash, or no weak references
+        pass
+    values = _list_values(owner)
+    digest = digest_content(values) if values else None
+    with suppress(TypeError):
+        _FIRST_VALUES[owner] = digest
+    return digest
+
+
+def _list_values(owner: Any) -> dict[str, Any]:
+    """Return the plain values of an object or a function by name; none for one of this library or a dataclass."""
+    module = getattr(owner, "__module__", None) or type(owner).__module__
+    if inspect.isclass(owner) or is_dataclass(owner) or module.split(".")[0] == __package__.split(".")[0]:
+        return {}
+    attributes = dict(getattr(owner, "__dict__", {}))
+    for function in (owner, inspect.unwrap(owner)):  # a decorator and what it decorates
+        for name, cell in zip(*_list_cells(function), strict=True):
+            with suppress(ValueError):  # an empty cell
+                attributes[name] = cell.cell_contents
+    values = {}
+    for name, value in attributes.items():
+        with suppress(RecursionError):  # a value that contains itself
+            if not name.startswith("_") and is_json(value):
+                values[name] = value
+    return values
+
+
+def _list_cells(function: Any) -> tuple[Sequence[str], Sequence[Any]]:
+    """Return the names and the cells of a function's closure."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    return (code.co_freevars, cells) if isinstance(code, CodeType) and cells else ((), ())
+
+
+def _digest_code(function: Any) -> str | None:
     fields = ""
     # Unwrap to the user's function. Bound arguments and dataclass fields are part of the digest, without the memory
     # addresses in their repr, which differ in each process.
@@ -195,13 +253,15 @@ def digest_optimizer(factory: Any) -> str | None:
 def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
     """Return fingerprints of the user's policy loss, advantage function and engine, as :func:`digest_reward`.
 
-    None for a built-in one, and for an object without source.
+    None for a built-in one, and for an object without source. Values of an engine are left out: its version, addresses
+    and ports differ from rank to rank and from start to start.
     """
     digests: dict[str, str | None] = {}
     for name in DOORS:
         value = getattr(config, name)
         imported = import_callable(name, value) if isinstance(value, str) and is_custom(value) else value
-        digests[_SOURCE.format(name)] = digest_reward(imported) if is_custom(value) else None
+        digest = _digest_code if name == "engine" else digest_reward
+        digests[_SOURCE.format(name)] = digest(imported) if is_custom(value) else None
     return digests
 
 

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from torch import nn
 
 from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.records import StageConfigs
-from rlox_grpo.config.records.option import find_ignored
+from rlox_grpo.config.records.option import find_ignored, is_custom
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
@@ -25,7 +27,7 @@ from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.load import count_vocabulary, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
@@ -34,9 +36,12 @@ from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards.scoring import make_unique_names
+from rlox_grpo.rewards.steps import declares_steps
 from rlox_grpo.rollout.engines import make_engine
+from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.generate import generate, generate_checked
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.engine_sync import EngineSync
@@ -85,6 +90,9 @@ def build_step(
     reward_fns = in_workers(
         list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
     )
+    for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
+        if declares_steps(function):
+            refuse_other_options(stages.advantages, stages.loss, name)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
     policy = load_policy(model, tokenizer, config, ranks=ranks)
     if policy.shards is None and policy.stored is None:
@@ -97,10 +105,18 @@ def build_step(
         # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
         # in a reward function would also truncate a call in the other thread.
         sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
+    checks_engine = is_custom(config.engine)
+    vocabulary = policy.vocabulary or count_vocabulary(policy.model)
     episodes = None
     if environment is not None or tools:
         episodes = EpisodeRunner(
-            environment, tools, stages.episodes, sampled_by.tokenizer, stages.prompts, on_ended=on_episodes
+            environment,
+            tools,
+            stages.episodes,
+            sampled_by.tokenizer,
+            stages.prompts,
+            on_ended=on_episodes,
+            check_turn=partial(check_turn, vocabulary) if checks_engine else None,
         )
         _refuse_branches(config, episodes)
         if episodes.environment.has_reward:
@@ -111,7 +127,7 @@ def build_step(
         stages.sampling,
         ranks,
         seed=config.seed,
-        generate=episodes or generate,
+        generate=episodes or (partial(generate_checked, vocabulary) if checks_engine else generate),
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))

@@ -19,6 +19,7 @@ from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
+from rlox_grpo.rollout.engines.custom_engine import check_version
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.types import Float32Array
 from rlox_grpo.update.protocol import Updater
@@ -46,7 +47,11 @@ class EngineSync:
         self._step: int | None = None  # the step whose weights the engine has
 
     def push(self, step: int, *, again: bool = False) -> None:
-        """Push the weights of ``step`` if the engine has others, or with ``again`` always; every rank calls this."""
+        """Push the weights of ``step`` if the engine has others, or with ``again`` always; every rank calls this.
+
+        Raises:
+            EngineError: the engine did not take their version.
+        """
         if not again and self._step == step:
             return
         self._updater.start()
@@ -54,6 +59,7 @@ class EngineSync:
         gather = self._updater.weights if self._updater.is_model_sharded else None
         weights = WeightStream(self._policy.model, gather, changes=self.changes)
         self._engine.load_weights(weights if self._engine.takes_weights else (), version=step)
+        check_version(self._engine, step)
         self._ranks.gather(None)  # a barrier: every engine has the weights
         self._step = step
 

@@ -116,6 +116,9 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
         )
+        # Now, before the run changes what these objects hold.
+        self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
+        self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
@@ -288,13 +291,8 @@ class GRPO:
                 "moving_baselines": step.moving_baselines,
                 "kl_weight": step.kl_weight,
             },
-            rewards=digest_rewards(self.reward_fns, self.episodes),
-            data={
-                **digest_data(train_prompts),
-                "frozen reference": reference,
-                OPTIMIZER: digest_optimizer(self._optimizer),
-                **digest_doors(self.config),
-            },
+            rewards=self._reward_digests,
+            data={**digest_data(train_prompts), "frozen reference": reference, **self._digests},
             origin=self.origin,
             sources={**_record_data(eval_prompts), **self.sources},
             callbacks=self.callbacks,

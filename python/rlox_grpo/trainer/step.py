@@ -20,9 +20,10 @@ from torch import Tensor
 from rlox_grpo.advantages.door import Advantages, compute_advantages, pad_advantages
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
+from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import NonFiniteError, SampleError
+from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
 from rlox_grpo.groups import describe_sample
 from rlox_grpo.loss.importance import gap_shares, mismatch_metrics
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
@@ -295,7 +296,11 @@ class TrainStep:
             self.progress.weights_are_whole = not updates and self.updater.weights_are_whole
 
     def _score(self, batch: PendingBatch) -> list[ScoredGroup]:
-        """Score this rank's groups, and all-gather the scored groups of all ranks."""
+        """Score this rank's groups, and all-gather the scored groups of all ranks.
+
+        Raises:
+            ConfigError: a function returned StepScores, which an option excludes. Nothing of the step was trained.
+        """
         tokenizer, rewards = self.policy.tokenizer, self.stages.rewards
         mine = score(
             fill_texts(batch.groups.result(), tokenizer),
@@ -304,7 +309,13 @@ class TrainStep:
             on_error=rewards.on_reward_error,
         )
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
-        return gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
+        scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
+        for name in {name: None for group in scored for name in group.step_scores}:
+            try:
+                refuse_other_options(self.stages.advantages, self.stages.loss, name)
+            except ConfigError as error:
+                raise ConfigError(f"{error}; no weights have changed in this step, {self.progress.step + 1}") from None
+        return scored
 
     def _measure_information(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Return ``mutual_information/*`` under the current policy, every ``mutual_information_steps``."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from rlox_grpo.batch.build import fill_if_empty
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import compute_group_offsets
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
@@ -74,16 +73,8 @@ class FixedTensors:
         return with_token_advantages(filled, norms, rewards, compute_group_offsets(scored), self.ranks)
 
     def penalise_rewards(self, scored: Sequence[ScoredGroup], kl_coef: float) -> list[ScoredGroup]:
-        """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``.
-
-        Raises:
-            ConfigError: a reward function scored the steps of completions.
-        """
-        if self.stages.loss.kl_in == "loss":
-            return list(scored)
-        if any(group.step_scores for group in scored):
-            raise ConfigError("kl_in='reward' with a reward function that returns StepScores: set kl_in='loss'")
-        if self.reference is None or not scored:
+        """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``."""
+        if self.stages.loss.kl_in == "loss" or self.reference is None or not scored:
             return list(scored)
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         # The penalty is part of the reward, so it covers completions that are not trained too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
@@ -51,7 +52,7 @@ class Door:
     allows_none: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """Validate by :meth:`check`; serialize an object as its name."""
+        """Validate by :meth:`check`; serialize by :func:`name_object`."""
         return core_schema.no_info_plain_validator_function(
             self.check, serialization=core_schema.plain_serializer_function_ser_schema(name_object)
         )
@@ -60,11 +61,17 @@ class Door:
         """Return ``value`` if it can be what the option takes.
 
         Raises:
-            ConfigError: a text that is neither a name nor ``module:name``, a class, or a plain value.
+            ConfigError: a text that is neither a name nor ``module:name``, what stands for an object in the run file
+                of a run that a program started, a class, or a plain value.
         """
         if value is None and self.allows_none:
             return None
         if isinstance(value, str):
+            if value.startswith(OBJECT):
+                raise ConfigError(
+                    f"the run was started with {value}, which cannot be read from a file: put it into a module, and "
+                    "write its module:name"
+                )
             module, colon, name = value.partition(":")
             if value in self.names or (module and colon and name):
                 return value
@@ -84,12 +91,25 @@ def is_custom(value: Any) -> bool:
     return value is not None and (not isinstance(value, str) or ":" in value)
 
 
+OBJECT = "an object of the program: "
+"""How a run file names an object that no other process can import; its class or name follows."""
+
+
 def name_object(value: Any) -> str | None:
-    """Return ``module:name`` of an object, or a name unchanged; for an object without a name, that of its class."""
+    """Return ``module:name`` of a function of a module, or a name unchanged.
+
+    A lambda, a partial, a function inside another or of the script itself, and an instance cannot be imported by a
+    name: for them it is :data:`OBJECT` and what they are.
+    """
     if value is None or isinstance(value, str):
         return value
-    name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    return f"{getattr(value, '__module__', None) or type(value).__module__}:{name}"
+    function = value
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    module = getattr(function, "__module__", None) or type(function).__module__
+    is_importable = hasattr(value, "__qualname__") and module != "__main__" and "<" not in name
+    return f"{module}:{name}" if is_importable else f"{OBJECT}{module}.{name}"
 
 
 def option(

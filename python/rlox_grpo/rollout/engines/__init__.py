@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.rewards.import_callable import find_folder, import_callable, search_also
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -113,8 +113,10 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
     make: Callable[[GRPOConfig, Policy, Ranks], GenerationEngine]
     is_custom = ":" in engine
     make = import_callable("engine", engine) if is_custom else import_module(f"{__name__}.{engine}").make_engine
+    folder = find_folder(make)
     try:
-        made = make(config, policy, ranks or Ranks())
+        with search_also([] if folder is None else [folder]):  # it may import its neighbours only now
+            made = make(config, policy, ranks or Ranks())
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return _check_members(made) if is_custom else made

@@ -18,6 +18,7 @@ from rlox_grpo.errors import EXITS, ConfigError, EpisodeError
 from rlox_grpo.rewards.copies import copy_row
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines.custom_engine import TurnCheck
 from rlox_grpo.rollout.engines.turns import TurnEngine
 from rlox_grpo.rollout.episodes.adapters import (
     Environment,
@@ -57,6 +58,7 @@ class EpisodeRunner:
         prompts: PromptConfig | None = None,
         *,
         on_ended: Callable[[int, int], None] | None = None,
+        check_turn: TurnCheck | None = None,
     ) -> None:
         """Check the environment, the tools, the chat template and the deadlines.
 
@@ -66,6 +68,7 @@ class EpisodeRunner:
             tokenizer: of the policy.
             prompts: the options of prompts; the defaults when None.
             on_ended: called with the numbers of finished and of all episodes, as episodes finish.
+            check_turn: checks each reply of an engine of the user.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -73,7 +76,7 @@ class EpisodeRunner:
         self.environment: Environment = adapt_environment(environment, tools)
         self.source = environment
         self.prefilled_tokens = 0
-        self._on_ended = on_ended
+        self._on_ended, self._check_turn = on_ended, check_turn
         self._config = config
         self._prompts = prompts or PromptConfig()
         if self._prompts.prompt_template is not None:
@@ -239,7 +242,8 @@ class EpisodeRunner:
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
         with engine.open_turns(sampling, seed, min(len(asked), most or len(asked))) as session:
-            replies = Replies(session, gate)
+            check = None if self._check_turn is None else functools.partial(self._check_turn, engine)
+            replies = Replies(session, gate, check)
             for prompt, key in asked:
                 chat = Chat(
                     self._template,

@@ -60,10 +60,18 @@ class Running:
 
 
 class Replies:
-    """The pending requests for replies. With a ``gate``, some wait for the next round of their episode."""
+    """The pending requests for replies. With a ``gate``, some wait for the next round of their episode.
 
-    def __init__(self, session: TurnSession, gate: Gate | None = None) -> None:
-        self.session, self.gate = session, gate
+    ``check`` is called with each request and its reply, and raises EngineError for a wrong one.
+    """
+
+    def __init__(
+        self,
+        session: TurnSession,
+        gate: Gate | None = None,
+        check: Callable[[TurnRequest, SampledTurn], None] | None = None,
+    ) -> None:
+        self.session, self.gate, self._check = session, gate, check
         self.changed = asyncio.Event()
         """Set when a request arrives or an episode finishes."""
         self.futures: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
@@ -87,6 +95,8 @@ class Replies:
     def step(self) -> None:
         """Decode one step, and return complete replies to their episodes."""
         for request, turn in self.session.step():
+            if self._check is not None:
+                self._check(request, turn)
             future = self.futures.pop(request, None)
             if future is not None and not future.done():
                 future.set_result(turn if self.gate is None else self.gate.record(request, turn))
