@@ -36,7 +36,8 @@ EXTENSION = "rlox-grpo"
 TEXT_OF = {"pulp-wasm-simd-flag": "pulp"}
 IN_SDIST = (
     *("Cargo.lock", "Cargo.toml", "LICENSE", "PKG-INFO", "pyproject.toml", "rust/build_backend.py"),
-    *(f"rust/{crate}/{file}" for crate in ("kernels", "math_answers", "python", "rules") for file in ("Cargo.toml", "src/lib.rs")),
+    *(f"rust/{crate}/Cargo.toml" for crate in ("kernels", "math_answers", "python", "rules")),
+    "rust/math_answers/README.md",  # the documentation of its lib.rs
 )
 
 

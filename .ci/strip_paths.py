@@ -1,7 +1,7 @@
 """Take the folder of the checkout out of the SBOM of a wheel: ``python .ci/strip_paths.py dist/*.whl``.
 
-maturin names the project's own crates by the folders that they were built in. The wheel is written again with paths that
-are the same on every machine, and with the new hash in RECORD.
+maturin names the project's own crates by the folders that they were built in. The wheel is written again with paths
+that are the same on every machine, and with the new hash in RECORD.
 """
 
 from __future__ import annotations
