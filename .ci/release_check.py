@@ -41,6 +41,7 @@ IN_SDIST = (
         for crate in ("kernels", "math_answers", "python", "rules")
         for file in ("Cargo.toml", "src/lib.rs")
     ),
+    "rust/math_answers/README.md",  # the documentation of its lib.rs
 )
 
 

@@ -39,7 +39,7 @@ class TagFormat:
     The published rules, each with its own values (``$`` matches before a final newline if it does in the original):
     ``nano_aha`` 1.0, 0.5 if the answer has other characters than digits, ``+-*/().`` and whitespace, 0.0;
     ``grpo_zero`` 1.0, or 0.1 for a first block plus 0.5 for a second; ``simple_grpo``, ``simple_grpo_v1`` 1.25 or -1.0;
-    ``rl_from_scratch``, ``open_r1`` and ``trl_think`` 1.0 or 0.0. ``rust/rules/src/format.rs`` has each as its regex.
+    ``rl_from_scratch``, ``open_r1`` and ``trl_think`` 1.0 or 0.0. ``rust/rules/src/format.rs`` states each as a regex.
 
     ``prefix`` is text at the end of the prompt, such as ``<think>``, that is added before each completion.
     """

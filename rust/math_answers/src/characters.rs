@@ -1,6 +1,9 @@
 //! Kinds of characters, as Python's `str` and `re` sort them, and signs and scripts that stand beside numbers.
+//!
+//! `inline`, because the scans of other crates ask them for each character.
 
 /// Whitespace as in Python's `str.isspace` and `re`'s `\s`: Unicode's, and the four ASCII separators.
+#[inline]
 #[must_use]
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
@@ -8,6 +11,7 @@ pub fn is_space(c: char) -> bool {
 
 /// A character that shows nothing: of the property Default_Ignorable_Code_Point (Unicode 16), a control character, or a
 /// blank that is no whitespace.
+#[inline]
 #[must_use]
 pub fn is_invisible(c: char) -> bool {
     !is_space(c)
@@ -19,12 +23,14 @@ pub fn is_invisible(c: char) -> bool {
 }
 
 /// Whether a text shows nothing.
+#[inline]
 #[must_use]
 pub fn is_blank(text: &str) -> bool {
     text.chars().all(|c| is_space(c) || is_invisible(c))
 }
 
 /// A minus sign, or a hyphen or dash that stands for one before a number.
+#[inline]
 #[must_use]
 pub fn is_minus(c: char) -> bool {
     matches!(c, '-' | '−' | '‐' | '‑' | '‒' | '–' | '—' | '―' | '﹣' | '－')
@@ -32,6 +38,7 @@ pub fn is_minus(c: char) -> bool {
 
 /// Whether a character belongs to a script that writes words without spaces between them (Chinese, Japanese, Korean
 /// syllables, Thai): a digit beside it is a number of its own.
+#[inline]
 #[must_use]
 pub fn is_ideograph(c: char) -> bool {
     matches!(c, '\u{0e00}'..='\u{0e7f}' | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}'
@@ -39,6 +46,7 @@ pub fn is_ideograph(c: char) -> bool {
 }
 
 /// A letter of a script that joins it to the digits beside it: `x2`, `5th`.
+#[inline]
 #[must_use]
 pub fn is_letter(c: char) -> bool {
     c.is_alphabetic() && !is_ideograph(c)
@@ -59,6 +67,7 @@ pub fn starts_with_scale(text: &str) -> bool {
 }
 
 /// `text` without leading and trailing [`is_space`].
+#[inline]
 #[must_use]
 pub fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
@@ -75,6 +84,7 @@ const DIGIT_ZEROS: [u32; 66] = [
 ];
 
 /// A decimal digit of any script, as `\d` of Python's `re` matches.
+#[inline]
 #[must_use]
 pub fn is_decimal_digit(c: char) -> bool {
     let code = u32::from(c);

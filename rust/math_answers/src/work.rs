@@ -8,6 +8,7 @@ thread_local! {
 }
 
 /// Count `bytes` that a scan looks at; searches count up to the place they find, or the end.
+#[inline]
 pub fn looked_at(bytes: usize) {
     if cfg!(debug_assertions) {
         BYTES.with(|count| count.set(count.get() + bytes as u64));
