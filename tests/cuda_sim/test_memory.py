@@ -188,6 +188,7 @@ def test_weights_gathered_for_an_engines_thread_pass_to_the_host_one_by_one(gpu)
 
         def load_weights(self, weights, version):
             taken.update(weights)
+            self.policy_version = version
 
         def close(self):
             pass

@@ -106,6 +106,7 @@ class Reader:
         for name, tensor in weights:
             time.sleep(0.01)
             self.read[name] = tensor.detach().clone()
+        self.policy_version = version
 
     def close(self):
         pass
