@@ -74,13 +74,13 @@ class MovingBaselines:
         """The averages after the last complete step, as JSON values for a checkpoint."""
         return {"keys": list(self._averages), "averages": list(self._averages.values())}
 
-    def load_state(self, state: Mapping[str, Sequence[Any]] | None) -> None:
-        """Restore the averages from :meth:`state`; None (an older checkpoint) restores no averages.
+    def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Restore the averages from :meth:`state`.
 
         Raises:
             ValueError: keys and averages differ in number, or an average is not finite.
         """
-        averages = {} if state is None else dict(zip(state["keys"], map(float, state["averages"]), strict=True))
+        averages = dict(zip(state["keys"], map(float, state["averages"]), strict=True))
         for key, average in averages.items():
             if not math.isfinite(average):
                 raise ValueError(f"the moving baseline of {key!r} is {average}: expected a finite number")

@@ -385,14 +385,14 @@ class Run:
             if self._learner.reference is not None:
                 self._learner.reference.load_state_dict(reference)
             self._sampler.pass_rates.load_state(state["pass_rates"])
-            self._learner.moving_baselines.load_state(state.get("moving_baselines"))
+            self._learner.moving_baselines.load_state(state["moving_baselines"])
             factor = load_learning_rate_factor(checkpoint, state)
             self._learner.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
         self._progress.step, self._progress.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
-        self.partial_rollouts = state.get("partial_rollouts")  # an older checkpoint has none
+        self.partial_rollouts = state["partial_rollouts"]
         self._learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
@@ -402,8 +402,8 @@ class Run:
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step
-        before = state.get("model")
-        if before not in (None, self._model_name()) and self._ranks.is_first:
+        before = state["model"]
+        if before != self._model_name() and self._ranks.is_first:
             logger.warning(
                 "the run began with the model %s, and this start names %s: the checkpoint's weights are used",
                 *(before, self._model_name()),
