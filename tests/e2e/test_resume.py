@@ -21,6 +21,7 @@ from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.run.files import append_line, json_line, read_jsonl
 from rlox_grpo.run.guards import write_warnings
 from rlox_grpo.run.history import checkpoints
+from rlox_grpo.run.manifest import write_manifest
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 TESTS = Path(__file__).parents[1]
@@ -177,16 +178,16 @@ def test_named_options_may_change_on_resume_and_are_logged(tmp_path):
         run(tmp_path, resume_changes=("learning_rte",))
 
 
-def test_an_option_that_the_checkpoint_does_not_know_was_at_its_default(tmp_path):
+def test_an_option_that_the_checkpoint_lacks_is_named(tmp_path):
     run(tmp_path, max_steps=2)
     place = tmp_path / "checkpoints" / "step_000002"
     state = json.loads((place / "state.json").read_text())
-    for name in ("resume_changes", "delta", "top_entropy_share"):
-        del state["config"][name]
-    del state["format"], state["reward_sources"], state["data"]["columns"], state["model"]
+    del state["config"]["delta"], state["data"]["columns"]
     (place / "state.json").write_text(json.dumps(state))
     (place / "manifest.json").unlink()
-    assert run(tmp_path, max_steps=4).step == 4
+    write_manifest(place)
+    with pytest.raises(CheckpointError, match="delta: missing there; columns: not those of the run"):
+        run(tmp_path, max_steps=4)
 
 
 def test_weights_that_became_infinite_leave_the_last_good_checkpoint(tmp_path):

@@ -15,7 +15,6 @@ import warm
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.rewards import GSM8KAnswer, RewardError
-from rlox_grpo.run.manifest import write_manifest
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 HERE = Path(__file__).parent
@@ -106,23 +105,6 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
     assert [len(step) for step in drawn] == [3, 3, 3, 3, 3, 1]
     rows = [tuple(row) for step in drawn for row in step]
     assert sorted(rows[:8]) == sorted(rows[8:]) == sorted(map(tuple, PROMPTS.tolist()))
-
-
-def test_an_older_checkpoint_has_the_default_of_a_new_option(tmp_path):
-    first = options(output_dir=tmp_path, max_steps=4)
-    GRPO(ToyLM(), share_of_target, **first).train(PROMPTS)
-    file = tmp_path / "checkpoints" / "step_000004" / "state.json"
-    state = json.loads(file.read_text())
-    del state["config"]["entropy_coef"]
-    file.write_text(json.dumps(state))
-    (file.parent / "manifest.json").unlink()
-    write_manifest(file.parent)
-    longer = {**first, "max_steps": 8}
-    with pytest.raises(CheckpointError, match="entropy_coef: 0.0 there, 0.1 here"):
-        GRPO(ToyLM(), share_of_target, **longer, entropy_coef=0.1).train(PROMPTS)
-    trainer = GRPO(ToyLM(), share_of_target, **longer)
-    trainer.train(PROMPTS)
-    assert trainer.step == 8
 
 
 @pytest.mark.parametrize(

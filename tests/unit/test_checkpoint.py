@@ -22,17 +22,20 @@ from rlox_grpo.run.checkpoint import (
 )
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_aside, set_later_aside
-from rlox_grpo.run.manifest import find_damage
+from rlox_grpo.run.manifest import _digest, find_damage
 
 STATE = {
     "config": {},
     "data": {},
+    "model": "owner/model",
+    "sources": {},
     "rewards": [],
     "progress": {"draws": 21},
     "rollouts": {},
     "pass_rates": {},
     "moving_baselines": {},
     "kl_weight": {},
+    "reward_sources": [],
     "last_metrics": {},
 }
 
@@ -197,13 +200,13 @@ def test_damage_of_any_kind_names_the_file_and_the_newest_good_checkpoint(tmp_pa
     assert f"resuming from {chosen} instead" in caplog.text
 
 
-def edit_manifest(checkpoint, change, *, has_digest=False):
-    """Change the manifest; without a digest of its own it is one of the first of format 2."""
+def edit_manifest(checkpoint, change, *, sign=True):
+    """Change the manifest, and with ``sign`` its digest of itself too."""
     path = checkpoint / "manifest.json"
     content = json.loads(path.read_text())
     change(content)
-    if not has_digest:
-        del content["sha256"]
+    if sign:
+        content["sha256"] = _digest(content)
     path.write_text(json.dumps(content, indent=1))
 
 
@@ -217,14 +220,14 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
         path.write_bytes(data)
         assert find_damage(place).startswith("manifest.json") or not data[position : position + 1].strip(), position
     path.write_bytes(whole)
-    edit_manifest(place, lambda content: content.update(written=0.0), has_digest=True)
+    edit_manifest(place, lambda content: content.update(written=0.0), sign=False)
     assert find_damage(place) == "manifest.json is not what was written: its SHA-256 differs"
 
 
-def test_a_manifest_without_a_digest_of_its_own_is_read(tmp_path):
+def test_a_manifest_without_a_digest_of_its_own_is_damage(tmp_path):
     place = save_checkpoint(tmp_path, 6, tied_model(), {}, STATE, keep=5)
-    edit_manifest(place, lambda content: None)
-    assert find_damage(place) == ""
+    edit_manifest(place, lambda content: content.pop("sha256"), sign=False)
+    assert find_damage(place) == "manifest.json is not what this library writes"
 
 
 @pytest.mark.parametrize(
@@ -294,16 +297,12 @@ def test_where_every_checkpoint_is_damaged_each_is_named(tmp_path):
         choose_newest(tmp_path)
 
 
-def test_a_checkpoint_of_the_first_format_is_read_with_a_word(tmp_path, caplog):
-    place = three(tmp_path) / "step_000006"
-    state = read_state(place)
-    del state["format"]
-    (place / "state.json").write_text(json.dumps(state))
-    (place / "manifest.json").unlink()
-    assert choose_newest(tmp_path) == (place, [])
-    assert "its files cannot be verified" in caplog.text
-    cut(place / "optimizer.safetensors")
-    assert "optimizer.safetensors cannot be read" in find_damage(place)
+@pytest.mark.parametrize("key", list(STATE))
+def test_a_key_that_the_state_lacks_is_named(key, tmp_path):
+    state = {name: value for name, value in STATE.items() if name != key}
+    save_checkpoint(tmp_path, 2, tied_model(), {}, state)
+    with pytest.raises(CheckpointError, match=f"step_000002: state.json has no '{key}'"):
+        choose_newest(tmp_path)
 
 
 def test_going_back_sets_later_checkpoints_aside_and_keeps_the_new_ones(tmp_path):

@@ -27,16 +27,6 @@ with hold_folder(Path(sys.argv[1])):
 """
 
 
-POSIX_HOLDER = """
-import fcntl, sys, time
-
-with open(sys.argv[1] + "/.lock", "w") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
 def start(folder, seconds=60):
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), str(seconds)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
@@ -131,18 +121,6 @@ def test_a_copy_of_the_folder_does_not_give_up_the_lock(tmp_path):
         assert f"in use by another run (process {os.getpid()} on host" in second.stderr
     with hold_folder(folder):
         pass
-
-
-@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="flock does not see POSIX locks")
-def test_a_run_of_an_earlier_version_keeps_its_lock(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", POSIX_HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"held\n"
-    try:
-        with pytest.raises(CheckpointError, match="in use by another run"), hold_folder(tmp_path):
-            pass
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="needs locks of open files")

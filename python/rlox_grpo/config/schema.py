@@ -31,9 +31,6 @@ BY_ADVANTAGE_FN = (
 )
 """Options that an ``advantage_fn`` of the user takes the place of."""
 
-REMOVED: Mapping[str, Any] = {}
-"""Removed options of earlier versions → the value that has the behaviour of this version."""
-
 
 class GRPOConfig(Options):
     """The options of a run. An option that is not given has the value of the preset, or else its default.
@@ -153,20 +150,22 @@ def explain_keywords(method: Callable[P, R]) -> Callable[P, R]:
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
     """Return the options that differ from those of a checkpoint: name → (value there, value here).
 
-    ``saved`` is ``model_dump(mode="json")`` of the checkpoint's configuration. An option that it lacks, because an
-    earlier version wrote it, counts as its default.
+    ``saved`` is ``model_dump(mode="json")`` of the checkpoint's configuration. :func:`list_other_options` describes the
+    options that only one of them has.
     """
-    now, defaults = config.model_dump(mode="json"), Options().model_dump(mode="json")
-    then = {name: saved.get(name, defaults[name]) for name in now}
-    return {name: (then[name], now[name]) for name in sorted(now) if then[name] != now[name]}
+    now = config.model_dump(mode="json")
+    return {name: (saved[name], now[name]) for name in sorted(now.keys() & saved.keys()) if saved[name] != now[name]}
 
 
-def list_unknown_options(saved: Mapping[str, Any]) -> list[str]:
-    """Describe the options of a checkpoint that this version does not have, except those in :data:`REMOVED`."""
+def list_other_options(saved: Mapping[str, Any]) -> list[str]:
+    """Describe the options that a checkpoint has and this version does not, and those that it lacks."""
+    ours = GRPOConfig.model_fields.keys()
     return [
-        f"{name}: {saved[name]!r} there, and this version has no such option"
-        for name in sorted(saved.keys() - GRPOConfig.model_fields.keys())
-        if name not in REMOVED or saved[name] != REMOVED[name]
+        *(
+            f"{name}: {saved[name]!r} there, and this version has no such option"
+            for name in sorted(saved.keys() - ours)
+        ),
+        *(f"{name}: missing there" for name in sorted(ours - saved.keys())),
     ]
 
 

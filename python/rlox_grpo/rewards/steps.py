@@ -52,8 +52,8 @@ def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Seque
         if row_steps is not None and (row_steps.ends[0] < 1 or row_steps.ends[-1] > length):
             what = "tokens" if completion.text is None else "characters"
             wrong[row] = (
-                f"reward function {name}: StepScores.ends is {list(row_steps.ends)} for a completion of {length} {what} "
-                f"of prompts[{prompt}]: expected offsets from 1 to {length}"
+                f"reward function {name}: StepScores.ends is {list(row_steps.ends)} for a completion of {length} "
+                f"{what} of prompts[{prompt}]: expected offsets from 1 to {length}"
             )
     return wrong
 

@@ -231,7 +231,7 @@ class PartialRollouts:
         """Restore :meth:`state`; ``prompts[index]`` is a prompt of the run."""
         groups = {record["draw"]: decode_started(record, prompts[record["prompt"]]) for record in state["groups"]}
         self._jobs.clear()
-        for record in state.get("taken", ()):  # an older checkpoint has none
+        for record in state["taken"]:
             job = _StepJob(len(record["draws"]))
             job.batch.set_result(_StepBatch([groups.pop(draw) for draw in record["draws"]], tuple(record["carried"])))
             self._jobs.append(job)

@@ -31,7 +31,7 @@ from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import json_line, replace_file, sync_path
 from rlox_grpo.run.history import checkpoint_path, checkpoints, partial_path, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import FORMAT, STATE, read_object, read_write_time, write_manifest
+from rlox_grpo.run.manifest import STATE, read_object, read_write_time, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +99,7 @@ def save_checkpoint(
             save_file(dict(reference_state), partial / "reference.safetensors")
         random_values, random_tensors = _read_random_states()
         save_file(random_tensors, partial / "random.safetensors")
-        whole = {**state, "format": FORMAT, "step": step, "random": random_values}
+        whole = {**state, "step": step, "random": random_values}
         (partial / STATE).write_text(json.dumps(whole, indent=1))
         write_manifest(partial, after=max(map(read_write_time, checkpoints(root)), default=0.0))
         for path in (*partial.rglob("*"), partial):

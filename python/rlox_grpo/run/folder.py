@@ -268,7 +268,7 @@ def _lock_file(descriptor: int) -> None:
     else:
         import fcntl
 
-        set_lock = getattr(fcntl, "F_OFD_SETLK", None)  # Linux; it also excludes POSIX locks, and works on NFS
+        set_lock = getattr(fcntl, "F_OFD_SETLK", None)  # Linux; it works on NFS too
         if set_lock is not None:
             # struct flock: l_type, l_whence, l_start, l_len (0: to the end), l_pid
             whole = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.files import open_regular, replace_file
 from rlox_grpo.run.guards import LAST
-from rlox_grpo.run.manifest import find_damage, is_verifiable, read_write_time
+from rlox_grpo.run.manifest import find_damage, read_write_time
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,6 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
         if not damage:
             for path, what in broken:
                 logger.warning("%s is damaged (%s): resuming from %s instead", path, what, checkpoint)
-            _warn_if_unverifiable(checkpoint)
             return checkpoint, [path for path, _ in broken]
         broken.append((checkpoint, damage))
     if not broken:
@@ -152,13 +151,6 @@ def require_good(checkpoint: Path) -> None:
         good = newest_good(checkpoint.parent)
         beside = f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
         raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {damage}; {beside}")
-    _warn_if_unverifiable(checkpoint)
-
-
-def _warn_if_unverifiable(checkpoint: Path) -> None:
-    """Warn if a checkpoint has no digests."""
-    if not is_verifiable(checkpoint):
-        logger.warning("%s was written by an older version, without digests: its files cannot be verified", checkpoint)
 
 
 LEAST_FACTOR = 1 / 32

@@ -13,32 +13,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from rlox_grpo._native import __version__
 from rlox_grpo.run.files import open_regular
 
-FORMAT = 2
-"""Version of the checkpoint format. Format 1 had no manifest."""
+FORMAT = 1
+"""Version of the checkpoint format."""
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", STATE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_KEYS = {"format", "version", "written", "files"}
 _DIGEST = "sha256"
-"""Key of the digest of the manifest's other keys; the first manifests of format 2 had none."""
+"""Key of the digest of the manifest's other keys."""
 
+_KEYS = {"format", "version", "written", "files", _DIGEST}
 _STATE_KEYS: dict[str, type] = {
     "step": int,
     "config": dict,
     "data": dict,
+    "model": str,
+    "sources": dict,
     "rewards": list,
     "progress": dict,
     "rollouts": dict,
     "pass_rates": dict,
     "moving_baselines": dict,
     "kl_weight": dict,
+    "reward_sources": list,
     "last_metrics": dict,
     "random": dict,
 }
@@ -72,26 +73,14 @@ def write_manifest(checkpoint: Path, *, after: float = 0.0) -> None:
     (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1))
 
 
-def is_verifiable(checkpoint: Path) -> bool:
-    """Whether the checkpoint has a manifest. Format 1 has none."""
-    return (checkpoint / MANIFEST).is_file()
-
-
 def find_damage(checkpoint: Path) -> str:
-    """Describe the first damage of a checkpoint; empty if all files are as written, and ``state.json`` has its keys.
-
-    A checkpoint of format 1 has no digests. Only its JSON and the headers and lengths of its tensors are checked.
-    """
+    """Describe the first damage of a checkpoint; empty if all files are as written, and ``state.json`` has its keys."""
     if not checkpoint.is_dir():
         return "there is no such folder"
+    if damage := _differences(checkpoint):
+        return damage
     state = read_object(checkpoint / STATE)
-    if is_verifiable(checkpoint):
-        damage = _differences(checkpoint)
-    elif isinstance(state, dict) and "format" in state:
-        damage = f"{MANIFEST} is missing"
-    else:
-        damage = next(filter(None, (_format_1_damage(checkpoint / name) for name in _NEEDED)), "")
-    return damage or (state if isinstance(state, str) else _find_state_damage(state))
+    return state if isinstance(state, str) else _find_state_damage(state)
 
 
 def _find_state_damage(state: Mapping[str, Any]) -> str:
@@ -123,9 +112,9 @@ def _differences(checkpoint: Path) -> str:
             f"{MANIFEST} is of format {version}, written by rlox-grpo {content.get('version')}: version {__version__} "
             f"reads formats up to {FORMAT}, so upgrade rlox-grpo"
         )
-    if version != FORMAT or not isinstance(files, dict) or content.keys() - {_DIGEST} != _KEYS:
+    if version != FORMAT or not isinstance(files, dict) or content.keys() != _KEYS:
         return f"{MANIFEST} is not what this library writes"
-    if _DIGEST in content and content[_DIGEST] != _digest(content):
+    if content[_DIGEST] != _digest(content):
         return f"{MANIFEST} is not what was written: its SHA-256 differs"
     if missing := sorted({*_NEEDED} - files.keys()):
         return f"{MANIFEST} does not name {missing[0]}"
@@ -166,18 +155,6 @@ def _digest(content: Mapping[str, Any]) -> str:
     """The digest of a manifest's content, without the key that holds it."""
     rest = {name: value for name, value in content.items() if name != _DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _format_1_damage(path: Path) -> str:
-    if not path.exists():
-        return f"{path.name} is missing"
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt"):
-                return ""
-        except (OSError, SafetensorError) as error:
-            return f"{path.name} cannot be read: {error}"
-    return ""
 
 
 def read_object(path: Path) -> dict[str, Any] | str:

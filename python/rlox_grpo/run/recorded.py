@@ -12,8 +12,7 @@ from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
 from rlox_grpo.config.records.option import OBJECT, list_evaluated
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.config.toml import read_toml
-from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.manifest import STATE, read_object
 
 logger = logging.getLogger(__name__)
@@ -110,8 +109,11 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     if not (path / STATE).is_file():
         return None
     state = read_object(path / STATE)
-    if isinstance(state, str) or not isinstance(state.get("config"), dict):
-        raise CheckpointError(f"{path / STATE} is damaged: {state if isinstance(state, str) else 'it has no config'}")
+    if isinstance(state, str):
+        raise CheckpointError(f"{path / STATE} is damaged: {state}")
+    for key in ("config", "sources"):
+        if not isinstance(state.get(key), dict):
+            raise CheckpointError(f"{path / STATE} is damaged: it has no {key}")
     saved = {name: state["config"][name] for name in EVALUATED if name in state["config"]}
     objects = {name: [value] for name, value in saved.items() if isinstance(value, str) and value.startswith(OBJECT)}
     config = GRPOConfig.create(**{name: value for name, value in saved.items() if name not in objects})
@@ -120,15 +122,6 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
         for name in EVALUATED
         if name not in _PROCESS_OPTIONS and getattr(config, name) != GRPOConfig.model_fields[name].default
     }
-    sources = state.get("sources") or _read_older(path)
+    sources = state["sources"]
     unrecorded = {**sources.get("unrecorded", {}), **objects}
     return RecordedRun(options, {**sources, "unrecorded": unrecorded} if unrecorded else sources)
-
-
-def _read_older(checkpoint: Path) -> dict[str, Any]:
-    """Return the sources of a checkpoint of an earlier version: those of ``config.toml`` in its run folder."""
-    try:
-        document = read_toml(checkpoint.resolve().parents[1] / "config.toml")
-    except (ConfigError, IndexError):
-        return {}
-    return {key: document[key] for key in _SOURCES if key in document}

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.records.option import is_custom
-from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_other_options
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
 from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rewards.calls import RewardFn, function_name
@@ -62,24 +62,23 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
     names = [name for name, _ in rewards]
     if state["rewards"] != names:
         return [f"reward functions: {state['rewards']} there, {names} here"]
-    saved_digests = state.get("reward_sources") or [None] * len(names)  # missing in older checkpoints
     return [
         f"the reward function {name} was edited"
-        for (name, digest), before in zip(rewards, saved_digests, strict=False)
-        if isinstance(before, str) and digest is not None and _comparable(before, digest) and _differ(before, digest)
+        for (name, digest), before in zip(rewards, state["reward_sources"], strict=True)
+        if isinstance(before, str) and digest is not None and _comparable(before, digest) and before != digest
     ]
 
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
+    """Describe the fingerprints that differ."""
     other_kinds = {OPTIMIZER, *map(_SOURCE.format, DOORS)}
-    others = [name for name in now if name not in other_kinds and then.get(name, now[name]) != now[name]]
+    others = [name for name in now if name not in other_kinds and then.get(name) != now[name]]
     changed = [f"{name}: not those of the run" for name in others]
     for name in DOORS:
         before, here = then.get(_SOURCE.format(name)), now.get(_SOURCE.format(name))
-        if before and here and _comparable(before, here) and _differ(before, here):
+        if before and here and _comparable(before, here) and before != here:
             changed.append(_EDITED.format(name))
-    if _is_other(then.get(OPTIMIZER, "adamw"), now[OPTIMIZER]):  # earlier versions had only AdamW
+    if _is_other(then.get(OPTIMIZER), now[OPTIMIZER]):
         changed.append(_OTHER_OPTIMIZER)
     return changed
 
@@ -92,7 +91,7 @@ def _is_other(before: str | None, now: str | None) -> bool:
     are_code = [digest is None or digest.startswith("python") for digest in (before, now)]
     if "adamw" not in (before, now) and all(are_code) and not _comparable(before or "", now or ""):
         return False
-    return before != now and (before is None or now is None or _differ(before, now))
+    return before != now
 
 
 def refuse_other_run(
@@ -116,7 +115,7 @@ def refuse_other_run(
     """
     options = find_changed_options(state["config"], config)
     others = [
-        *list_unknown_options(state["config"]),
+        *list_other_options(state["config"]),
         *compare_rewards(state, rewards),
         *compare_data(state["data"], data),
     ]
@@ -128,7 +127,7 @@ def refuse_other_run(
     if fixed or forbidden:
         changed = [f"{name}: {options[name][0]!r} there, {options[name][1]!r} here" for name in fixed]
         wanted = [*fixed, *dict.fromkeys(permits[what] for what in forbidden if what in permits)]
-        before = state.get("model") or model  # another model may have another tokenizer, and so other prompts
+        before = state["model"]  # another model may have another tokenizer, and so other prompts
         models = "" if before == model else f"; the model is another one as well: {before} there, {model} here"
         permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
         raise CheckpointError(
@@ -307,12 +306,6 @@ def digest_data(prompts: Sequence[Prompt]) -> dict[str, str | None]:
 
 def _comparable(digest: str, other: str) -> bool:
     return digest.partition(":")[0] == other.partition(":")[0]
-
-
-def _differ(digest: str, other: str) -> bool:
-    """Whether two digests differ. What follows a ``+`` is compared if both have it: earlier versions wrote none."""
-    (code, _, rest), (other_code, _, other_rest) = digest.partition("+"), other.partition("+")
-    return code != other_code or bool(rest and other_rest and rest != other_rest)
 
 
 def _code_text(code: CodeType) -> str:

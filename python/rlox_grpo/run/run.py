@@ -403,8 +403,8 @@ class Run:
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step
-        before = state.get("model")
-        if before not in (None, self._model_name()) and self._ranks.is_first:
+        before = state["model"]
+        if before != self._model_name() and self._ranks.is_first:
             logger.warning(
                 "the run began with the model %s, and this start names %s: the checkpoint's weights are used",
                 *(before, self._model_name()),

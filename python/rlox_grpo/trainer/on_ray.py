@@ -54,7 +54,8 @@ def launch_on_ray(
             module, a rule of :mod:`rlox_grpo.rewards` or its name in run files, or a table of ``[[rewards]]``.
         layout: the table ``[layout]`` of a run file, such as ``{"trainers": 2}``.
         ray_address: see ``rlox-grpo train --ray``.
-        environment, tools: as ``"module:callable"``, or functions of an importable module.
+        environment: as ``"module:callable"``, or a function or class of an importable module.
+        tools: as ``environment``, one for each tool.
         config: a whole configuration, instead of options as keywords.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required. The other arguments of
             :class:`rlox_grpo.GRPO` are refused, because they cannot be sent.
