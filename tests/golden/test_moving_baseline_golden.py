@@ -49,7 +49,7 @@ def test_the_state_goes_round_through_a_checkpoint():
     second.load_state(first.state())
     given = np.array([0.0, 0.0]), prompts("white", 3)
     np.testing.assert_array_equal(first.advantages(*given), second.advantages(*given))
-    second.load_state(None)
+    second.load_state({"keys": [], "averages": []})
     assert second.finish() == {}
     with pytest.raises(ValueError, match="moving baseline of 'white' is nan"):
         second.load_state({"keys": ["white"], "averages": [float("nan")]})
