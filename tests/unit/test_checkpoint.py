@@ -300,7 +300,7 @@ def test_where_every_checkpoint_is_damaged_each_is_named(tmp_path):
 @pytest.mark.parametrize("key", list(STATE))
 def test_a_key_that_the_state_lacks_is_named(key, tmp_path):
     state = {name: value for name, value in STATE.items() if name != key}
-    save_checkpoint(tmp_path, 2, tied_model(), {}, state)
+    save_checkpoint(tmp_path, 2, tied_model(), {}, state, keep=5)
     with pytest.raises(CheckpointError, match=f"step_000002: state.json has no '{key}'"):
         choose_newest(tmp_path)
 
