@@ -177,7 +177,10 @@ def test_prompts_that_cannot_be_sent(prompts, said, started, tmp_path):
 
 
 def test_what_the_command_says_is_shown_and_is_in_the_error(tmp_path, capsys):
-    program = "import sys; print('step 1', flush=True); print('rlox-grpo: rank 1 died', file=sys.stderr); raise SystemExit({})"
+    program = (
+        "import sys; print('step 1', flush=True); print('rlox-grpo: rank 1 died', file=sys.stderr); "
+        "raise SystemExit({})"
+    )
     on_ray._run([sys.executable, "-c", program.format(0)])
     assert capsys.readouterr().out == "step 1\nrlox-grpo: rank 1 died\n"
     with pytest.raises(RankError, match="ended with status 2:\nstep 1\nrlox-grpo: rank 1 died"):
