@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
-from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
+from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty, token_kl
 from rlox_grpo.types import Batch
 
 # Two sequences of three positions; the last of the first is padding and holds garbage on purpose.
@@ -82,6 +82,12 @@ def test_kl_estimators():
     ln2 = math.log(2)
     for estimator, expected in {"k1": ln2, "k2": ln2**2 / 2, "k3": 0.5 + ln2 - 1, "abs": ln2}.items():
         assert float(kl_penalty(log_probs, ref, estimator)) == pytest.approx(expected, abs=1e-15), estimator
+
+
+def test_the_kl_over_the_vocabulary_is_0_outside_the_mask():
+    zeros = torch.zeros(2, 3, dtype=torch.float64)
+    kl = token_kl(LossConfig(), zeros, next_batch(zeros, [0.0, 0.0], mask=MASK), VALUES)
+    assert kl.tolist() == [[1.0, 3.0, 0.0], [2.0, 4.0, 9.0]]
 
 
 def test_kl_is_clamped_and_not_infinite():

@@ -43,3 +43,13 @@ async def judges(completions: list[str]) -> list[float]:
     if text == "raise":
         raise KeyError("gone")
     return [1.0]
+
+
+def judge(completions: list[str], **_: Any) -> list[float | None]:
+    """5 or 7; does not apply to other texts, fails on one and takes too long for one."""
+    (text,) = completions
+    if text == "late":
+        time.sleep(60)
+    if text == "fails":
+        raise ArithmeticError("the judge is away")
+    return [{"good": 7.0, "bad": 5.0}.get(text)]

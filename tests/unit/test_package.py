@@ -74,6 +74,13 @@ def test_importing_the_trainer_does_not_load_what_the_first_model_needs() -> Non
     assert set(SECONDS_OF_MODULES).isdisjoint(json.loads(done.stdout))
 
 
+def test_worker_processes_of_rewards_and_environments_import_no_torch() -> None:
+    """It takes most of a worker's start, and 200 MB in each."""
+    modules = "rlox_grpo.rewards.worker, rlox_grpo.rollout.episodes.process_main"
+    program = f"import sys, {modules}; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_lazy_name_comes_from_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
     home = types.ModuleType("rlox_grpo.a_home")
     home.Thing = object()  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from rlox_grpo.config.records import LossConfig, OptimizerConfig
-from rlox_grpo.loss.kl import adapted_kl_coef, kl_coef_at
+from rlox_grpo.loss.kl import KLWeight, adapted_kl_coef, kl_coef_at
 from rlox_grpo.update.parameter_groups import learning_rate_at
 
 
@@ -87,6 +87,25 @@ def test_adaptive_kl_coef():
     # 1 − 0.2 · 10 and 1 − 0.2 · 5 would reward the policy for leaving the reference, or end the penalty for good
     for completions in (10_000, 5_000):
         assert adapted_kl_coef(0.2, 0.0, fast, completions) == pytest.approx(0.2 / 5)
+
+
+def test_the_weight_of_a_run_adapts_only_when_it_should():
+    measured = {"policy/kl": 1.0}
+    constant = KLWeight(LossConfig(kl_coef=0.1))
+    assert constant.finish(measured, 8) == {}
+    linear = KLWeight(LossConfig(kl_coef=0.1, kl_schedule="linear"))
+    assert linear.finish(measured, 8) == {"policy/kl_coef": 0.1}
+    assert linear.value == constant.value == 0.1
+    adaptive = KLWeight(LossConfig(kl_coef=0.1, kl_schedule="adaptive", kl_target=0.02))
+    assert adaptive.finish({}, 8) == {"policy/kl_coef": 0.1}  # a step without loss tokens has no KL
+    assert adaptive.value == 0.1
+    assert adaptive.finish(measured, 8) == {"policy/kl_coef": 0.1}  # the weight that the step used
+    learned = adaptive.value
+    assert learned > 0.1
+    adaptive.begin(5, 10)
+    linear.begin(5, 10)
+    assert adaptive.value == learned
+    assert linear.value == 0.05
 
 
 def test_unknown_kl_schedule():

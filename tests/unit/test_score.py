@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from misbehaving import judge
 
 from credit import make_advantages, make_turn_advantages
 from rlox_grpo import GRPOConfig
@@ -289,16 +290,6 @@ def test_a_failure_can_leave_its_samples_without_a_score(caplog: pytest.LogCaptu
     for function in (GSM8KAnswer(), lambda completions, rubric: []):
         with pytest.raises(RewardError):
             score(GROUPS, function, on_error="none")
-
-
-def judge(completions: list[str], **_: Any) -> list[float | None]:
-    """5 or 7; does not apply to one sample, fails on another and takes too long for a third."""
-    (text,) = completions
-    if text == "late":
-        time.sleep(60)
-    if text == "fails":
-        raise ArithmeticError("the judge is away")
-    return [{"good": 7.0, "bad": 5.0}.get(text)]
 
 
 def brief(completions: list[str], **_: Any) -> list[float]:

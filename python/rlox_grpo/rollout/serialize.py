@@ -10,13 +10,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup, StepScores
+
+if TYPE_CHECKING:  # it imports torch, and processes of environments import this module
+    from rlox_grpo.distributed.ranks import Ranks
 
 T = TypeVar("T")
 
