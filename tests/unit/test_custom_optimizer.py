@@ -70,7 +70,7 @@ def test_a_run_takes_the_factorys_learning_rate_and_schedules_it():
     trainer = trainer_of(lambda parameters: SGD(parameters, lr=0.4), lr_schedule="linear")
     rates = []
     before = weights(trainer)
-    trainer._total_steps = 4
+    trainer.progress.total_steps = 4
     for _ in range(4):
         metrics = trainer.train_step(lambda step: trainer.prompts.read(PROMPTS)[:4])
         rates.append(metrics["update/learning_rate"])
