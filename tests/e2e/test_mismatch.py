@@ -40,10 +40,10 @@ class Mismatched:
 
 def run(monkeypatch, off=None, **changes):
     if off is not None:
-        from rlox_grpo.trainer import parts
+        from rlox_grpo.trainer import build
 
-        make = parts.make_engine
-        monkeypatch.setattr(parts, "make_engine", lambda *given: Mismatched(make(*given), off))
+        make = build.make_engine
+        monkeypatch.setattr(build, "make_engine", lambda *given: Mismatched(make(*given), off))
     trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=2, **changes))
     return trainer, trainer.train(PROMPTS)
 

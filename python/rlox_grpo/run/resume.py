@@ -65,7 +65,7 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
     return [
         f"the reward function {name} was edited"
         for (name, digest), before in zip(rewards, state["reward_sources"], strict=True)
-        if isinstance(before, str) and digest is not None and _comparable(before, digest) and before != digest
+        if isinstance(before, str) and digest is not None and _comparable(before, digest) and _differ(before, digest)
     ]
 
 
@@ -76,7 +76,7 @@ def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [f"{name}: not those of the run" for name in others]
     for name in DOORS:
         before, here = then.get(_SOURCE.format(name)), now.get(_SOURCE.format(name))
-        if before and here and _comparable(before, here) and before != here:
+        if before and here and _comparable(before, here) and _differ(before, here):
             changed.append(_EDITED.format(name))
     if _is_other(then.get(OPTIMIZER), now[OPTIMIZER]):
         changed.append(_OTHER_OPTIMIZER)
@@ -91,7 +91,7 @@ def _is_other(before: str | None, now: str | None) -> bool:
     are_code = [digest is None or digest.startswith("python") for digest in (before, now)]
     if "adamw" not in (before, now) and all(are_code) and not _comparable(before or "", now or ""):
         return False
-    return before != now
+    return before != now and (before is None or now is None or _differ(before, now))
 
 
 def refuse_other_run(
@@ -306,6 +306,12 @@ def digest_data(prompts: Sequence[Prompt]) -> dict[str, str | None]:
 
 def _comparable(digest: str, other: str) -> bool:
     return digest.partition(":")[0] == other.partition(":")[0]
+
+
+def _differ(digest: str, other: str) -> bool:
+    """Whether two digests differ. Values, after a ``+``, are compared only where both functions have some."""
+    (code, _, values), (other_code, _, other_values) = digest.partition("+"), other.partition("+")
+    return code != other_code or bool(values and other_values and values != other_values)
 
 
 def _code_text(code: CodeType) -> str:
