@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -327,9 +328,11 @@ def test_a_full_disk_loses_no_line_that_was_there_and_the_run_resumes(tmp_path, 
     """When step 4 is evaluated no file takes more than 300 bytes, for that step or for good."""
 
     def start(max_steps, *, full_at=None):
+        disk = SimpleNamespace(full_at=full_at)  # an object: a number would be a value of the function
+
         def reward(completions, prompts):
-            if full_at is not None:
-                full_disk(300 if trainer.step == full_at or (lasting and trainer.step > full_at) else None)
+            if disk.full_at is not None:
+                full_disk(300 if trainer.step == disk.full_at or (lasting and trainer.step > disk.full_at) else None)
             return share_of_target(completions, prompts)
 
         reward.__wrapped__ = share_of_target

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from credit import make_turn_advantages
-from rlox_grpo.advantages import gae_advantages, group_advantages, make_zero_variance_test
+from rlox_grpo.advantages import gae_advantages, group_advantages
+from rlox_grpo.advantages.choose import make_zero_variance_test
 from rlox_grpo.batch import build_batch
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.groups import compute_group_offsets, compute_turn_rewards, number_states

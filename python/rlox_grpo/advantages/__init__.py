@@ -6,7 +6,6 @@ also for a user's function.
 
 from __future__ import annotations
 
-from rlox_grpo.advantages.choose import make_zero_variance_test
 from rlox_grpo.advantages.component import component_advantages
 from rlox_grpo.advantages.gae import gae_advantages
 from rlox_grpo.advantages.group import broadcast_advantages, group_advantages
@@ -18,7 +17,6 @@ __all__ = [
     "component_advantages",
     "gae_advantages",
     "group_advantages",
-    "make_zero_variance_test",
     "mean_scaled_advantages",
     "turn_advantages",
 ]

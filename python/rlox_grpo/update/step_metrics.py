@@ -19,16 +19,18 @@ class StepReport:
         self._totals: dict[str, float] = {}
         self._failure: tuple[str, list[int]] | None = None
 
-    def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> None:
-        """Add one micro-batch."""
+    def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
+        """Add one micro-batch. Return whether its loss is finite."""
         # The mean entropy's share of this micro-batch: shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.num_loss_tokens, 1.0
         )
         _add(self._totals, {name: float(value) for name, value in output.metrics.items()})
         _add(self._totals, {"policy/entropy": float(share)})
-        if self._failure is None and not torch.isfinite(output.loss):
+        is_finite = bool(torch.isfinite(output.loss))
+        if self._failure is None and not is_finite:
             self._failure = _failure(output.loss, log_probs, batch)
+        return is_finite
 
     def over_ranks(self, ranks: Ranks) -> dict[str, float]:
         """Return the metrics of the whole step.
