@@ -24,9 +24,9 @@ from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model import load
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.trainer.step import take_optimizer_step
 from rlox_grpo.types import Sampling
 from rlox_grpo.update.torch_updater import TorchUpdater
-from updates import Stepping
 
 ARCHITECTURES = (75, 80, 89, 90, 100, 120)
 
@@ -46,12 +46,12 @@ def measure() -> dict[str, object]:
         for name, dtype in (("bfloat16", torch.bfloat16), ("float32", None)):
             model = to_cuda(make_model("tiny"))
             forward = make_forward(model, autocast_dtype=dtype)
-            updater, batch = Stepping(TorchUpdater(model, forward), grpo_loss), make_batch(4, 24, 6, 1024, "cuda")
+            updater, batch = TorchUpdater(model, forward), make_batch(4, 24, 6, 1024, "cuda")
             assert forward.shares_prompts
             for rows, worth in (("packed", 2.0), ("padded", 0.0)):
                 gpu.forget()  # what the trials cost
                 with mock.patch("rlox_grpo.model.forward.WORTH_PACKING", worth):
-                    updater.step([batch], 1e-3)
+                    take_optimizer_step(updater, grpo_loss, [batch], 1e-3)
                 found[f"{rows} update, {name}"] = take_kernels(gpu)
             engine = HFEngine(model, eos_token_ids=[], autocast_dtype=dtype)
             gpu.forget()
