@@ -123,7 +123,9 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
         """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
-        self.progress, self.train_step = step.progress, step.take
+        self.progress = step.progress
+        self.train_step = step.take
+        """Take one step, and return its metrics; see :meth:`rlox_grpo.trainer.step.TrainStep.take`."""
         self._last_metrics: Mapping[str, float] = {}
         self._is_unfinished = False  # whether the last call of train was stopped
         self._stop_requested = False
