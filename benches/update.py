@@ -35,7 +35,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rlox_grpo.model.forward import make_forward
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, StepTotals
 from step_systems import forget_peak, peak_resident_mib, resident_mib
 
 HERE = Path(__file__).parent
@@ -94,7 +94,6 @@ def make_batch(case: Case) -> Batch:
     return Batch(
         input_ids=ids * real,
         attention_mask=real,
-        position_ids=torch.arange(length).expand(rows, -1),
         prompt_lengths=torch.full((rows,), case.prompt),
         completion_ids=(ids * real)[:, case.prompt :],
         completion_mask=mask,
@@ -102,8 +101,7 @@ def make_batch(case: Case) -> Batch:
         advantages=torch.zeros(rows),
         row_index=torch.arange(rows),
         prompt_index=prompt_index,
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(rows),
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(rows)),
     )
 
 

@@ -64,7 +64,7 @@ def count_trained_tokens(trainer: Any, scored: Any, num_sequences: int) -> int:
         for batch in part:
             log_probs, _ = step.fixed_tensors.forward(batch)
             mask = batch.loss_mask
-            np.testing.assert_allclose(log_probs[mask].detach(), batch.sampling_log_probs[mask], atol=2e-5)
+            np.testing.assert_allclose(log_probs[mask].detach(), batch.log_probs.sampling[mask], atol=2e-5)
             tokens += int(mask.sum())
-            assert batch.num_sequences == num_sequences
+            assert batch.totals.num_sequences == num_sequences
     return tokens

@@ -249,6 +249,80 @@ class TokenDistributions:
     head: OutputHead | None
 
 
+@dataclass(frozen=True)
+class StepTotals:
+    """Denominators of the whole optimizer step, over micro-batches and ranks.
+
+    Attributes:
+        num_loss_tokens: number of tokens under the loss masks.
+        num_sequences: number of sequences with such a token. An episode with its branches is one sequence.
+    """
+
+    num_loss_tokens: float
+    num_sequences: float
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogProbs:
+    """Log-probs of the completion tokens that stay fixed during the updates, ``float32 [N, T]``.
+
+    Attributes:
+        sampling: as the engine reported them; None if they are unknown.
+        old: of the policy that sampled, as the trainer computes them; None: it is the policy in training.
+        ref: of the reference; None without a reference, and for ``kl_estimator="full"``.
+        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
+    """
+
+    sampling: Tensor | None = None
+    old: Tensor | None = None
+    ref: Tensor | None = None
+    ref_distributions: TokenDistributions | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyWeights:
+    """What changes the policy term of single tokens. It enters no denominator.
+
+    Attributes:
+        mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them.
+        importance: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
+        measured: what the policy loss measured of the whole optimizer step, for this micro-batch; see
+            :class:`rlox_grpo.loss.inputs.PolicyLoss`.
+    """
+
+    mask: Tensor | None = None
+    importance: Tensor | None = None
+    measured: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class EnvironmentTokens:
+    """The tokens that ``environment_loss_coef`` trains on.
+
+    Attributes:
+        mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of the row. It
+            does not overlap ``Batch.loss_mask``.
+        lengths: ``int64 [N]``, tokens under ``mask`` of the completion with its branches; None: each row is a sequence,
+            and its tokens are counted in ``mask``.
+    """
+
+    mask: Tensor
+    lengths: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """The rows of episodes with branches.
+
+    Attributes:
+        index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``.
+        sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence.
+    """
+
+    index: Tensor
+    sequence_lengths: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Rows of one micro-batch: prompt then completion, padded on the right.
@@ -257,8 +331,7 @@ class Batch:
 
     Attributes:
         input_ids: ``int64 [N, L]``.
-        attention_mask: ``bool [N, L]``, True on real tokens.
-        position_ids: ``int64 [N, L]``, counted from each row's first real token.
+        attention_mask: ``bool [N, L]``, True on real tokens. Padding is on the right, so positions are columns.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
         completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included;
@@ -269,29 +342,15 @@ class Batch:
         row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an
             episode have that of their completion.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
-        num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
-        num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
-        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]``, if they are known.
-        policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
-            denominator.
-        measured: what the policy loss measured of the whole optimizer step, for this micro-batch; see
-            :class:`rlox_grpo.loss.inputs.PolicyLoss`.
-        environment_mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of
-            the row, for ``environment_loss_coef``; None: they are not trained on. It does not overlap ``loss_mask``.
-        environment_lengths: ``int64 [N]``, tokens under ``environment_mask`` of the completion with its branches; None:
-            each row is a sequence, and its tokens are counted in ``environment_mask``.
-        importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
-        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
-        branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
-        sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
-            each row is a sequence.
-        is_unscaled: whether log-probs are computed at temperature 1 over all ids of the output layer, regardless of the
-            forward's temperature and vocabulary.
+        totals: the denominators of the whole optimizer step.
+        log_probs: what is known of the tokens' log-probs before the updates.
+        policy: masks and weights of the policy term.
+        environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
+        branches: None: no completion has branches, and each row is a sequence.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
-    position_ids: Tensor
     prompt_lengths: Tensor
     completion_ids: Tensor
     completion_mask: Tensor
@@ -299,25 +358,16 @@ class Batch:
     advantages: Tensor
     row_index: Tensor
     prompt_index: Tensor
-    num_loss_tokens: float
-    num_sequences: float
-    old_log_probs: Tensor | None = None
-    ref_log_probs: Tensor | None = None
-    sampling_log_probs: Tensor | None = None
-    policy_mask: Tensor | None = None
-    measured: Any = None
-    environment_mask: Tensor | None = None
-    environment_lengths: Tensor | None = None
-    importance_weights: Tensor | None = None
-    ref_distributions: TokenDistributions | None = None
-    branch_index: Tensor | None = None
-    sequence_lengths: Tensor | None = None
-    is_unscaled: bool = False
+    totals: StepTotals
+    log_probs: TokenLogProbs = TokenLogProbs()
+    policy: PolicyWeights = PolicyWeights()
+    environment: EnvironmentTokens | None = None
+    branches: Branches | None = None
 
     @property
     def predicted_mask(self) -> Tensor:
-        """``bool [N, T]``, the tokens whose log-probs the loss reads: ``loss_mask`` and ``environment_mask``."""
-        return self.loss_mask if self.environment_mask is None else self.loss_mask | self.environment_mask
+        """``bool [N, T]``, the tokens whose log-probs the loss reads: those of the policy and of the environment."""
+        return self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,17 +49,17 @@ def groups() -> list[ScoredGroup]:
 def in_order(parts: list[Batch]) -> list[tuple[Batch, int]]:
     """Each row of the micro-batches, by completion and branch."""
     rows = [(part, place) for part in parts for place in range(len(part.row_index))]
-    return sorted(rows, key=lambda found: (int(found[0].row_index[found[1]]), int(found[0].branch_index[found[1]])))
+    return sorted(rows, key=lambda found: (int(found[0].row_index[found[1]]), int(found[0].branches.index[found[1]])))
 
 
 def test_masks_and_denominators_count_an_episode_once():
     batch = build_batch(groups(), [1.0, -1.0])
     assert batch.loss_mask.int().tolist() == MASK
     assert batch.row_index.tolist() == [0, 0, 1]
-    assert batch.branch_index.tolist() == [0, 1, 0]
-    assert batch.sequence_lengths.tolist() == [5, 5, 1]  # 3 + 2 of the episode
+    assert batch.branches.index.tolist() == [0, 1, 0]
+    assert batch.branches.sequence_lengths.tolist() == [5, 5, 1]  # 3 + 2 of the episode
     assert batch.advantages.tolist() == [1, 1, -1]
-    assert (batch.num_loss_tokens, batch.num_sequences) == (6.0, 2.0)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (6.0, 2.0)
     assert batch.prompt_index.tolist() == [0, 0, 0]
 
 
@@ -79,16 +79,16 @@ def test_aggregations_in_one_batch_and_in_micro_batches(how: Any, expected: floa
     for parts in ([one], several):
         total = 0.0
         for part in parts:
-            rows = part.row_index + part.row_index.sign() + part.branch_index  # 0, 1 and 2
+            rows = part.row_index + part.row_index.sign() + part.branches.index  # 0, 1 and 2
             total += float(
                 aggregate(
                     VALUES[rows, : part.loss_mask.shape[1]],
                     part.loss_mask,
                     how,
-                    num_loss_tokens=part.num_loss_tokens,
-                    num_sequences=part.num_sequences,
+                    num_loss_tokens=part.totals.num_loss_tokens,
+                    num_sequences=part.totals.num_sequences,
                     max_length=10,
-                    sequence_lengths=part.sequence_lengths,
+                    sequence_lengths=part.branches.sequence_lengths,
                 )
             )
         assert total == pytest.approx(expected, abs=1e-12)
@@ -108,7 +108,7 @@ def test_a_truncated_episode_leaves_the_loss_with_its_branches_that_are_truncate
     scored = replace(group, group=replace(group.group, completions=(cut, other)))
     batch = build_batch([scored], [1.0, -1.0], train_truncated=False)
     assert batch.loss_mask.sum(dim=1).tolist() == [0, 0, 1]
-    assert (batch.num_loss_tokens, batch.num_sequences) == (1.0, 1.0)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (1.0, 1.0)
 
 
 def test_end_tokens_of_branches_are_dropped():
@@ -120,8 +120,8 @@ def test_end_tokens_of_branches_are_dropped():
     found = drop_tokens(parts, {(0, 0): ends[0], (0, 1): of_branch, (1, 0): ends[1]})
     masks = [part.loss_mask[place].int().tolist() for part, place in in_order(found)]
     assert [sum(mask) for mask in masks] == [1, 1, 0]
-    assert [int(part.sequence_lengths[place]) for part, place in in_order(found)] == [2, 2, 0]
-    assert all((part.num_loss_tokens, part.num_sequences) == (2.0, 1.0) for part in found)
+    assert [int(part.branches.sequence_lengths[place]) for part, place in in_order(found)] == [2, 2, 0]
+    assert all((part.totals.num_loss_tokens, part.totals.num_sequences) == (2.0, 1.0) for part in found)
 
 
 def test_the_kl_of_an_episode_is_that_of_its_rows_together():

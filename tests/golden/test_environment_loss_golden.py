@@ -63,28 +63,28 @@ def batch(**options: Any) -> Batch:
 
 def test_the_mask_holds_what_follows_a_reply() -> None:
     built = batch()
-    assert built.environment_mask.int().tolist() == [
+    assert built.environment.mask.int().tolist() == [
         [0, 0, 0, 1, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 1, 0, 0],
         [0, 1, 1, 0, 0, 0, 0, 0],
         [0, 0, 0, 0, 0, 0, 0, 0],
         [0, 1, 0, 0, 0, 0, 0, 0],
     ]
-    assert built.environment_lengths.tolist() == [4, 4, 2, 0, 1]  # rows 0 and 1 are one episode
-    assert not (built.environment_mask & built.loss_mask).any()
+    assert built.environment.lengths.tolist() == [4, 4, 2, 0, 1]  # rows 0 and 1 are one episode
+    assert not (built.environment.mask & built.loss_mask).any()
     assert built.predicted_mask.sum() == built.loss_mask.sum() + 7
 
 
 def test_truncated_episodes_that_are_not_trained_predict_nothing() -> None:
     built = batch(train_truncated=False)
-    assert built.environment_mask.sum(dim=1).tolist() == [3, 1, 2, 0, 0]
-    assert built.environment_lengths.tolist() == [4, 4, 2, 0, 0]
+    assert built.environment.mask.sum(dim=1).tolist() == [3, 1, 2, 0, 0]
+    assert built.environment.lengths.tolist() == [4, 4, 2, 0, 0]
 
 
 def test_batches_have_no_mask_unless_asked() -> None:
-    assert build_batch(groups(), ADVANTAGES).environment_mask is None
+    assert build_batch(groups(), ADVANTAGES).environment is None
     single = [replace(group, group=replace(group.group, completions=group.group.completions[:1])) for group in groups()]
-    assert build_batch(single[1:], [1.0], with_environment=True).environment_mask.sum() == 0
+    assert build_batch(single[1:], [1.0], with_environment=True).environment.mask.sum() == 0
 
 
 # −log π of the environment's tokens: row 0 has 1, 2 and 6, its branch 3; row 2 has 0.5 and 1.5; row 4 has 4.
@@ -135,8 +135,8 @@ def test_the_aggregation_of_the_policy_loss_does_not_change_it(how: Any) -> None
 
 
 def test_the_other_metrics_are_those_of_the_replies() -> None:
-    built = replace(batch(), old_log_probs=torch.full((5, 8), -2.5, dtype=torch.float64))
-    built = replace(built, ref_log_probs=torch.full((5, 8), -1.5, dtype=torch.float64))
+    built = replace(batch(), log_probs=replace(batch().log_probs, old=torch.full((5, 8), -2.5, dtype=torch.float64)))
+    built = replace(built, log_probs=replace(built.log_probs, ref=torch.full((5, 8), -1.5, dtype=torch.float64)))
     log_probs = log_probs_of(built)
     with_it = grpo_loss(log_probs, built, environment_loss_coef=COEF, kl_coef=0.1).metrics
     without = grpo_loss(log_probs, built, kl_coef=0.1).metrics
@@ -156,7 +156,7 @@ def test_micro_batches_and_ranks_add_up_to_the_whole() -> None:
             assert len(parts) > 1
             for part in parts:
                 rows = [{0: 0, 1: 2, 2: 3, 3: 4}[int(index)] for index in part.row_index]
-                rows = [at + int(branch) for at, branch in zip(rows, part.branch_index, strict=True)]
+                rows = [at + int(branch) for at, branch in zip(rows, part.branches.index, strict=True)]
                 own = whole[rows][:, : part.loss_mask.shape[1]]
                 total += float(grpo_loss(own, part, environment_loss_coef=COEF).metrics["policy/environment_loss"])
         assert total == pytest.approx(BY_HAND, rel=1e-12)
@@ -172,14 +172,14 @@ def test_an_idle_rank_predicts_nothing() -> None:
 def test_stale_observations_are_left_out_of_both_sums() -> None:
     dropped = {(0, 0): [0, 1, 2, 3]}  # the first turn of row 0 with its observation
     (kept,) = drop_tokens([batch()], dropped)
-    assert kept.environment_lengths.tolist() == [3, 3, 2, 0, 1]
+    assert kept.environment.lengths.tolist() == [3, 3, 2, 0, 1]
     output = grpo_loss(log_probs_of(batch()), kept, environment_loss_coef=COEF)
     assert float(output.metrics["policy/environment_loss"]) == pytest.approx((11 / 3 + 2 / 2 + 0 + 4) / 4, rel=1e-12)
 
 
 def test_a_batch_without_the_mask_is_refused() -> None:
     built = build_batch(groups(), ADVANTAGES)
-    with pytest.raises(ValueError, match="batch.environment_mask is None: build the batch with with_environment=True"):
+    with pytest.raises(ValueError, match="batch.environment is None: build the batch with with_environment=True"):
         grpo_loss(torch.zeros(built.loss_mask.shape), built, environment_loss_coef=COEF)
 
 
@@ -251,7 +251,7 @@ def test_gradients_are_those_of_a_forward_of_each_row(kind: str, make_tiny_model
     with torch.no_grad():  # as for old log-probs and references
         log_probs, _ = forward(parts[0])
     assert (log_probs[~parts[0].loss_mask] == 0).all()
-    assert parts[0].environment_mask.any()
+    assert parts[0].environment.mask.any()
 
 
 def test_the_kl_over_the_vocabulary_stays_with_the_replies(make_tiny_model: Any) -> None:
@@ -260,7 +260,7 @@ def test_the_kl_over_the_vocabulary_stays_with_the_replies(make_tiny_model: Any)
     built = batch()
     with torch.no_grad():
         distributions = forward.distributions(built)
-    log_probs, _, kl = forward(replace(built, ref_distributions=distributions))
-    assert log_probs[built.environment_mask].abs().min() > 0
+    log_probs, _, kl = forward(replace(built, log_probs=replace(built.log_probs, ref_distributions=distributions)))
+    assert log_probs[built.environment.mask].abs().min() > 0
     assert kl.abs().max() < 1e-6  # the reference is the policy
-    assert (kl[built.environment_mask] == 0).all()
+    assert (kl[built.environment.mask] == 0).all()

@@ -103,12 +103,14 @@ def two_rows():
     ]
     group = RolloutGroup(Prompt(torch.tensor([5]).numpy(), 0), tuple(completions))
     batch = build_batch([ScoredGroup(group, torch.zeros(2).numpy(), {})], [1.0, -1.0])
-    return replace(batch, old_log_probs=torch.where(MASK, OLD, 0))
+    return replace(batch, log_probs=replace(batch.log_probs, old=torch.where(MASK, OLD, 0)))
 
 
 def test_metrics():
     batch = two_rows()
-    batch = replace(batch, importance_weights=importance_weights(OLD, SAMPLING, MASK, "token", bounds("mask")))
+    batch = replace(
+        batch, policy=replace(batch.policy, importance=importance_weights(OLD, SAMPLING, MASK, "token", bounds("mask")))
+    )
     metrics = mismatch_metrics([batch])
     # |d| = log 4, log 2, 0, log 8, log 2: Σ = 7 log 2; Σd = 2 − 1 + 0 − 3 + 1 = −1 in units of log 2
     # Σρ = 4 + .5 + 1 + .125 + 2 = 7.625; Σρ² = 16 + .25 + 1 + .015625 + 4 = 21.265625
@@ -125,7 +127,9 @@ def test_metrics():
         },
         rel=1e-6,
     )
-    assert mismatch_metrics([]) == mismatch_metrics([replace(batch, old_log_probs=None)]) == {}
+    assert (
+        mismatch_metrics([]) == mismatch_metrics([replace(batch, log_probs=replace(batch.log_probs, old=None))]) == {}
+    )
 
 
 def test_shares_of_microbatches_add_up_to_the_metrics():
@@ -140,7 +144,7 @@ def test_shares_of_microbatches_add_up_to_the_metrics():
 
 def test_bypassed_log_probs_have_no_gap_to_measure():
     batch = two_rows()
-    assert mismatch_metrics([replace(batch, old_log_probs=batch.sampling_log_probs)]) == {}
+    assert mismatch_metrics([replace(batch, log_probs=replace(batch.log_probs, old=batch.log_probs.sampling))]) == {}
 
 
 @pytest.mark.parametrize(
@@ -162,8 +166,8 @@ def test_the_loss_is_weighed_and_its_denominator_is_not():
     # On policy, A = ±1, sequence_mean: loss = ½ (−(w00 + w01 + w02)/3 + (w10 + w11)/2) with the weights of case 0
     batch = two_rows()
     weights = importance_weights(OLD, SAMPLING, MASK, "token", bounds())
-    log_probs = batch.old_log_probs.clone().requires_grad_()
-    output = grpo_loss(log_probs, replace(batch, importance_weights=weights))
+    log_probs = batch.log_probs.old.clone().requires_grad_()
+    output = grpo_loss(log_probs, replace(batch, policy=replace(batch.policy, importance=weights)))
     assert float(output.loss.detach()) == pytest.approx((-(3 + 0.5 + 1) / 3 + (0.125 + 2) / 2) / 2, rel=1e-6)
     output.loss.backward()
     torch.testing.assert_close(

@@ -8,20 +8,19 @@ import torch
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty, token_kl
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, StepTotals, TokenLogProbs
 
 # Two sequences of three positions; the last of the first is padding and holds garbage on purpose.
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 VALUES = torch.tensor([[1.0, 3.0, math.nan], [2.0, 4.0, 9.0]], dtype=torch.float64)
 
 
-def next_batch(log_probs, advantages, **fields):
+def next_batch(log_probs, advantages, mask=None, **known):
     n, t = log_probs.shape
-    mask = fields.pop("mask", torch.ones(n, t, dtype=torch.bool))
+    mask = torch.ones(n, t, dtype=torch.bool) if mask is None else mask
     return Batch(
         input_ids=torch.zeros(n, t + 1, dtype=torch.int64),
         attention_mask=torch.ones(n, t + 1, dtype=torch.bool),
-        position_ids=torch.arange(t + 1).repeat(n, 1),
         prompt_lengths=torch.ones(n, dtype=torch.int64),
         completion_ids=torch.zeros(n, t, dtype=torch.int64),
         completion_mask=mask,
@@ -29,9 +28,8 @@ def next_batch(log_probs, advantages, **fields):
         advantages=torch.tensor(advantages),
         row_index=torch.arange(n),
         prompt_index=torch.arange(n),
-        num_loss_tokens=fields.pop("num_loss_tokens", float(mask.sum())),
-        num_sequences=fields.pop("num_sequences", float(mask.any(dim=1).sum())),
-        **fields,
+        totals=StepTotals(float(mask.sum()), float(mask.any(dim=1).sum())),
+        log_probs=TokenLogProbs(**known),
     )
 
 
@@ -105,13 +103,13 @@ def test_clip_takes_the_pessimistic_branch():
     ]
     for ratio, advantage, expected in cases:
         log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
-        batch = next_batch(log_probs, [advantage], old_log_probs=torch.zeros(1, 1, dtype=torch.float64))
+        batch = next_batch(log_probs, [advantage], old=torch.zeros(1, 1, dtype=torch.float64))
         assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(expected, abs=1e-12), (ratio, advantage)
 
 
 def test_clip_fractions_count_only_tokens_that_lose_their_gradient():
     log_probs = torch.log(torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64))
-    batch = next_batch(log_probs, [1.0, -1.0], old_log_probs=torch.zeros(2, 2, dtype=torch.float64))
+    batch = next_batch(log_probs, [1.0, -1.0], old=torch.zeros(2, 2, dtype=torch.float64))
     metrics = grpo_loss(log_probs, batch).metrics
     assert float(metrics["policy/clip_fraction_high"]) == 0.25  # r 1.5 with A > 0
     assert float(metrics["policy/clip_fraction_low"]) == 0.25  # r 0.5 with A < 0
@@ -129,7 +127,7 @@ def test_one_update_per_batch_is_the_policy_gradient():
 def test_kl_penalty_pulls_towards_the_reference():
     # d(exp(d) - d - 1)/d log_prob = 1 - exp(d), d = ref - log_prob = ln 2: gradient 1 - 2 = -1, so descent raises it.
     log_probs = torch.tensor([[math.log(0.25)]], dtype=torch.float64, requires_grad=True)
-    batch = next_batch(log_probs, [0.0], ref_log_probs=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
+    batch = next_batch(log_probs, [0.0], ref=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
     output = grpo_loss(log_probs, batch, kl_coef=0.1)
     output.loss.backward()
     assert float(log_probs.grad) == pytest.approx(-0.1)
@@ -140,7 +138,7 @@ def test_garbage_under_the_mask_reaches_neither_loss_nor_gradient():
     log_probs = torch.tensor([[-1.0, math.nan], [-2.0, -math.inf]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False], [True, False]])
     garbage = torch.tensor([[-1.0, math.inf], [-2.0, math.nan]], dtype=torch.float64)
-    batch = next_batch(log_probs, [1.0, 2.0], mask=mask, old_log_probs=garbage, ref_log_probs=garbage)
+    batch = next_batch(log_probs, [1.0, 2.0], mask=mask, old=garbage, ref=garbage)
     output = grpo_loss(log_probs, batch, kl_coef=0.5)
     output.loss.backward()
     assert float(output.loss.detach()) == pytest.approx(-1.5)
@@ -149,7 +147,7 @@ def test_garbage_under_the_mask_reaches_neither_loss_nor_gradient():
 
 def test_a_huge_ratio_is_clamped():
     log_probs = torch.tensor([[0.0]], dtype=torch.float64)
-    batch = next_batch(log_probs, [-1.0], old_log_probs=torch.tensor([[-500.0]], dtype=torch.float64))
+    batch = next_batch(log_probs, [-1.0], old=torch.tensor([[-500.0]], dtype=torch.float64))
     assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(math.exp(20))
 
 
@@ -162,7 +160,7 @@ def test_bfloat16_log_probs_are_summed_in_more():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kl_coef": 0.1}, "kl_coef is 0.1 and batch.ref_log_probs is None"),
+        ({"kl_coef": 0.1}, "kl_coef is 0.1 and batch.log_probs.ref is None"),
         ({"loss_aggregation": "mean"}, "loss_aggregation: .*got 'mean'"),
         ({"loss_aggregation": "fixed_length"}, "max_length is None"),
         ({"clip_hgh": 0.3}, "unknown option 'clip_hgh': did you mean 'clip_high'"),

@@ -17,7 +17,7 @@ from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policies.p3o import policy_sample_size
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.step_statistics import with_step_statistics
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, PolicyWeights, StepTotals, TokenLogProbs
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
 
@@ -27,11 +27,10 @@ def policy_term(config, log_probs, log_ratio, advantages, mask, measured=None):
     rows = torch.arange(len(mask))
     ones = torch.ones(len(mask), dtype=torch.int64)
     batch = Batch(
-        *(mask, mask, rows, ones, mask, mask, mask, advantages.expand(mask.shape), rows, rows),
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(len(mask)),
-        old_log_probs=(log_probs - log_ratio).detach(),
-        measured=measured,
+        *(mask, mask, ones, mask, mask, mask, advantages.expand(mask.shape), rows, rows),
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(len(mask))),
+        log_probs=TokenLogProbs(old=(log_probs - log_ratio).detach()),
+        policy=PolicyWeights(measured=measured),
     )
     inputs = make_loss_inputs(log_probs, batch, config)
     term = make_policy_loss(config.policy_loss)(inputs)
@@ -232,7 +231,6 @@ def covariance_batches(pieces):
         Batch(
             input_ids=ids[rows],
             attention_mask=ids[rows] == 0,
-            position_ids=ids[rows],
             prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
             completion_ids=ids[rows, 1:],
             completion_mask=mask[rows],
@@ -240,9 +238,8 @@ def covariance_batches(pieces):
             advantages=torch.tensor([1.0, -1.0], dtype=torch.float64)[rows],
             row_index=torch.tensor(rows),
             prompt_index=torch.zeros(len(rows), dtype=torch.int64),
-            num_loss_tokens=5.0,
-            num_sequences=2.0,
-            old_log_probs=old[rows],
+            totals=StepTotals(num_loss_tokens=5.0, num_sequences=2.0),
+            log_probs=TokenLogProbs(old=old[rows]),
         )
         for rows in pieces
     ]
@@ -348,7 +345,7 @@ def test_selected_tokens_in_the_loss():
 
 
 def test_a_selection_that_is_missing_is_an_error():
-    with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.measured is None: select the tokens"):
+    with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.policy.measured is None: select the tokens"):
         term("kl_cov", [1.0], 1.0)
 
 
@@ -387,11 +384,11 @@ def test_the_sample_size_is_that_of_the_whole_step(pieces):
     config = LossConfig.create(policy_loss="p3o")
     given = dict(zip(map(id, batches), log_probs, strict=True))
     filled = with_step_statistics(batches, config, lambda batch: given[id(batch)])
-    assert [batch.measured for batch in filled] == [pytest.approx(P3O_SIZE, rel=1e-12)] * len(pieces)
+    assert [batch.policy.measured for batch in filled] == [pytest.approx(P3O_SIZE, rel=1e-12)] * len(pieces)
     outputs = [grpo_loss(own, batch, config) for own, batch in zip(log_probs, filled, strict=True)]
     # Micro-batches add up to the loss of the step, and the metric to the size.
     (whole,) = (
-        grpo_loss(own, replace(batch, measured=P3O_SIZE), config)
+        grpo_loss(own, replace(batch, policy=replace(batch.policy, measured=P3O_SIZE)), config)
         for own, batch in zip(*covariance_batches([[0, 1]]), strict=True)
     )
     assert sum(float(output.loss) for output in outputs) == pytest.approx(float(whole.loss), rel=1e-12)
@@ -420,14 +417,14 @@ def test_the_sample_size_is_that_of_all_ranks():
 def test_the_sample_size_at_its_bounds():
     log_probs, batches = covariance_batches([[0, 1]])
     (batch,) = batches
-    fresh = replace(batch, old_log_probs=None)
+    fresh = replace(batch, log_probs=replace(batch.log_probs, old=None))
 
     def never(batch):
         raise AssertionError("a forward pass for ratios of 1")
 
     config = LossConfig.create(policy_loss="p3o")
     (filled,) = with_step_statistics([fresh], config, never)
-    assert filled.measured == 1.0
+    assert filled.policy.measured == 1.0
     # All ratios 1: the policy gradient of reinforce, without a penalty.
     expected = grpo_loss(log_probs[0], fresh, policy_loss="reinforce").loss
     assert float(grpo_loss(log_probs[0], filled, config).loss) == pytest.approx(float(expected), rel=1e-12)
@@ -435,16 +432,18 @@ def test_the_sample_size_at_its_bounds():
     assert policy_sample_size(log_probs, [nothing]) == 1.0
     # Ratios of e^20, the largest that there are, for e^50 and e^30, and three of e^-20: 2/5.
     far = torch.tensor([[50.0, 30.0, -50.0], [-50.0, -50.0, 0.0]], dtype=torch.float64)
-    assert policy_sample_size([batch.old_log_probs + far], [batch]) == pytest.approx(2 / 5)
+    assert policy_sample_size([batch.log_probs.old + far], [batch]) == pytest.approx(2 / 5)
     # Three ratios of 1 that nobody measured, beside e^-0.5 and 1.
     (first, second), parts = covariance_batches([[0], [1]])
-    mixed = policy_sample_size([None, second], [replace(parts[0], old_log_probs=None), parts[1]])
+    mixed = policy_sample_size(
+        [None, second], [replace(parts[0], log_probs=replace(parts[0].log_probs, old=None)), parts[1]]
+    )
     assert mixed == pytest.approx((4 + exp(-0.5)) ** 2 / (5 * (4 + exp(-1.0))), rel=1e-12)
     assert policy_sample_size([first, second], parts) != pytest.approx(mixed, rel=1e-3)
     # A ratio that all tokens share changes no share.
-    assert policy_sample_size([batch.old_log_probs + 0.7], [batch]) == pytest.approx(1.0)
+    assert policy_sample_size([batch.log_probs.old + 0.7], [batch]) == pytest.approx(1.0)
 
 
 def test_a_sample_size_that_is_missing_is_an_error():
-    with pytest.raises(ValueError, match=r"policy_loss='p3o' and batch.measured is None: compute the effective"):
+    with pytest.raises(ValueError, match=r"policy_loss='p3o' and batch.policy.measured is None: compute the effective"):
         term("p3o", [1.0], 1.0)

@@ -24,7 +24,7 @@ from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import kl_coef_at
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.presets import PRESETS
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, EnvironmentTokens, StepTotals, TokenLogProbs
 
 G, T = 4, 5
 REWARDS = np.array([1.0, 0.0, 0.25, 2.0, 0.5, 0.5, 0.5, 0.5, 1.0, 3.0, 0.0, 1.5])  # the second group teaches nothing
@@ -387,7 +387,6 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     batch = Batch(
         input_ids=ids[:count],
         attention_mask=ids[:count] == 0,
-        position_ids=ids[:count],
         prompt_lengths=torch.ones(count, dtype=torch.int64),
         completion_ids=ids[:count, 1:],
         completion_mask=torch.from_numpy(x.mask[kept]),
@@ -395,11 +394,11 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         advantages=tensors["advantages"],
         row_index=torch.arange(count),
         prompt_index=torch.arange(count),
-        num_loss_tokens=float(tensors["mask"].sum()),
-        num_sequences=float(tensors["mask"].any(1).sum()),
-        old_log_probs=tensors["sampler" if config.bypass_old_log_probs else "old"],
-        ref_log_probs=tensors["ref"],
-        environment_mask=tensors["observed"],
+        totals=StepTotals(
+            num_loss_tokens=float(tensors["mask"].sum()), num_sequences=float(tensors["mask"].any(1).sum())
+        ),
+        log_probs=TokenLogProbs(old=tensors["sampler" if config.bypass_old_log_probs else "old"], ref=tensors["ref"]),
+        environment=EnvironmentTokens(mask=tensors["observed"]),
     )
     if not config.train_end_token:
         (batch,) = drop_tokens(

@@ -13,7 +13,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.log_probs import score_norms
-from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+from rlox_grpo.types import Batch, OutputHead, StepTotals, TokenDistributions
 from rlox_grpo.update.token_baseline import optimal_token_advantages, with_token_advantages
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -78,7 +78,6 @@ def make_batch(rows):
     batch = Batch(
         input_ids=ids,
         attention_mask=ids == 0,
-        position_ids=ids,
         prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,
@@ -86,8 +85,7 @@ def make_batch(rows):
         advantages=torch.zeros(len(rows)),
         row_index=torch.tensor(rows),
         prompt_index=torch.zeros(len(rows), dtype=torch.int64),
-        num_loss_tokens=10.0,
-        num_sequences=5.0,
+        totals=StepTotals(num_loss_tokens=10.0, num_sequences=5.0),
     )
     return batch, torch.tensor([norm for row in rows for norm in NORMS[row]])
 

@@ -102,7 +102,7 @@ def expected_gradient(groups: list[ScoredGroup], ways: list[tuple[Path, ...]], a
         rows.append(torch.stack(row))
     loss = grpo_loss(
         torch.stack(rows),
-        replace(batch, importance_weights=weights),
+        replace(batch, policy=replace(batch.policy, importance=weights)),
         policy_loss="reinforce",
         loss_aggregation="sequence_sum",
     ).loss

@@ -298,7 +298,8 @@ def test_the_ratio_of_a_turn_is_its_tokens_geometric_mean():
         turns=(0, 4),
     )
     group = replace(group, group=replace(group.group, completions=(own,)), turn_rewards=None)
-    batch = replace(build_batch([group], np.float32([[2, -1]])), old_log_probs=-log_ratio)
+    batch = build_batch([group], np.float32([[2, -1]]))
+    batch = replace(batch, log_probs=replace(batch.log_probs, old=-log_ratio))
     log_probs = torch.zeros(1, 7, dtype=torch.float64, requires_grad=True)
     loss = grpo_loss(log_probs, batch, policy_loss="gspo_turn", loss_aggregation="token_mean").loss
     s, t = sqrt(1.26), 0.72 ** (1 / 3)
@@ -317,7 +318,8 @@ def test_one_turn_has_the_ratio_of_its_sequence():
     own = tuple(replace(one, token_ids=np.arange(n), log_probs=np.zeros(n, np.float32), sampled=None, turns=())
                 for one, n in zip(group.group.completions, (5, 3), strict=True))  # fmt: skip
     group = replace(group, group=replace(group.group, completions=own), turn_rewards=None)
-    batch = replace(build_batch([group], [1.0, -1.0]), old_log_probs=0.1 * torch.randn(2, 5))
+    batch = build_batch([group], [1.0, -1.0])
+    batch = replace(batch, log_probs=replace(batch.log_probs, old=0.1 * torch.randn(2, 5)))
     found = []
     for kind in ("gspo_turn", "gspo_token"):
         log_probs = torch.zeros(2, 5, requires_grad=True)

@@ -24,7 +24,7 @@ from rlox_grpo.loss import grpo_loss, token_kl
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import gap_shares, importance_weights, mismatch_metrics
 from rlox_grpo.loss.kl import sequence_kl
-from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Batch, Completion, PolicyWeights, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.step_metrics import StepReport
 
 NAN = float("nan")
@@ -43,8 +43,9 @@ def groups() -> list[ScoredGroup]:
     return [ScoredGroup(RolloutGroup(Prompt(np.array([3]), 0), completions()), np.zeros(2, np.float32), {})]
 
 
-def batch(**changes: Any) -> Batch:
-    return replace(build_batch(groups(), [1.0, -1.0]), old_log_probs=LOG_PROBS - RATIOS.log(), **changes)
+def batch(**log_probs: Any) -> Batch:
+    built = build_batch(groups(), [1.0, -1.0])
+    return replace(built, log_probs=replace(built.log_probs, **{"old": LOG_PROBS - RATIOS.log(), **log_probs}))
 
 
 def loss_of(**options: Any) -> float:
@@ -61,8 +62,7 @@ def test_the_batch():
     assert built.loss_mask.equal(SAMPLED)
     assert built.completion_mask.sum(dim=1).tolist() == [6, 2]
     assert built.attention_mask.sum(dim=1).tolist() == [7, 3]
-    assert built.position_ids[0].tolist() == list(range(7))
-    assert (built.num_loss_tokens, built.num_sequences) == (6.0, 2.0)
+    assert (built.totals.num_loss_tokens, built.totals.num_sequences) == (6.0, 2.0)
 
 
 def test_each_micro_batch_takes_the_flags_of_its_own_rows():
@@ -73,7 +73,7 @@ def test_each_micro_batch_takes_the_flags_of_its_own_rows():
             length = (6, 2)[row % 2]
             assert mask[:length].equal(SAMPLED[row % 2, :length])
             assert not mask[length:].any()
-        assert (part.num_loss_tokens, part.num_sequences) == (12.0, 4.0)
+        assert (part.totals.num_loss_tokens, part.totals.num_sequences) == (12.0, 4.0)
 
 
 def test_episodes_that_are_not_trained_have_no_loss_token():
@@ -82,7 +82,7 @@ def test_episodes_that_are_not_trained_have_no_loss_token():
     group = replace(group, group=replace(group.group, completions=(cut, group.group.completions[1])))
     built = build_batch([group], [1.0, -1.0], train_truncated=False)
     assert built.loss_mask.sum(dim=1).tolist() == [0, 2]
-    assert (built.num_loss_tokens, built.num_sequences) == (2.0, 1.0)
+    assert (built.totals.num_loss_tokens, built.totals.num_sequences) == (2.0, 1.0)
 
 
 # −min(r A, clip(r, 0.8, 1.2) A): row 0 −1.2 −1 −0.5 −1.2 = −3.9, row 1 0.8 + 2 = 2.8
@@ -134,7 +134,7 @@ def test_policy_terms(kind: str):
 
 def test_the_kl_and_its_sum_over_an_episode():
     # π / π_ref = r, so k1 is log r: its sums are log 3/2 and 0.
-    known = batch(ref_log_probs=LOG_PROBS - RATIOS.log())
+    known = batch(ref=LOG_PROBS - RATIOS.log())
     output = grpo_loss(LOG_PROBS, known, kl_coef=0.1, kl_estimator="k1", loss_aggregation="token_mean")
     assert float(output.metrics["policy/kl"]) == pytest.approx(log(1.5) / 6)
     assert float(output.loss) == pytest.approx((-3.9 + 2.8 + 0.1 * log(1.5)) / 6)
@@ -175,8 +175,8 @@ def test_importance_weights_and_the_mismatch(level: Any, expected: list[float]):
     sampling = LOG_PROBS - RATIOS.log()
     weights = importance_weights(LOG_PROBS, sampling, batch().loss_mask, level, ImportanceConfig(importance_cap=9.0))
     np.testing.assert_allclose(weights[0], expected, rtol=1e-6)
-    known = batch(sampling_log_probs=sampling, importance_weights=weights)
-    known = replace(known, old_log_probs=LOG_PROBS)
+    known = replace(batch(sampling=sampling), policy=PolicyWeights(importance=weights))
+    known = replace(known, log_probs=replace(known.log_probs, old=LOG_PROBS))
     metrics = mismatch_metrics([known])
     # |d|: 2 log 2 + log 3/2 in row 0, 2 log 2 in row 1
     assert metrics["mismatch/gap_mean"] == pytest.approx((4 * log(2) + log(1.5)) / 6)
@@ -198,7 +198,7 @@ def test_the_end_tokens_of_every_turn_are_left_out():
     assert ends == [[1, 5], [1]]
     (built,) = drop_tokens([batch()], {(0, 0): ends[0], (1, 0): ends[1]})
     assert built.loss_mask.int().tolist() == [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]]
-    assert (built.num_loss_tokens, built.num_sequences) == (3.0, 2.0)
+    assert (built.totals.num_loss_tokens, built.totals.num_sequences) == (3.0, 2.0)
     # A turn that was cut off ended by no token of its own; neither did a completion.
     assert find_end_tokens(completions()[0], ()) == [5]
     assert find_end_tokens(replace(completions()[0], finish_reason="length"), (1, 5)) == [1]

@@ -98,14 +98,15 @@ def layout_rows(
     pad_token_id: int = 0,
     multiple_of: int = 1,
 ) -> tuple[Array, ...]:
-    """Ids, mask, positions ``[N, L]``; completion ids and mask, loss mask ``[N, T]``; prompt lengths ``[N]``."""
+    """Ids and mask ``[N, L]``; completion ids and mask, loss mask ``[N, T]``; prompt lengths ``[N]``."""
     chosen_prompts = [_row(prompts, prompt_offsets, prompt_of_row[row]) for row in rows]
     chosen = [_row(completions, completion_offsets, row) for row in rows]
     joined = [np.concatenate(pair) for pair in zip(chosen_prompts, chosen, strict=True)]
-    sequence = pad(*_flat(joined), "right", pad_token_id, multiple_of)
+    input_ids, attention_mask, _ = pad(*_flat(joined), "right", pad_token_id, multiple_of)
     completion_ids, completion_mask, _ = pad(*_flat(chosen), "right", pad_token_id)
     loss_mask = completion_mask & train[rows][:, None]
-    return (*sequence, completion_ids, completion_mask, loss_mask, np.array([len(p) for p in chosen_prompts], np.int64))
+    prompt_lengths = np.array([len(prompt) for prompt in chosen_prompts], np.int64)
+    return input_ids, attention_mask, completion_ids, completion_mask, loss_mask, prompt_lengths
 
 
 def _row(values: Array, offsets: Array, index: int) -> Array:

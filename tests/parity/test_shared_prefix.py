@@ -80,10 +80,16 @@ def steps(
     if reference != "none":
         assert measured is not None
         moved(model)
-        batches = [dataclasses.replace(batch, ref_log_probs=measured(batch)) for batch in batches]
+        batches = [
+            dataclasses.replace(batch, log_probs=dataclasses.replace(batch.log_probs, ref=measured(batch)))
+            for batch in batches
+        ]
     if updates > 1:
         with torch.no_grad():
-            batches = [dataclasses.replace(batch, old_log_probs=forward(batch)[0]) for batch in batches]
+            batches = [
+                dataclasses.replace(batch, log_probs=dataclasses.replace(batch.log_probs, old=forward(batch)[0]))
+                for batch in batches
+            ]
     # An epsilon of 1 makes AdamW's step smooth in the gradient; the usual one takes the sign of rounding where it is 0.
     updater = Stepping(
         TorchUpdater(model, forward, OptimizerConfig(adam_epsilon=1.0, max_grad_norm=0.0)),

@@ -11,7 +11,7 @@ import torch
 
 from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, PolicyWeights, StepTotals, TokenLogProbs
 
 pytest.importorskip("trl", reason="TRL 1.16 needs Python 3.11")
 
@@ -114,7 +114,6 @@ def next_batch(given: dict[str, torch.Tensor], policy_mask: torch.Tensor | None 
     return Batch(
         input_ids=ids,
         attention_mask=ids == 0,
-        position_ids=ids,
         prompt_lengths=torch.ones(ROWS, dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,
@@ -122,11 +121,9 @@ def next_batch(given: dict[str, torch.Tensor], policy_mask: torch.Tensor | None 
         advantages=given["advantages"],
         row_index=torch.arange(ROWS),
         prompt_index=torch.arange(ROWS),
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(ROWS),
-        old_log_probs=given.get("old"),
-        ref_log_probs=given["ref"],
-        policy_mask=policy_mask,
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(ROWS)),
+        log_probs=TokenLogProbs(old=given.get("old"), ref=given["ref"]),
+        policy=PolicyWeights(mask=policy_mask),
     )
 
 

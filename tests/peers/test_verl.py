@@ -425,14 +425,13 @@ def test_the_batch_manager_of_before_the_reward_loop(byte_tokenizer: Any) -> Non
 
 def loss_batch(inputs: dict[str, torch.Tensor]) -> Any:
     """The tensors of :func:`loss_inputs` as a batch; one advantage for a row, as ours are."""
-    from rlox_grpo.types import Batch
+    from rlox_grpo.types import Batch, StepTotals, TokenLogProbs
 
     mask = inputs["response_mask"]
     ids = torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.int64)
     return Batch(
         input_ids=ids,
         attention_mask=ids == 0,
-        position_ids=ids,
         prompt_lengths=torch.ones(len(mask), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,
@@ -440,9 +439,8 @@ def loss_batch(inputs: dict[str, torch.Tensor]) -> Any:
         advantages=inputs["advantages"][:, 0],
         row_index=torch.arange(len(mask)),
         prompt_index=torch.arange(len(mask)),
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(mask.any(dim=-1).sum()),
-        old_log_probs=inputs["old_log_prob"],
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(mask.any(dim=-1).sum())),
+        log_probs=TokenLogProbs(old=inputs["old_log_prob"]),
     )
 
 
@@ -498,7 +496,7 @@ def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
     if ours.policy_loss in SELECTING:
         (selected,) = covariance_masks([inputs["log_prob"]], [own], ours)
         assert 0 < selected.sum() < inputs["response_mask"].sum()
-        own = replace(own, measured=selected)
+        own = replace(own, policy=replace(own.policy, measured=selected))
     found = grpo_loss(inputs["log_prob"], own, ours).loss
     # Both in float64 but for verl's float32 temperatures of sapo and its 1e-8 beside the lengths of geo_mean.
     torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-8)

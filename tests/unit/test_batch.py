@@ -169,18 +169,18 @@ def test_rows_are_prompt_major_and_every_tensor_is_as_documented():
         [3, 4, 4, pad_id, pad_id, pad_id],
     ]
     assert batch.attention_mask.sum(1).tolist() == [4, 6, 2, 3]
-    assert batch.position_ids[0].tolist() == [0, 1, 2, 3, 0, 0]
     assert batch.prompt_lengths.tolist() == [2, 2, 1, 1]
     assert batch.completion_ids[:, 0].tolist() == [7, 8, EOS, 4]
     assert batch.completion_mask.sum(1).tolist() == [2, 4, 1, 2]
     assert torch.equal(batch.loss_mask, batch.completion_mask)
-    assert batch.sampling_log_probs is not None
-    assert batch.sampling_log_probs[3].tolist() == [-1, -2, 0, 0]
+    assert batch.log_probs.sampling is not None
+    assert batch.log_probs.sampling[3].tolist() == [-1, -2, 0, 0]
     assert batch.row_index.tolist() == [0, 1, 2, 3]
     assert batch.advantages.tolist() == ADVANTAGES.tolist()
-    assert (batch.num_loss_tokens, batch.num_sequences) == (9, 4)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (9, 4)
     types = {"attention_mask": torch.bool, "completion_mask": torch.bool, "loss_mask": torch.bool}
-    types |= {"advantages": torch.float32, "sampling_log_probs": torch.float32}
+    types |= {"advantages": torch.float32}
+    assert batch.log_probs.sampling.dtype == torch.float32
     for item in fields(Batch):
         value = getattr(batch, item.name)
         assert not isinstance(value, torch.Tensor) or value.dtype == types.get(item.name, torch.int64), item.name
@@ -197,18 +197,24 @@ def test_truncated_completions_can_be_left_out_of_the_loss():
     batch = build_batch(two_groups(), ADVANTAGES, train_truncated=False)
     assert batch.loss_mask.sum(1).tolist() == [2, 0, 1, 2]
     assert batch.completion_mask.sum(1).tolist() == [2, 4, 1, 2]
-    assert (batch.num_loss_tokens, batch.num_sequences) == (5, 3)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (5, 3)
 
 
 def test_denominators_can_be_given():
     batch = build_batch(two_groups(), ADVANTAGES, num_loss_tokens=100, num_sequences=7)
-    assert (batch.num_loss_tokens, batch.num_sequences) == (100, 7)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (100, 7)
 
 
 def test_a_sequence_without_tokens_is_not_counted():
     batch = build_batch([scored([1], completion([]), completion([2]))], [0.0, 0.0])
-    assert (batch.num_loss_tokens, batch.num_sequences) == (1, 1)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (1, 1)
     assert batch.completion_mask.tolist() == [[False], [True]]
+
+
+def real_values(batch, row):
+    """Ids of the row and of its completion, and its log-probs, without padding."""
+    ends = batch.attention_mask[row], batch.completion_mask[row]
+    return batch.input_ids[row][ends[0]], batch.completion_ids[row][ends[1]], batch.log_probs.sampling[row][ends[1]]
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -218,15 +224,13 @@ def test_microbatches_hold_each_row_once_with_global_denominators(padded: bool):
     assert len(parts) > 1
     seen = []
     for part in parts:
-        assert (part.num_loss_tokens, part.num_sequences) == (whole.num_loss_tokens, whole.num_sequences)
+        assert part.totals == whole.totals
         used = part.attention_mask.numel() if padded else int(part.attention_mask.sum())
         assert used <= 8
         for row, source in enumerate(part.row_index.tolist()):
             seen.append(source)
-            for name in ("input_ids", "completion_ids", "sampling_log_probs"):
-                mask = "attention_mask" if name == "input_ids" else "completion_mask"
-                ours, theirs = getattr(part, name)[row], getattr(whole, name)[source]
-                assert torch.equal(ours[getattr(part, mask)[row]], theirs[getattr(whole, mask)[source]])
+            for ours, theirs in zip(real_values(part, row), real_values(whole, source), strict=True):
+                assert torch.equal(ours, theirs)
             assert part.loss_mask[row].sum() == whole.loss_mask[source].sum()
             assert part.advantages[row] == whole.advantages[source]
     assert sorted(seen) == [0, 1, 2, 3]
@@ -237,13 +241,13 @@ def test_ranks_share_the_rows_and_count_alike():
     assert len({len(parts) for parts in ranks}) == 1
     rows = [row for parts in ranks for part in parts for row in part.row_index.tolist()]
     assert sorted(rows) == [0, 1, 2, 3]
-    assert all(part.num_loss_tokens == 9 for parts in ranks for part in parts)
+    assert all(part.totals.num_loss_tokens == 9 for parts in ranks for part in parts)
 
 
 def test_no_groups_make_an_empty_batch():
     batch = build_batch([], np.empty(0, np.float32))
     assert batch.input_ids.shape == (0, 0)
-    assert (batch.num_loss_tokens, batch.num_sequences) == (0, 0)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (0, 0)
     assert microbatches([], [], token_budget=8) == []
 
 
@@ -302,7 +306,7 @@ def test_groups_that_share_prompts_stay_together_within_the_budget(budget: int) 
         prompts = len(set(batch.prompt_index.tolist()))
         tokens = 3 * prompts + sum(flat[row] for row in rows)
         assert tokens <= budget or len(rows) == 1
-        assert batch.num_sequences == 6
+        assert batch.totals.num_sequences == 6
     if budget == 1000:
         assert len(batches) == 1
 

@@ -327,4 +327,4 @@ def test_the_update_is_the_gradient_of_every_sampled_token_once(model: Any, toke
     tokens = chatml.count_trained_tokens(trainer, scored, num_sequences=4)
     parts = trainer._step.batcher.make_mini_batches(*trainer._step.compute_advantages(scored, 0, 1), 0)
     sampled = [row.sampled for group in scored for c in group.group.completions for row in list_rows(c)]
-    assert tokens == sum(int(flags.sum()) for flags in sampled) == parts[0][0].num_loss_tokens
+    assert tokens == sum(int(flags.sum()) for flags in sampled) == parts[0][0].totals.num_loss_tokens

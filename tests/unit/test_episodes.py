@@ -29,7 +29,7 @@ from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.serialize import decode_group, encode_group
-from rlox_grpo.types import Batch, RolloutGroup, Sampling
+from rlox_grpo.types import Batch, RolloutGroup, Sampling, StepTotals, TokenLogProbs
 
 ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
 
@@ -592,7 +592,7 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
         log_probs = torch.zeros(2, 5)
         rows = torch.ones(2, 5, dtype=torch.bool)
         batch = Batch(
-            *[torch.zeros(2, 6, dtype=torch.int64)] * 3,
+            *[torch.zeros(2, 6, dtype=torch.int64)] * 2,
             prompt_lengths=torch.ones(2, dtype=torch.int64),
             completion_ids=torch.zeros(2, 5, dtype=torch.int64),
             completion_mask=rows,
@@ -600,9 +600,8 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
             advantages=torch.ones(2),
             row_index=torch.arange(2),
             prompt_index=torch.zeros(2, dtype=torch.int64),
-            num_loss_tokens=10.0,
-            num_sequences=2.0,
-            old_log_probs=log_probs,
+            totals=StepTotals(num_loss_tokens=10.0, num_sequences=2.0),
+            log_probs=TokenLogProbs(old=log_probs),
         )
         losses.append(float(trainer._step._compute_loss(log_probs, batch, entropy=log_probs).loss))
     assert losses == pytest.approx([-10 / (2 * 12), -10 / (2 * 6)])

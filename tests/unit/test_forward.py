@@ -31,7 +31,7 @@ from transformers import (
 from rlox_grpo.model import packed_attention
 from rlox_grpo.model.forward import make_forward, split_model
 from rlox_grpo.model.prefix_tree import build_prefix_tree
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, StepTotals
 
 VOCABULARY = 40
 SIZES = {
@@ -74,7 +74,6 @@ def next_batch(prompt_lengths, completion_lengths, seed=0):
     return Batch(
         input_ids=ids,
         attention_mask=torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None],
-        position_ids=torch.arange(max(lengths)).repeat(len(lengths), 1),
         prompt_lengths=torch.tensor(prompt_lengths),
         completion_ids=completion_ids,
         completion_mask=mask,
@@ -82,8 +81,7 @@ def next_batch(prompt_lengths, completion_lengths, seed=0):
         advantages=torch.ones(len(lengths)),
         row_index=torch.arange(len(lengths)),
         prompt_index=torch.arange(len(lengths)),
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(len(lengths)),
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(len(lengths))),
     )
 
 

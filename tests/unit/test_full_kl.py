@@ -16,7 +16,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import score_norms
-from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+from rlox_grpo.types import Batch, OutputHead, StepTotals, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 M, H, V = 23, 8, 37
@@ -174,7 +174,6 @@ def batch_of_groups():
     return Batch(
         input_ids=ids,
         attention_mask=torch.ones_like(ids, dtype=torch.bool),
-        position_ids=torch.arange(11).expand(4, -1),
         prompt_lengths=prompts,
         completion_ids=torch.stack([row[p : p + 5] for row, p in zip(ids, prompts.tolist(), strict=True)]),
         completion_mask=mask,
@@ -182,8 +181,7 @@ def batch_of_groups():
         advantages=torch.zeros(4),
         row_index=torch.arange(4),
         prompt_index=torch.tensor([0, 0, 1, 1]),
-        num_loss_tokens=13.0,
-        num_sequences=4.0,
+        totals=StepTotals(num_loss_tokens=13.0, num_sequences=4.0),
     )
 
 
@@ -212,7 +210,9 @@ def test_a_forward_gives_the_divergence_of_the_models_own_logits(name, way):
     if way == "packed" and name == "qwen2":
         assert forward.shares_prompts
     with torch.no_grad():
-        filled = dataclasses.replace(batch, ref_distributions=ref_forward.distributions(batch))
+        filled = dataclasses.replace(
+            batch, log_probs=dataclasses.replace(batch.log_probs, ref_distributions=ref_forward.distributions(batch))
+        )
     plain, (log_probs, _, kl) = forward(batch), forward(filled)
     assert len(plain) == 2
     torch.testing.assert_close(log_probs, plain[0])

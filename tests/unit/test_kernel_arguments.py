@@ -141,7 +141,7 @@ def test_flags_with_other_bytes_than_0_and_1() -> None:
     first, one = np.zeros(1, np.int64), np.array([0, 1])
     flags = np.array([2], np.uint8).view(bool)
     layout = _native.layout_rows(first, one, first, one, first, flags, first, 0, 1)
-    assert layout[5].tolist() == [[True]]
+    assert layout[4].tolist() == [[True]]
 
 
 # arguments that another thread changes during the call

@@ -26,7 +26,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.run.recorded import RecordedRun, read_recorded_run
-from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup
+from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, StepTotals
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 
@@ -136,7 +136,8 @@ def test_a_loss_on_tokens_that_are_not_trained_is_an_error() -> None:
     mask, rows = torch.tensor([[True, True], [True, False]]), torch.tensor([4, 9])
     log_probs = torch.zeros(2, 2, requires_grad=True)
     batch = Batch(
-        *(mask, mask, rows, rows, rows, mask, mask, torch.ones(2), rows, rows), num_loss_tokens=3, num_sequences=2
+        *(mask, mask, rows, rows, mask, mask, torch.ones(2), rows, rows),
+        totals=StepTotals(num_loss_tokens=3, num_sequences=2),
     )
     inputs = make_loss_inputs(log_probs, batch, LossConfig())
     assert inputs.advantages.tolist() == [[1, 1], [1, 0]]

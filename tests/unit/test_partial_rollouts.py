@@ -251,7 +251,7 @@ def test_stale_replies_leave_the_loss_and_its_denominators(
             kept.append(one.sampled & (age <= (9 if limit is None else limit)))
         tokens, sequences = sum(map(np.count_nonzero, kept)), sum(own.any() for own in kept)
         for batch in (batch for part in parts for batch in part):
-            assert (batch.num_loss_tokens, batch.num_sequences) == (tokens, sequences)
+            assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (tokens, sequences)
             for mask, row in zip(batch.loss_mask, batch.row_index.tolist(), strict=True):
                 assert np.flatnonzero(mask.numpy()).tolist() == np.flatnonzero(kept[row]).tolist()
         share = 1 - tokens / sum(np.count_nonzero(one.sampled) for one in completions)

@@ -6,7 +6,7 @@ import torch
 
 from rlox_grpo.model.packed_row import build_packed_row
 from rlox_grpo.model.prefix_tree import build_prefix_tree
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, StepTotals
 
 
 def next_batch(prompts, groups, loss_masks=None):
@@ -23,7 +23,6 @@ def next_batch(prompts, groups, loss_masks=None):
     return Batch(
         input_ids=input_ids,
         attention_mask=input_ids > 0,
-        position_ids=torch.arange(longest).expand(len(rows), -1),
         prompt_lengths=torch.tensor([len(p) for p, _ in rows]),
         completion_ids=completion_ids,
         completion_mask=mask,
@@ -31,8 +30,7 @@ def next_batch(prompts, groups, loss_masks=None):
         advantages=torch.zeros(len(rows)),
         row_index=torch.arange(len(rows)),
         prompt_index=torch.tensor(index),
-        num_loss_tokens=float(mask.sum()),
-        num_sequences=float(len(rows)),
+        totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(len(rows))),
     )
 
 

@@ -32,7 +32,7 @@ def test_a_browser_shows_it_and_runs_no_foreign_script(tmp_path):
     assert in_chromium(tmp_path, foreign)[0] == "run · rlox_grpo"
 
 
-# The plot shows a value in the animation frame after the event, which comes late on a busy machine: the title says when.
+# The plot shows a value in the animation frame after the event, which may come late: the title says when.
 POINTER = """<script>document.title = "none";
 const pointing = setInterval(() => {
   const plot = document.querySelector(".plot .u-over");

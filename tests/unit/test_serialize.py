@@ -105,7 +105,7 @@ def test_a_stand_in_teaches_nothing_and_keeps_the_denominators():
     assert not batch.loss_mask.any()
     assert len(batch.row_index) == 2
     assert torch.equal(batch.advantages, torch.zeros(2))
-    assert (batch.num_loss_tokens, batch.num_sequences) == (5.0, 2.0)
+    assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (5.0, 2.0)
 
 
 def test_a_half_set_launcher_is_refused(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import rlox_grpo
 import toy
 from rlox_grpo import GRPO
+from rlox_grpo.types import Batch
 
 PACKAGE = str(Path(rlox_grpo.__file__).parent)
 
@@ -51,3 +53,7 @@ def test_the_way_from_train_is_short(make_tiny_model: Any, target: str, function
     way = find_way(lambda: trainer.train(toy.PROMPTS), target)
     assert len(way) <= functions, way
     assert len({file for file, _ in way}) <= files, way
+
+
+def test_a_batch_has_few_fields() -> None:
+    assert len(fields(Batch)) <= 14

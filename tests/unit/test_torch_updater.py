@@ -12,7 +12,7 @@ from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, StepTotals
 from rlox_grpo.update.torch_updater import TorchUpdater
 from rlox_grpo.update.updaters import make_updater
 from updates import Stepping
@@ -37,7 +37,6 @@ def next_batch(rows, advantages, *, num_loss_tokens, num_sequences, first_row=0)
     return Batch(
         input_ids=ids,
         attention_mask=torch.tensor([[column < len(row) for column in range(longest)] for row in rows]),
-        position_ids=torch.arange(longest).repeat(len(rows), 1),
         prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,
@@ -45,8 +44,7 @@ def next_batch(rows, advantages, *, num_loss_tokens, num_sequences, first_row=0)
         advantages=torch.tensor(advantages),
         row_index=torch.arange(first_row, first_row + len(rows)),
         prompt_index=torch.arange(first_row, first_row + len(rows)),
-        num_loss_tokens=num_loss_tokens,
-        num_sequences=num_sequences,
+        totals=StepTotals(num_loss_tokens=num_loss_tokens, num_sequences=num_sequences),
     )
 
 

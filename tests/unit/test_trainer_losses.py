@@ -171,10 +171,10 @@ def test_without_end_tokens():
     batch = batch_with(torch.tensor([[True, True], [True, False]]))
     (found,) = drop_tokens([batch], {(0, 0): [1], (1, 0): []})
     assert found.loss_mask.tolist() == [[True, False], [True, False]]
-    assert (found.num_loss_tokens, found.num_sequences) == (2.0, 2.0)
+    assert (found.totals.num_loss_tokens, found.totals.num_sequences) == (2.0, 2.0)
     (found,) = drop_tokens([batch], {(0, 0): [1], (1, 0): [0]})  # the second row has nothing left
     assert found.loss_mask.tolist() == [[True, False], [False, False]]
-    assert (found.num_loss_tokens, found.num_sequences) == (1.0, 1.0)
+    assert (found.totals.num_loss_tokens, found.totals.num_sequences) == (1.0, 1.0)
     assert batch.loss_mask.sum() == 3
 
 
@@ -191,7 +191,7 @@ def test_the_sample_size_falls_with_the_updates_of_a_batch(monkeypatch):
 
     def keep(step, batches, *, seed):
         found = seen(step, batches, seed=seed)
-        sizes.append(found[0].measured)
+        sizes.append(found[0].policy.measured)
         return found
 
     monkeypatch.setattr(TrainStep, "_add_step_statistics", keep)

@@ -12,7 +12,17 @@ import numpy as np
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, check_at_least, to_integers
 from rlox_grpo.batch.rows import Rows
-from rlox_grpo.types import Batch, BoolArray, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import (
+    Batch,
+    BoolArray,
+    Completion,
+    EnvironmentTokens,
+    Int64Array,
+    Prompt,
+    RolloutGroup,
+    ScoredGroup,
+    StepTotals,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -171,8 +181,8 @@ def build_batch(
             that do not match their tokens, turns that do not fit their completion.
     """
     step = Rows.collect(scored_groups, advantages, train_truncated, with_environment)
-    denominators = step.denominators(num_loss_tokens, num_sequences)
-    return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device=device)
+    totals = step.count_totals(num_loss_tokens, num_sequences)
+    return step.batch(np.arange(step.count), totals, pad_token_id, multiple_of, device=device)
 
 
 def microbatches(
@@ -200,7 +210,7 @@ def microbatches(
     if it fits the budget; a larger group is split into parts with one copy of the prompt each.
     """
     step = Rows.collect(scored_groups, advantages, train_truncated, with_environment)
-    denominators = step.denominators(None, None)
+    totals = step.count_totals()
     row_groups = step.split_groups(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
         [step.count_tokens(row_group) for row_group in row_groups],
@@ -212,7 +222,7 @@ def microbatches(
     rows = [
         [row for index in group_indices for row in row_groups[index]] for group_indices in packing.rows_by_rank(rank)
     ]
-    return [step.batch(np.sort(np.array(batch_rows, np.int64)), denominators, device=device) for batch_rows in rows]
+    return [step.batch(np.sort(np.array(batch_rows, np.int64)), totals, device=device) for batch_rows in rows]
 
 
 def drop_tokens(
@@ -229,28 +239,23 @@ def drop_tokens(
     numbers = [batch.row_index.cpu().tolist() for batch in batches]
     cleared = []
     for batch, rows in zip(batches, numbers, strict=True):
-        branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
+        branches = [0] * len(rows) if batch.branches is None else batch.branches.index.cpu().tolist()
         keys = zip(rows, branches, strict=True)
         cleared.append([(line, token) for line, key in enumerate(keys) for token in dropped.get(key, ())])
     masks = [_clear(batch.loss_mask, entries) for batch, entries in zip(batches, cleared, strict=True)]
     lengths = _count_by_completion(masks, numbers, ranks)
-    tokens, sequences = float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values()))
-    without_dropped = [
-        replace(
-            batch,
-            loss_mask=mask,
-            num_loss_tokens=tokens,
-            num_sequences=sequences,
-            sequence_lengths=None
-            if batch.sequence_lengths is None
-            else batch.sequence_lengths.new_tensor([lengths[str(row)] for row in rows]),
-        )
-        for batch, mask, rows in zip(batches, masks, numbers, strict=True)
-    ]
+    totals = StepTotals(float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values())))
+    without_dropped = []
+    for batch, mask, rows in zip(batches, masks, numbers, strict=True):
+        branched = batch.branches
+        if branched is not None:
+            row_lengths = branched.sequence_lengths.new_tensor([lengths[str(row)] for row in rows])
+            branched = replace(branched, sequence_lengths=row_lengths)
+        without_dropped.append(replace(batch, loss_mask=mask, totals=totals, branches=branched))
     observed = [
-        _clear(batch.environment_mask, entries)
+        _clear(batch.environment.mask, entries)
         for batch, entries in zip(batches, cleared, strict=True)
-        if batch.environment_mask is not None
+        if batch.environment is not None
     ]
     if not observed:
         return without_dropped
@@ -258,8 +263,7 @@ def drop_tokens(
     return [
         replace(
             batch,
-            environment_mask=mask,
-            environment_lengths=batch.row_index.new_tensor([lengths[str(row)] for row in rows]),
+            environment=EnvironmentTokens(mask, batch.row_index.new_tensor([lengths[str(row)] for row in rows])),
         )
         for batch, mask, rows in zip(without_dropped, observed, numbers, strict=True)
     ]
@@ -314,9 +318,12 @@ def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:
     dummy = build_batch(
         [scored],
         np.zeros(len(scored.rewards), np.float32),
-        num_loss_tokens=batch.num_loss_tokens,
-        num_sequences=batch.num_sequences,
         device=batch.input_ids.device,
     )
     nothing = torch.zeros_like(dummy.loss_mask)
-    return replace(dummy, loss_mask=nothing, environment_mask=None if batch.environment_mask is None else nothing)
+    return replace(
+        dummy,
+        loss_mask=nothing,
+        totals=batch.totals,
+        environment=None if batch.environment is None else EnvironmentTokens(nothing),
+    )

@@ -12,7 +12,19 @@ from numpy.typing import NDArray
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import check_at_least, concatenate
 from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
-from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, RolloutGroup, ScoredGroup
+from rlox_grpo.types import (
+    Batch,
+    BoolArray,
+    Branches,
+    Completion,
+    EnvironmentTokens,
+    Float32Array,
+    Int64Array,
+    RolloutGroup,
+    ScoredGroup,
+    StepTotals,
+    TokenLogProbs,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +37,7 @@ class Rows:
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
-    marks the tokens of ``Batch.environment_mask``; None: they are not wanted.
+    marks the tokens of ``Batch.environment``; None: they are not wanted.
     """
 
     prompts: Int64Array
@@ -112,10 +124,10 @@ class Rows:
                 tokens, prompt = self.count_tokens([row]), row_prompt
         return row_groups
 
-    def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
-        """Return the number of loss tokens, and of sequences with a loss token, unless they are given."""
+    def count_totals(self, num_loss_tokens: float | None = None, num_sequences: float | None = None) -> StepTotals:
+        """Return the denominators of the step; an argument replaces what is counted."""
         tokens = self._count_loss_tokens()
-        return (
+        return StepTotals(
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
             float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
         )
@@ -131,27 +143,25 @@ class Rows:
     def batch(
         self,
         rows: Int64Array,
-        denominators: tuple[float, float],
+        totals: StepTotals,
         pad_token_id: int = 0,
         multiple_of: int = 1,
         *,
         device: torch.device | str | None,
     ) -> Batch:
-        """Lay out ``rows``, ``int64`` indices in the step, with the denominators of the whole step."""
+        """Lay out ``rows``, ``int64`` indices in the step, with the denominators ``totals`` of the whole step."""
         import torch
 
-        input_ids, attention_mask, position_ids, completion_ids, completion_mask, loss_mask, prompt_lengths = (
-            _native.layout_rows(
-                self.prompts,
-                self.prompt_offsets,
-                self.completions,
-                self.completion_offsets,
-                self.prompt_indices,
-                self.train,
-                rows,
-                pad_token_id,
-                check_at_least(multiple_of, 1, "multiple_of"),
-            )
+        input_ids, attention_mask, completion_ids, completion_mask, loss_mask, prompt_lengths = _native.layout_rows(
+            self.prompts,
+            self.prompt_offsets,
+            self.completions,
+            self.completion_offsets,
+            self.prompt_indices,
+            self.train,
+            rows,
+            pad_token_id,
+            check_at_least(multiple_of, 1, "multiple_of"),
         )
         if self.sampled is not None:
             loss_mask &= self._lay_out_flags(self.sampled, rows, completion_mask)
@@ -168,17 +178,22 @@ class Rows:
             return torch.from_numpy(array).to(device)
 
         completion_indices = self.completion_indices[rows]
-        environment_mask = environment_lengths = None
+        environment = branches = None
         if self.observed is not None:
-            environment_mask = tensor(self._lay_out_flags(self.observed, rows, completion_mask))
             counts = np.bincount(self.completion_indices, weights=self._count_by_row(self.observed)).astype(np.int64)
-            environment_lengths = tensor(counts[completion_indices])
-        has_branches = bool(self.branch_indices.any())
+            environment = EnvironmentTokens(
+                mask=tensor(self._lay_out_flags(self.observed, rows, completion_mask)),
+                lengths=tensor(counts[completion_indices]),
+            )
+        if self.branch_indices.any():
+            branches = Branches(
+                index=tensor(self.branch_indices[rows]),
+                sequence_lengths=tensor(self._count_loss_tokens()[completion_indices]),
+            )
 
         return Batch(
             input_ids=tensor(input_ids),
             attention_mask=tensor(attention_mask),
-            position_ids=tensor(position_ids),
             prompt_lengths=tensor(prompt_lengths),
             completion_ids=tensor(completion_ids),
             completion_mask=tensor(completion_mask),
@@ -186,13 +201,10 @@ class Rows:
             advantages=tensor(advantages),
             row_index=tensor(completion_indices),
             prompt_index=tensor(self.prompt_indices[rows]),
-            num_loss_tokens=denominators[0],
-            num_sequences=denominators[1],
-            sampling_log_probs=tensor(log_probs),
-            environment_mask=environment_mask,
-            environment_lengths=environment_lengths,
-            branch_index=tensor(self.branch_indices[rows]) if has_branches else None,
-            sequence_lengths=tensor(self._count_loss_tokens()[completion_indices]) if has_branches else None,
+            totals=totals,
+            log_probs=TokenLogProbs(sampling=tensor(log_probs)),
+            environment=environment,
+            branches=branches,
         )
 
     def _lay_out_flags(self, flags: BoolArray, rows: Int64Array, completion_mask: BoolArray) -> BoolArray:

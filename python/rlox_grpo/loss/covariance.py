@@ -46,7 +46,7 @@ def covariance_masks(
 
     Args:
         log_probs: ``[N, T]`` of each micro-batch, of the policy before the step; no gradient is taken.
-        batches: the micro-batches, with their advantages; without ``old_log_probs`` no ratio is clipped.
+        batches: the micro-batches, with their advantages; without old log-probs no ratio is clipped.
         config: the kind of selection and its options.
         seed: seed of the draw of ``clip_cov``, the same on every rank.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
@@ -88,8 +88,8 @@ def refuse_missing(policy_loss: str, selected: Any) -> Tensor:
     """Return ``selected``; raise ValueError if it is None."""
     if selected is None:
         raise ValueError(
-            f"policy_loss={policy_loss!r} and batch.measured is None: select the tokens of the whole optimizer step "
-            "first, by rlox_grpo.loss.step_statistics.with_step_statistics"
+            f"policy_loss={policy_loss!r} and batch.policy.measured is None: select the tokens of the whole optimizer "
+            "step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
         )
     mask: Tensor = selected
     return mask

@@ -102,7 +102,10 @@ def with_importance_weights(
     if level is None:
         return list(batches)
     return [
-        replace(batch, importance_weights=importance_weights(*_both(batch), batch.loss_mask, level, config))
+        replace(
+            batch,
+            policy=replace(batch.policy, importance=importance_weights(*_both(batch), batch.loss_mask, level, config)),
+        )
         for batch in batches
     ]
 
@@ -117,7 +120,7 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     measured = [  # with bypass_old_log_probs the old log-probs are the sampler's
         batch
         for batch in batches
-        if batch.old_log_probs is not None and batch.old_log_probs is not batch.sampling_log_probs
+        if batch.log_probs.old is not None and batch.log_probs.old is not batch.log_probs.sampling
     ]
     # float64 [n] of each micro-batch's loss tokens, on the host.
     differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in measured]
@@ -132,9 +135,7 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
         "mismatch/kl_k3": float((ratio - d - 1).mean()),
         "mismatch/effective_sample_size": effective_sample_size(ratio),
     }
-    weighted = [
-        (batch.importance_weights, batch.loss_mask) for batch in measured if batch.importance_weights is not None
-    ]
+    weighted = [(batch.policy.importance, batch.loss_mask) for batch in measured if batch.policy.importance is not None]
     if weighted:
         w = torch.cat([weights[mask].double().cpu() for weights, mask in weighted])
         metrics["mismatch/weight_mean"] = float(w.mean())
@@ -149,10 +150,10 @@ def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
     Each is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that micro-batches
     add up, as in :class:`rlox_grpo.types.LossOutput`.
     """
-    if batch.sampling_log_probs is None:
+    if batch.log_probs.sampling is None:
         return {}
-    d = _difference(log_probs.detach(), batch.sampling_log_probs, batch.loss_mask)
-    tokens = max(batch.num_loss_tokens, 1.0)
+    d = _difference(log_probs.detach(), batch.log_probs.sampling, batch.loss_mask)
+    tokens = max(batch.totals.num_loss_tokens, 1.0)
     ratio = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     return {
         "mismatch/gap_mean": d.abs().sum() / tokens,
@@ -167,6 +168,6 @@ def _difference(old_log_probs: Tensor, sampling_log_probs: Tensor, mask: Tensor)
 
 
 def _both(batch: Batch) -> tuple[Tensor, Tensor]:
-    if batch.old_log_probs is None or batch.sampling_log_probs is None:
+    if batch.log_probs.old is None or batch.log_probs.sampling is None:
         raise ValueError("importance weights need old_log_probs and sampling_log_probs, and a batch lacks one of them")
-    return batch.old_log_probs, batch.sampling_log_probs
+    return batch.log_probs.old, batch.log_probs.sampling

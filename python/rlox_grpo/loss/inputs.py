@@ -19,20 +19,7 @@ from torch import Tensor
 from rlox_grpo.config.records.loss import LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
-from rlox_grpo.types import Batch
-
-
-@dataclass(frozen=True)
-class StepTotals:
-    """Denominators of the whole optimizer step, over micro-batches and ranks.
-
-    Attributes:
-        num_loss_tokens: number of tokens under the loss masks.
-        num_sequences: number of sequences with such a token. An episode with its branches is one sequence.
-    """
-
-    num_loss_tokens: float
-    num_sequences: float
+from rlox_grpo.types import Batch, StepTotals
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +142,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
     # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
-    old_log_probs = log_probs.detach() if batch.old_log_probs is None else torch.where(mask, batch.old_log_probs, 0)
+    old_log_probs = log_probs.detach() if batch.log_probs.old is None else torch.where(mask, batch.log_probs.old, 0)
     # Of a batch that was sampled from the current weights the value is 0, and the gradient that of log_probs.
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)  # [N], or [N, T] where each token has its own
@@ -168,9 +155,9 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
         # A loss of the user may write into it.
         mask=mask.clone(),
         sequences=batch.row_index,
-        totals=StepTotals(batch.num_loss_tokens, batch.num_sequences),
+        totals=batch.totals,
         options=options,
-        measured=batch.measured,
+        measured=batch.policy.measured,
     )
 
 

@@ -78,10 +78,10 @@ def token_kl(
     """
     if distribution_kl is not None:
         return torch.where(batch.loss_mask, distribution_kl, 0)
-    if batch.ref_log_probs is None:
+    if batch.log_probs.ref is None:
         return None
     # Masked before the estimator: 0 · inf would poison the gradient.
-    policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
+    policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.log_probs.ref))
     return kl_penalty(policy, reference, config.kl_estimator)
 
 

@@ -90,13 +90,13 @@ def grpo_loss(
     Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens); plus
     environment_loss_coef · (mean over sequences of the mean of −log_probs over a sequence's environment tokens). By
     default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
-    eq. 3), r = exp(log_probs − old_log_probs). A batch without ``old_log_probs`` was sampled from the current weights:
-    r is 1 and its gradient is that of ``log_probs``. ``importance_weights`` of the batch multiply the policy term.
+    eq. 3), r = exp(log_probs − old_log_probs). A batch without old log-probs was sampled from the current weights:
+    r is 1 and its gradient is that of ``log_probs``. The importance weights of the batch multiply the policy term.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask`` at the sampling temperature.
-        batch: the micro-batch; its denominators are those of the whole optimizer step. Where it has a ``policy_mask``
-            the policy term counts only there; denominators and the other terms are unchanged.
+        batch: the micro-batch; its denominators are those of the whole optimizer step. Where ``batch.policy.mask`` is
+            given, the policy term counts only under it; denominators and the other terms are unchanged.
         config: the options of the loss; the defaults when None.
         entropy: ``[N, T]`` in nats with gradient, of the distributions of ``log_probs``; for ``entropy_coef``.
         distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary, in place of an estimate.
@@ -105,9 +105,9 @@ def grpo_loss(
             ``policy_loss``, ``clip_low``, ``kl_coef``, ….
 
     Raises:
-        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
-            an ``entropy`` that has a gradient, ``clip_cov``, ``kl_cov`` or ``p3o`` without ``batch.measured``, or an
-            ``environment_loss_coef`` without ``environment_mask``.
+        ValueError: shapes that differ, ``kl_coef`` above 0 without log-probs of the reference, an ``entropy_coef``
+            without an ``entropy`` that has a gradient, ``clip_cov``, ``kl_cov`` or ``p3o`` without
+            ``batch.policy.measured``, or an ``environment_loss_coef`` without the environment's tokens.
         SampleError: a policy loss of the user returned something else than finite losses ``[N, T]`` with a gradient.
         ConfigError: an unknown option or a value out of range.
     """
@@ -141,16 +141,16 @@ def combine_terms(
     """
     config, mask = inputs.options, batch.loss_mask
     kl_coef, entropy_coef = config.kl_coef, config.entropy_coef
-    if kl_coef > 0 and batch.ref_log_probs is None and distribution_kl is None:
-        raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
+    if kl_coef > 0 and batch.log_probs.ref is None and distribution_kl is None:
+        raise ValueError(f"kl_coef is {kl_coef:g} and batch.log_probs.ref is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
     # All tensors from here to `loss` are [N, T]; outside the mask aggregate reads nothing.
     ratio = inputs.ratio if term.ratio is None else term.ratio
-    # Tokens outside policy_mask have no policy term. They stay in the denominators, and have a KL penalty.
-    token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
-    if batch.importance_weights is not None:
-        token_loss = token_loss * batch.importance_weights
+    # Tokens outside the mask of the policy term have none. They stay in the denominators, and have a KL penalty.
+    token_loss = term.loss if batch.policy.mask is None else torch.where(batch.policy.mask, term.loss, 0)
+    if batch.policy.importance is not None:
+        token_loss = token_loss * batch.policy.importance
     kl = token_kl(config, inputs.log_probs, batch, distribution_kl)
     if kl is not None:
         # The tokens are the old policy's; the ratio, with its gradient, makes the mean one over the current policy.
@@ -163,14 +163,14 @@ def combine_terms(
         token_loss,
         mask,
         config.loss_aggregation,
-        num_loss_tokens=batch.num_loss_tokens,
-        num_sequences=batch.num_sequences,
-        sequence_lengths=batch.sequence_lengths,
+        num_loss_tokens=batch.totals.num_loss_tokens,
+        num_sequences=batch.totals.num_sequences,
+        sequence_lengths=None if batch.branches is None else batch.branches.sequence_lengths,
         max_length=max_length,
     )
 
     def token_mean(values: Tensor) -> Tensor:
-        return aggregate(values, mask, "token_mean", num_loss_tokens=batch.num_loss_tokens)
+        return aggregate(values, mask, "token_mean", num_loss_tokens=batch.totals.num_loss_tokens)
 
     # A bonus, hence the minus. It is a token mean under every loss_aggregation.
     if entropy_coef != 0 and entropy is not None:
@@ -197,17 +197,16 @@ def combine_terms(
 def _environment_loss(log_probs: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of the environment's tokens: 1/N Σ_i 1/|O_i| Σ_{t ∈ O_i} −log π (ECHO, arXiv:2605.24517, eq. 3).
 
-    N is the number of sequences of the policy loss. O_i has the tokens of sequence i under ``environment_mask``.
+    N is the number of sequences of the policy loss. O_i has the environment's tokens of sequence i.
     """
-    if batch.environment_mask is None:
+    if batch.environment is None:
         raise ValueError(
-            "environment_loss_coef is above 0 and batch.environment_mask is None: build the batch with "
-            "with_environment=True"
+            "environment_loss_coef is above 0 and batch.environment is None: build the batch with with_environment=True"
         )
     return aggregate(
         -log_probs,
-        batch.environment_mask,
+        batch.environment.mask,
         "sequence_mean",
-        num_sequences=batch.num_sequences,
-        sequence_lengths=batch.environment_lengths,
+        num_sequences=batch.totals.num_sequences,
+        sequence_lengths=batch.environment.lengths,
     )

@@ -30,7 +30,7 @@ def with_step_statistics(
         batches: this rank's micro-batches.
         config: the policy loss and its options.
         forward: returns the log-probs ``[N, T]`` of the policy before the step. It is called only if the loss reads the
-            micro-batches; ``p3o`` does not for batches without ``old_log_probs``, whose ratios are 1.
+            micro-batches; ``p3o`` does not for batches without old log-probs, whose ratios are 1.
         seed: seed of random choices, the same on every rank.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
 
@@ -44,7 +44,7 @@ def with_step_statistics(
     # The forward passes run when `measure` reads micro_batches, and not at all if it does not.
     step = StepInputs(
         lambda: [make_loss_inputs(forward(batch), batch, config) for batch in batches],
-        is_on_policy=all(batch.old_log_probs is None for batch in batches),
+        is_on_policy=all(batch.log_probs.old is None for batch in batches),
         options=config,
         seed=seed,
         ranks=ranks or Ranks(),
@@ -60,4 +60,7 @@ def with_step_statistics(
             f"{name} returned a list of {len(measured)} values for {len(batches)} micro-batches: expected one for "
             "each, or one value for all that is not a list"
         )
-    return [replace(batch, measured=values) for batch, values in zip(batches, measured, strict=True)]
+    return [
+        replace(batch, policy=replace(batch.policy, measured=values))
+        for batch, values in zip(batches, measured, strict=True)
+    ]

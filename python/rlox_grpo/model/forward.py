@@ -50,8 +50,9 @@ def refuse_distributions(batch: Batch) -> TokenDistributions:
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
-    If gradients are on, the tokens under ``environment_mask`` have log-probs and entropies too.
-    If the batch has ``ref_distributions``, a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
+    If gradients are on, the tokens of ``batch.environment`` have log-probs and entropies too.
+    If the batch has the reference's distributions, a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with
+    gradient.
     If gradients are off, as for a reference, entropies are zeros, unless ``entropy_always`` is set.
 
     Attributes:
@@ -60,14 +61,14 @@ class Forward:
         distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
     """
 
-    compute: Callable[[Batch], tuple[Tensor, ...]]
+    compute: Callable[..., tuple[Tensor, ...]]
     shares_prompts: bool
     distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     is_split: bool = False
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Run the model over ``batch``."""
-        return self.compute(batch)
+    def __call__(self, batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
+        """Run the model over ``batch``; with ``is_unscaled`` at temperature 1, over all ids of the output layer."""
+        return self.compute(batch, is_unscaled=is_unscaled)
 
 
 class ForwardModule(nn.Module):
@@ -82,14 +83,14 @@ class ForwardModule(nn.Module):
         """Set the forward pass."""
         self._forward = (forward,)  # in a tuple, so that torch does not register it as a submodule
 
-    def forward(self, batch: Batch | None, call: Callable[[], Any] | None = None) -> Any:
+    def forward(self, batch: Batch | None, call: Callable[[], Any] | None = None, *, is_unscaled: bool = False) -> Any:
         """See :class:`Forward`. With ``call``, which may run the model, return ``call()`` instead."""
         if call is not None:
             return call()
         (forward,) = self._forward
         assert forward is not None
         assert batch is not None
-        return forward(batch)
+        return forward(batch, is_unscaled=is_unscaled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +160,11 @@ def make_forward(
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
-    def read(batch: Batch) -> tuple[TokenDistributions, PackedRow | None]:
-        """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row."""
-        # None: over all ids of the output layer, those of padding too.
-        rows = None if batch.is_unscaled else vocabulary
+    def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
+        """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row.
+
+        They are over the first ``rows`` ids of the output layer; None: over all of them, those of padding too.
+        """
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         with set_autocast(batch.input_ids.device, autocast_dtype):
@@ -185,15 +187,15 @@ def make_forward(
         hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
         return TokenDistributions(hidden, split.output_head(rows)), row
 
-    def compute(batch: Batch) -> tuple[Tensor, ...]:
+    def compute(batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
         has_gradient = torch.is_grad_enabled()
         # A pass that the loss reads predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
-        policy, row = read(replace(batch, loss_mask=mask))
+        policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
         log_probs, entropy = _take_log_probs(
             policy,
             batch.completion_ids[mask] if row is None else row.predicted_ids,
-            temperature=1.0 if batch.is_unscaled else temperature,
+            temperature=1.0 if is_unscaled else temperature,
             with_entropy=entropy_always or has_gradient,
             entropy_gradient=entropy_gradient and has_gradient,
         )
@@ -201,17 +203,17 @@ def make_forward(
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
             log_probs, entropy = log_probs[row.prediction_indices], entropy[row.prediction_indices]
         outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
-        if batch.ref_distributions is None:
+        if batch.log_probs.ref_distributions is None:
             return outputs
         # [M, H], of the tokens under the mask; those of the environment, which have no KL, are left out below.
         hidden = policy.hidden if row is None else policy.hidden[row.prediction_indices]
-        if batch.environment_mask is not None:
+        if batch.environment is not None:
             hidden = hidden[batch.loss_mask[mask]]
-        kl = distribution_kl(replace(policy, hidden=hidden), batch.ref_distributions, temperature=temperature)
+        kl = distribution_kl(replace(policy, hidden=hidden), batch.log_probs.ref_distributions, temperature=temperature)
         return (*outputs, _scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
-        policy, row = read(batch)
+        policy, row = read(batch, vocabulary)
         return policy if row is None else replace(policy, hidden=policy.hidden[row.prediction_indices])
 
     return Forward(compute, packs, distributions, is_split=split is not None)

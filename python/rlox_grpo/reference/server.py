@@ -118,11 +118,11 @@ class Measuring:
         step = Rows.collect(
             groups, np.zeros(sum(len(question.input_ids) for question in questions)), train_truncated=True
         )
-        denominators = step.denominators(None, None)
+        totals = step.count_totals()
         log_probs = torch.zeros(step.count, max(question.loss_mask.shape[1] for question in questions))
         rows = max(1, self._budget // max(question.input_ids.shape[1] for question in questions))
         for start in range(0, step.count, rows):
-            batch = step.batch(np.arange(start, min(start + rows, step.count)), denominators, device=self._device)
+            batch = step.batch(np.arange(start, min(start + rows, step.count)), totals, device=self._device)
             if not batch.loss_mask.any():
                 continue
             with torch.no_grad():

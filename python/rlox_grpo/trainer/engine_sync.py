@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ class EngineSync:
         device = find_device(self._policy.model)
         batch = build_batch([group_tokens(ids[:1], [ids[1:]])], np.zeros(1), device=device)
         with torch.no_grad():
-            log_probs: Float32Array = self._forward(replace(batch, is_unscaled=True))[0][0].float().cpu().numpy()
+            log_probs: Float32Array = self._forward(batch, is_unscaled=True)[0][0].float().cpu().numpy()
         return log_probs
 
     def _expect_log_probs(self) -> AdapterChanges | None:

@@ -202,7 +202,7 @@ class TrainStep:
 
         updates: list[UpdateStats] = []
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
-        trained = [batches for batches in mini_batches if batches and batches[0].num_loss_tokens > 0]
+        trained = [batches for batches in mini_batches if batches and batches[0].totals.num_loss_tokens > 0]
         with clock("update"), self._naming_samples(scored, updates):
             if mini_batches and not trained:
                 self._warn_about_masks(scored)
@@ -260,7 +260,7 @@ class TrainStep:
             distribution_kl=distribution_kl,
             max_length=self.max_length,
         )
-        if batch.old_log_probs is None or self.stages.importance.bypass_old_log_probs:  # else measured before
+        if batch.log_probs.old is None or self.stages.importance.bypass_old_log_probs:  # else measured before
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
 
@@ -272,8 +272,8 @@ class TrainStep:
 
         def measure(batch: Batch) -> Tensor:
             is_first = seed[-1] == 0
-            if is_first and self.fixed_tensors.needs_old_log_probs and batch.old_log_probs is not None:
-                return batch.old_log_probs
+            if is_first and self.fixed_tensors.needs_old_log_probs and batch.log_probs.old is not None:
+                return batch.log_probs.old
             with torch.no_grad():
                 return self.fixed_tensors.forward(batch)[0]
 

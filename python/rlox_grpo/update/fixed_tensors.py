@@ -95,23 +95,26 @@ class FixedTensors:
         for batch in batches:
             # The ratio is then against what the engine reported, without a forward pass before the update.
             if self.stages.importance.bypass_old_log_probs:
-                batch = replace(batch, old_log_probs=batch.sampling_log_probs)
+                batch = replace(batch, log_probs=replace(batch.log_probs, old=batch.log_probs.sampling))
             if self.needs_old_log_probs or share < 1:
                 log_probs, entropy = self.forward(batch)
                 entropies.append(entropy)
-                batch = replace(batch, old_log_probs=log_probs) if self.needs_old_log_probs else batch
+                if self.needs_old_log_probs:
+                    batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             filled.append(batch if self.reference is None else self._add_reference(self.reference, batch))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
-        # One threshold for the optimizer step, so after all its micro-batches. policy_mask changes no denominator.
+        # One threshold for the optimizer step, so after all its micro-batches. The masks change no denominator.
         masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], share, self.ranks)
-        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+        return [
+            replace(batch, policy=replace(batch.policy, mask=mask)) for batch, mask in zip(filled, masks, strict=True)
+        ]
 
     def _add_reference(self, reference: Reference, batch: Batch) -> Batch:
         if self.stages.loss.kl_estimator == "full":
-            return replace(batch, ref_distributions=reference.distributions(batch))
-        return replace(batch, ref_log_probs=reference(batch))
+            return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(batch)))
+        return replace(batch, log_probs=replace(batch.log_probs, ref=reference(batch)))
 
     def _compute_token_kl(self, batch: Batch) -> Tensor:
         """Return the KL of each token ``[N, T]`` under the current policy."""

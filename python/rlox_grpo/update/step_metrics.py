@@ -23,7 +23,7 @@ class StepReport:
         """Add one micro-batch. Return whether its loss is finite."""
         # The mean entropy's share of this micro-batch: shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
-            batch.num_loss_tokens, 1.0
+            batch.totals.num_loss_tokens, 1.0
         )
         _add(self._totals, {name: float(value) for name, value in output.metrics.items()})
         _add(self._totals, {"policy/entropy": float(share)})

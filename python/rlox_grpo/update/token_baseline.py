@@ -105,9 +105,9 @@ def with_token_advantages(
 def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
     """Row numbers, loss tokens of each row, and norms with the squares of importance weights in them, as in verl."""
     mask = batch.loss_mask
-    if batch.importance_weights is not None:
+    if batch.policy.importance is not None:
         # The gradient has the weight as a factor, its squared norm has the square.
-        norms = norms * batch.importance_weights[mask] ** 2
+        norms = norms * batch.policy.importance[mask] ** 2
     tensors = (batch.row_index, mask.sum(dim=-1), norms)
     return [tensor.detach().cpu().double().numpy() for tensor in tensors]
 

@@ -208,13 +208,12 @@ fn layouts_are_the_same_on_any_number_of_threads() {
         let layout = RowLayout::new(prompts, completions, &prompt_of_row, &train, &chosen).unwrap();
         let (width, completion_width) = layout.widths(8).unwrap();
         let (size, completion_size) = (512 * width, 512 * completion_width);
-        let mut ids = (vec![0; size], vec![false; size], vec![0; size]);
+        let mut ids = (vec![0; size], vec![false; size]);
         let mut completion = (vec![0; completion_size], vec![false; completion_size], vec![false; completion_size]);
         let mut prompt_lengths = vec![0; 512];
         let out = LayoutOut {
             input_ids: &mut ids.0,
             attention_mask: &mut ids.1,
-            position_ids: &mut ids.2,
             completion_ids: &mut completion.0,
             completion_mask: &mut completion.1,
             loss_mask: &mut completion.2,

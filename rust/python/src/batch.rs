@@ -124,8 +124,8 @@ pub(super) fn pad_values<'py>(
     Ok(out)
 }
 
-/// `input_ids`, `attention_mask`, `position_ids`, `completion_ids`, `completion_mask`, `loss_mask`, `prompt_lengths`.
-type Layout<'py> = (Ids2<'py>, Mask2<'py>, Ids2<'py>, Ids2<'py>, Mask2<'py>, Mask2<'py>, Ids<'py>);
+/// `input_ids`, `attention_mask`, `completion_ids`, `completion_mask`, `loss_mask`, `prompt_lengths`.
+type Layout<'py> = (Ids2<'py>, Mask2<'py>, Ids2<'py>, Mask2<'py>, Mask2<'py>, Ids<'py>);
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
@@ -153,21 +153,18 @@ pub(super) fn layout_rows<'py>(
     let out: Layout<'py> = (
         rectangle(py, rows.len(), width, cause)?,
         rectangle(py, rows.len(), width, cause)?,
-        rectangle(py, rows.len(), width, cause)?,
         rectangle(py, rows.len(), completion_width, "rows")?,
         rectangle(py, rows.len(), completion_width, "rows")?,
         rectangle(py, rows.len(), completion_width, "rows")?,
         zeros(py, rows.len(), "rows")?,
     );
     {
-        let (mut input_ids, mut attention_mask, mut position_ids) =
-            (out.0.try_readwrite()?, out.1.try_readwrite()?, out.2.try_readwrite()?);
+        let (mut input_ids, mut attention_mask) = (out.0.try_readwrite()?, out.1.try_readwrite()?);
         let (mut completion_ids, mut completion_mask, mut loss_mask, mut prompt_lengths) =
-            (out.3.try_readwrite()?, out.4.try_readwrite()?, out.5.try_readwrite()?, out.6.try_readwrite()?);
+            (out.2.try_readwrite()?, out.3.try_readwrite()?, out.4.try_readwrite()?, out.5.try_readwrite()?);
         let target = LayoutOut {
             input_ids: input_ids.as_slice_mut()?,
             attention_mask: attention_mask.as_slice_mut()?,
-            position_ids: position_ids.as_slice_mut()?,
             completion_ids: completion_ids.as_slice_mut()?,
             completion_mask: completion_mask.as_slice_mut()?,
             loss_mask: loss_mask.as_slice_mut()?,

@@ -24,10 +24,11 @@ def policy_sample_size(
     sums = np.zeros(3)  # Σr, Σr², n
     for current, batch in zip(log_probs, batches, strict=True):
         mask = batch.mask if isinstance(batch, LossInputs) else batch.loss_mask
-        if current is None or batch.old_log_probs is None:
+        old = batch.old_log_probs if isinstance(batch, LossInputs) else batch.log_probs.old
+        if current is None or old is None:
             sums += float(mask.sum())
             continue
-        log_ratio = current.detach()[mask].double() - batch.old_log_probs[mask].double()
+        log_ratio = current.detach()[mask].double() - old[mask].double()
         ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         sums += [float(ratio.sum()), float(ratio.square().sum()), ratio.numel()]
     # Sums and not means are added over ranks: ranks have different numbers of tokens.
@@ -56,7 +57,7 @@ class P3O:
         size = inputs.measured
         if size is None:
             raise ValueError(
-                "policy_loss='p3o' and batch.measured is None: compute the effective sample size of the whole "
+                "policy_loss='p3o' and batch.policy.measured is None: compute the effective sample size of the whole "
                 "optimizer step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
             )
         ratio = inputs.ratio

@@ -6,16 +6,16 @@
 //! and `.` for false:
 //!
 //! ```text
-//!         input_ids  attention_mask  position_ids  completion_ids  completion_mask  loss_mask  prompt_lengths
-//! row 0   1 2 7 0    1 1 1 1         0 1 2 3       7 0             1 1              1 1        2
-//! row 1   1 2 0 _    1 1 1 .         0 1 2 0       0 _             1 .              . .        2
-//! row 3   3 9 _ _    1 1 . .         0 1 0 0       9 _             1 .              1 .        1
+//!         input_ids  attention_mask  completion_ids  completion_mask  loss_mask  prompt_lengths
+//! row 0   1 2 7 0    1 1 1 1         7 0             1 1              1 1        2
+//! row 1   1 2 0 _    1 1 1 .         0 _             1 .              . .        2
+//! row 3   3 9 _ _    1 1 . .         9 _             1 .              1 .        1
 //! ```
 //!
 //! Masks come from lengths, never from ids: the token 0 of rows 0 and 1 is real, whatever the padding id. Row 1 has no
 //! loss token because its `train` is false.
 
-use super::padding::{check_indices, check_size, count, mark, three_by_row, width_for, write};
+use super::padding::{check_indices, check_size, mark, three_by_row, two_by_row, width_for, write};
 use crate::error::KernelError;
 use crate::ragged::Ragged;
 
@@ -36,8 +36,6 @@ pub struct LayoutOut<'a> {
     pub input_ids: &'a mut [i64],
     /// `[N, L]`: true on real tokens.
     pub attention_mask: &'a mut [bool],
-    /// `[N, L]`: counted from 0; 0 on padding.
-    pub position_ids: &'a mut [i64],
     /// `[N, T]` token ids.
     pub completion_ids: &'a mut [i64],
     /// `[N, T]`: true on completion tokens.
@@ -103,7 +101,6 @@ impl<'a> RowLayout<'a> {
         for (length, expected) in [
             (out.input_ids.len(), size),
             (out.attention_mask.len(), size),
-            (out.position_ids.len(), size),
             (out.completion_ids.len(), completion_size),
             (out.completion_mask.len(), completion_size),
             (out.loss_mask.len(), completion_size),
@@ -114,13 +111,12 @@ impl<'a> RowLayout<'a> {
         for (length, &row) in out.prompt_lengths.iter_mut().zip(self.rows) {
             *length = self.row(row).0.len() as i64;
         }
-        three_by_row(width, out.input_ids, out.attention_mask, out.position_ids, |index, ids, mask, positions| {
+        two_by_row(width, out.input_ids, out.attention_mask, |index, ids, mask| {
             let (prompt, completion) = self.row(self.rows[index]);
             let (head, tail) = ids.split_at_mut(prompt.len());
             head.copy_from_slice(prompt);
             write(tail, 0, completion, pad_token_id);
             mark(mask, 0, prompt.len() + completion.len());
-            count(positions, 0, prompt.len() + completion.len());
         });
         let (ids, mask, loss_mask) = (out.completion_ids, out.completion_mask, out.loss_mask);
         three_by_row(completion_width, ids, mask, loss_mask, |index, ids, mask, loss_mask| {
@@ -151,13 +147,12 @@ mod tests {
         let (prompt_of_row, train) = ([0, 0, 1, 1], [true, false, true, true]);
         let layout = RowLayout::new(prompts, completions, &prompt_of_row, &train, &[0, 1, 3]).unwrap();
         assert_eq!(layout.widths(1).unwrap(), (4, 2));
-        let (mut ids, mut mask, mut positions) = ([8; 12], [true; 12], [8; 12]);
+        let (mut ids, mut mask) = ([8; 12], [true; 12]);
         let (mut completion_ids, mut completion_mask, mut loss_mask) = ([8; 6], [true; 6], [true; 6]);
         let mut prompt_lengths = [0; 3];
         let out = LayoutOut {
             input_ids: &mut ids,
             attention_mask: &mut mask,
-            position_ids: &mut positions,
             completion_ids: &mut completion_ids,
             completion_mask: &mut completion_mask,
             loss_mask: &mut loss_mask,
@@ -166,7 +161,6 @@ mod tests {
         layout.fill((4, 2), -1, out).unwrap();
         assert_eq!(ids, [1, 2, 7, 0, 1, 2, 0, -1, 3, 9, -1, -1]);
         assert_eq!(mask.map(u8::from), [1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 0]);
-        assert_eq!(positions, [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 0, 0]);
         assert_eq!(completion_ids, [7, 0, 0, -1, 9, -1]);
         assert_eq!(completion_mask.map(u8::from), [1, 1, 1, 0, 1, 0]);
         assert_eq!(loss_mask.map(u8::from), [1, 1, 0, 0, 1, 0]);

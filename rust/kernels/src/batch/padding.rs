@@ -110,6 +110,25 @@ pub fn pad_values<T: Copy + Send + Sync>(
     Ok(())
 }
 
+/// Call `each(row, a, b)` with each row's part of two rectangles; in parallel when they are large.
+pub(super) fn two_by_row<A: Send, B: Send>(
+    width: usize,
+    a: &mut [A],
+    b: &mut [B],
+    each: impl Fn(usize, &mut [A], &mut [B]) + Sync + Send,
+) {
+    if width == 0 {
+        return;
+    }
+    if worth_splitting(a.len(), GRAIN) {
+        let rows = a.par_chunks_mut(width).zip(b.par_chunks_mut(width));
+        rows.enumerate().for_each(|(index, (a, b))| each(index, a, b));
+    } else {
+        let rows = a.chunks_mut(width).zip(b.chunks_mut(width));
+        rows.enumerate().for_each(|(index, (a, b))| each(index, a, b));
+    }
+}
+
 /// Call `each(row, a, b, c)` with each row's part of three rectangles; in parallel when they are large.
 pub(super) fn three_by_row<A: Send, B: Send, C: Send>(
     width: usize,
