@@ -20,6 +20,7 @@ from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
 from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
 from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -63,13 +64,14 @@ def decode_with_cache(
     cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
     lines = SharedLines(cache, rows.device)
     while waiting or len(rows):
-        free = max_rows - len(rows)
+        first, free = 0, max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
             # The first token of the new rows is drawn from the prefill's logits: the cache has their prompts, and that
             # token not yet.
             ids, prefilled, which = waiting.take(free)
             lines.add_rows(prefilled, which)
-            rows.draw(prefilled.logits[torch.from_numpy(which).to(rows.device)], rows.add(ids))
+            first = rows.add(ids)
+            logits = prefilled.logits[torch.from_numpy(which).to(rows.device)]  # [new rows, V]
         else:
             cache.make_room()
             # int64 [lines, 1]: the model runs once for each line.
@@ -77,7 +79,9 @@ def decode_with_cache(
             logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
             cache.advance()
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
-            rows.draw(lines.logits(logits))
+            logits = lines.logits(logits)
+        tokens = sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling)
+        rows.append(*tokens, first)
         moved = rows.retire()
         if moved is not None:
             lines.move_rows(*moved, remaining=len(rows))
@@ -199,9 +203,11 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]
-    rows.draw(select_last_logits(model(prefix)).index_select(0, which), rows.add(ids))
+    logits = select_last_logits(model(prefix)).index_select(0, which)
     sequences = prefix.index_select(0, which)  # [rows, L]
+    rows.add(ids)
     while True:
+        rows.append(*sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(), rows.sampling))
         sequences = torch.cat([sequences, rows.last_tokens()], dim=1)
         moved = rows.retire()
         if moved is not None:
@@ -210,7 +216,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
             sequences = sequences[: len(rows)]
         if not len(rows):
             return
-        rows.draw(select_last_logits(model(sequences)))
+        logits = select_last_logits(model(sequences))
 
 
 def select_last_logits(output: Any) -> Tensor:

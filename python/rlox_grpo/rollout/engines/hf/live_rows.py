@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
 from rlox_grpo.types import Completion, FinishReason, Int64Array, Sampling
 
@@ -57,6 +56,8 @@ class LiveRows(Generic[Key]):
     Attributes:
         max_rows: number of rows that it can hold.
         keys: the live rows' keys.
+        sampling: the sampling parameters.
+        vocab_limit: number of the ids that may be sampled, from 0; None: all.
         dropped: keys of live rows that leave at the next :meth:`retire` without a result.
         finished: completions by key, without their texts.
     """
@@ -72,7 +73,8 @@ class LiveRows(Generic[Key]):
         vocab_limit: int | None,
     ) -> None:
         """Begin without rows; rows of more than ``sampling.max_new_tokens`` tokens enlarge the tensors."""
-        self._sampling, self._describe, self._end_ids, self._vocab_limit = sampling, describe, end_ids, vocab_limit
+        self.sampling, self.vocab_limit = sampling, vocab_limit
+        self._describe, self._end_ids = describe, end_ids
         self._make_stop_strings, self._stop_strings = make_stop_strings, dict[tuple[str, ...], StopStrings]()
         self.max_rows, self.device = max_rows, end_ids.device
         shape = (max_rows, sampling.max_new_tokens)
@@ -97,7 +99,7 @@ class LiveRows(Generic[Key]):
         return len(self.keys)
 
     def add(self, keys: list[Key]) -> int:
-        """Append live rows, which have no token yet; call :meth:`draw` for them next. Return the index of the first."""
+        """Append live rows, which have no token yet; :meth:`append` theirs next. Return the index of the first."""
         first, new = len(self), [self._describe(key) for key in keys]
         lengths = [len(row.uniforms) for row in new]
         if (missing := max(lengths) - self._uniforms.shape[1]) > 0:
@@ -118,16 +120,23 @@ class LiveRows(Generic[Key]):
         self._find_stops()
         return first
 
-    def draw(self, logits: Tensor, first: int = 0) -> None:
-        """Draw the next token of live rows ``first`` on from ``logits [rows, V]``.
+    def next_uniforms(self, first: int = 0) -> Tensor:
+        """The numbers that decide the next token of live rows ``first`` on, ``float64 [rows]`` in [0, 1)."""
+        rows = slice(first, len(self))
+        return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
+
+    def append(self, token_ids: Tensor, log_probs: Tensor, first: int = 0) -> None:
+        """Append the next token of live rows ``first`` on, and find the rows that have finished.
+
+        Args:
+            token_ids, log_probs: ``int64 [rows]`` and ``float32 [rows]``, as sampled.
+            first: index of the first of these rows; the others are all rows after it.
 
         Raises:
-            NonFiniteLogitsError: Names the row and the token.
+            NonFiniteLogitsError: a log-prob is NaN; names the row and the token.
         """
         rows = slice(first, len(self))
         step = self._lengths[rows, None]  # [rows, 1]
-        uniforms = self._uniforms[rows].gather(1, step).squeeze(1)
-        token_ids, log_probs = sample_tokens(logits[:, : self._vocab_limit], uniforms, self._sampling)
         self._token_ids[rows].scatter_(1, step, token_ids[:, None])
         self._log_probs[rows].scatter_(1, step, log_probs[:, None])
         self._lengths[rows] += 1

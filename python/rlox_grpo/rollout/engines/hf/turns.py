@@ -16,6 +16,7 @@ from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.types import Int64Array
 
@@ -102,8 +103,7 @@ class TurnDecoder:
                 self._start(free)
             elif len(self._rows):
                 self._waited += bool(self._waiting)
-                self._rows.draw(self._decode())
-                self._tell(0)
+                self._sample(self._decode(), 0)
         return self._retire()
 
     def _start(self, free: int) -> None:
@@ -134,8 +134,13 @@ class TurnDecoder:
             prompts = [batch[which.index(index)].token_ids for index in range(len(distinct))]
             self.prefilled_tokens += sum(map(len, prompts))
             logits = self._add(prefill(self._model, prompts, self._rows.device), np.array(which))
-        self._rows.draw(logits, self._rows.add(batch))
-        self._tell(len(self._rows) - len(batch))
+        self._sample(logits, self._rows.add(batch))
+
+    def _sample(self, logits: Tensor, first: int) -> None:
+        """Sample the next token of live rows ``first`` on from ``logits [rows, V]``, and pass them on as they come."""
+        rows = self._rows
+        rows.append(*sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling), first)
+        self._tell(first)
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
         """Return the first requests whose padded prefill has at most ``PREFILL_TOKENS`` tokens, at least one."""
