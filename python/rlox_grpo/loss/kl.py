@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlox_grpo.config.records.loss import KLEstimator, LossConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.loss.published import KL_ESTIMATORS, invert_cosine
 from rlox_grpo.types import Batch
 
 LOG_RATIO_LIMIT = 20.0
@@ -33,8 +34,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
       KL(reference ‖ policy), in expectation.
     - ``abs``: |d|.
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
-    - ``k1_inverted``: d, k1 with the wrong sign; only to reproduce code that has it (the preset ``r1_blog``).
-    - ``k3_clamped``: k3, clamped to at most 10, as in verl (the preset ``verl``); no gradient at the clamp.
+    - ``k1_inverted`` and ``k3_clamped`` reproduce published code: :mod:`rlox_grpo.loss.published`.
 
     ``full`` is not an estimate from log-probs: :func:`rlox_grpo.model.full_kl.distribution_kl` computes the KL over the
     whole vocabulary.
@@ -45,15 +45,11 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     difference = (ref_log_probs - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
         return -difference
-    if estimator == "k1_inverted":
-        return difference
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
         # Not exp(d) - d - 1, which cancels: at d = 1e-4 in float32 it gives 1.7e-8 where k3 is 5.0e-9.
         return torch.expm1(difference) - difference
-    if estimator == "k3_clamped":
-        return (torch.expm1(difference) - difference).clamp(max=10.0)
     if estimator == "abs":
         return difference.abs()
     if estimator == "k1+" or estimator == "k3+" or estimator == "abs+":
@@ -61,6 +57,8 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         # The value of one estimator with the gradient of another: slope - sg(slope) is 0 and keeps its gradient.
         value, slope = kl_penalty(log_probs, ref_log_probs, plain[estimator]), difference.square() / 2
         return value.detach() + (slope - slope.detach())
+    if estimator in KL_ESTIMATORS:
+        return KL_ESTIMATORS[estimator](difference)
     choices = ", ".join(name for name in get_args(KLEstimator) if name != "full")
     raise ValueError(f"estimator is {estimator!r}: expected one of {choices}")
 
@@ -121,8 +119,7 @@ def kl_coef_at(step: int, total_steps: int, config: LossConfig) -> float:
     - ``linear``: from ``kl_coef`` to ``kl_coef_end``, which the step after the last would reach.
     - ``cosine``: ``kl_coef`` in the first tenth of the steps, half a cosine to ``kl_coef_end`` in the next seven
       tenths, then ``kl_coef_end``.
-    - ``cosine_inverted``: the published formula of the R1 article, start − (start − end)(1 + cos π p)/2. It jumps to
-      the end after a tenth, rises back to the start until eight tenths, then jumps to the end.
+    - ``cosine_inverted`` reproduces a published formula: :func:`rlox_grpo.loss.published.invert_cosine`.
     """
     schedule, start, end = config.kl_schedule, config.kl_coef, config.kl_coef_end
     if schedule in ("constant", "adaptive"):
@@ -135,7 +132,9 @@ def kl_coef_at(step: int, total_steps: int, config: LossConfig) -> float:
     if step > 0.8 * total_steps:
         return end
     fall = (1.0 + math.cos(math.pi * (step - 0.1 * total_steps) / (0.7 * total_steps))) / 2  # from 1 to 0
-    return start + (end - start) * (fall if schedule == "cosine_inverted" else 1.0 - fall)
+    if schedule == "cosine_inverted":
+        return invert_cosine(start, end, fall)
+    return start + (end - start) * (1.0 - fall)
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, config: LossConfig, num_sequences: int) -> float:

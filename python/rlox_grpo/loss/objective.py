@@ -15,6 +15,7 @@ from rlox_grpo.config.records.loss import LossAggregation, LossConfig
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import token_kl
 from rlox_grpo.loss.policy_term import make_policy_loss
+from rlox_grpo.loss.published import shift_lengths
 from rlox_grpo.types import Batch, LossOutput
 
 _DEFAULTS = LossConfig()
@@ -36,8 +37,7 @@ def aggregate(
     - ``token_mean``: sum over the number of tokens (DAPO, arXiv:2503.14476, eq. 8).
     - ``fixed_length``: sum over sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     - ``sequence_sum``: mean over sequences of the sum over a sequence's tokens.
-    - ``sequence_mean_shifted``: ``sequence_mean``, except that a token at ``max_length`` is in the sum and not in the
-      count; only to reproduce code with that off-by-one (the preset ``rl_from_scratch``).
+    - ``sequence_mean_shifted`` reproduces published code: :func:`rlox_grpo.loss.published.shift_lengths`.
 
     Args:
         values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
@@ -72,7 +72,7 @@ def aggregate(
         raise ValueError(f"max_length is {max_length}: loss_aggregation={how!r} needs a positive length")
     if how == "fixed_length":
         return masked.sum() / (sequences * max_length)
-    return (masked.sum(dim=-1) / lengths.clamp(max=max_length - 1).clamp(min=1)).sum() / sequences
+    return (masked.sum(dim=-1) / shift_lengths(lengths, max_length)).sum() / sequences
 
 
 def grpo_loss(

@@ -1,0 +1,43 @@
+"""Forms that published code has and that are not the quantity they are named after.
+
+Each is selected by a preset with ``published=True``, which reproduces that code; see the preset's file in
+``rlox_grpo/config/presets`` for the lines it comes from. Nothing else needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def invert_k1(difference: Tensor) -> Tensor:
+    """Return d, which is k1 with the wrong sign: a reward for leaving the reference (the preset ``r1_blog``)."""
+    return difference
+
+
+def clamp_k3(difference: Tensor) -> Tensor:
+    """Return min(k3, 10), as verl's ``low_var_kl``: above the limit it has no gradient (the preset ``verl``)."""
+    return (torch.expm1(difference) - difference).clamp(max=10.0)
+
+
+KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1_inverted": invert_k1, "k3_clamped": clamp_k3}
+"""Estimators of d = ref_log_probs − log_probs, clamped to ±20; see :func:`rlox_grpo.loss.kl.kl_penalty`."""
+
+
+def invert_cosine(start: float, end: float, fall: float) -> float:
+    """Return start − (start − end) · fall, where ``fall`` is (1 + cos π p)/2 and goes from 1 to 0.
+
+    The weight of the R1 article's cosine schedule as printed (the preset ``r1_blog``): it jumps to the end after a
+    tenth of the steps, rises back to the start until eight tenths, then jumps to the end.
+    """
+    return start - (start - end) * fall
+
+
+def shift_lengths(lengths: Tensor, max_length: int) -> Tensor:
+    """Return the denominators ``[N]`` of ``sequence_mean_shifted`` for sequences of ``lengths [N]`` tokens.
+
+    A token at ``max_length`` is in the sum of its sequence and not in the count (the preset ``rl_from_scratch``).
+    """
+    return lengths.clamp(max=max_length - 1).clamp(min=1)
