@@ -38,7 +38,13 @@ TARGETS: dict[str, tuple[str, list[str]]] = {  # name → file, tests
         "update/parameter_groups.py",
         ["unit/test_schedules.py", "unit/test_torch_updater.py", "unit/test_adamw_8bit.py"],
     ),
-    "kl": ("loss/kl.py", ["unit/test_schedules.py", "golden/test_loss_golden.py", "golden/test_policy_loss_golden.py"]),
+    "kl": (
+        "loss/kl.py",
+        [
+            *("unit/test_schedules.py", "unit/test_trainer_losses.py"),
+            *("golden/test_loss_golden.py", "golden/test_branches_golden.py"),
+        ],
+    ),
     "sinks": ("run/sinks.py", ["unit/test_sinks.py", "unit/test_notebook.py"]),
     "console": ("run/console.py", ["unit/test_sinks.py"]),
     "verdicts": ("rewards/verdicts.py", ["unit/test_score.py", "unit/test_rules.py"]),
