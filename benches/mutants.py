@@ -42,7 +42,7 @@ TARGETS: dict[str, tuple[str, list[str]]] = {  # name → file, tests
         "loss/kl.py",
         [
             *("unit/test_schedules.py", "unit/test_trainer_losses.py"),
-            *("golden/test_loss_golden.py", "golden/test_branches_golden.py"),
+            *("golden/test_loss_golden.py", "golden/test_policy_loss_golden.py", "golden/test_branches_golden.py"),
         ],
     ),
     "sinks": ("run/sinks.py", ["unit/test_sinks.py", "unit/test_notebook.py"]),

@@ -82,6 +82,11 @@ def test_kl_estimators():
         assert float(kl_penalty(log_probs, ref, estimator)) == pytest.approx(expected, abs=1e-15), estimator
 
 
+def test_an_estimator_from_log_probs_is_one_of_these():
+    with pytest.raises(ValueError, match="estimator is 'full': expected one of k1, k2, k3, abs, .*k3_clamped$"):
+        kl_penalty(torch.zeros(1), torch.zeros(1), "full")
+
+
 def test_the_kl_over_the_vocabulary_is_0_outside_the_mask():
     zeros = torch.zeros(2, 3, dtype=torch.float64)
     kl = token_kl(LossConfig(), zeros, next_batch(zeros, [0.0, 0.0], mask=MASK), VALUES)

@@ -59,6 +59,7 @@ def test_constant_and_adaptive_start_stay():
 def test_linear_kl_coef():
     assert coefs("linear", (0, 25, 100, 120)) == pytest.approx([0.1, 0.085, 0.04, 0.04])
     assert coefs("linear", (0,), total=0) == [0.1]
+    assert coefs("linear", (1,), total=1) == pytest.approx([0.04])
 
 
 def test_cosine_kl_coef_has_flat_ends_and_no_jump():
