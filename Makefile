@@ -192,7 +192,7 @@ test-oldest: wheel ## tests that are not slow on the oldest dependencies and Pyt
 	$(UV) venv --quiet --allow-existing --python $(or $(PYTHON),3.10) .venv-oldest
 	$(UV) pip install --quiet --python .venv-oldest --no-config --resolution lowest-direct \
 	  -r pyproject.toml --extra lora --extra tensorboard --extra gymnasium
-	$(UV) pip install --quiet --python .venv-oldest --no-config hypothesis pytest pytest-xdist pyyaml
+	$(UV) pip install --quiet --python .venv-oldest --no-config hypothesis pillow pytest pytest-xdist pyyaml
 	$(UV) pip install --quiet --python .venv-oldest --no-config --no-deps --reinstall dist/*.whl
 	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(TESTS)
 

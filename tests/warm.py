@@ -53,7 +53,7 @@ def run(ranks: int, script: Path, *arguments: object, loaded: tuple[str, ...] = 
             "ranks": ranks,
             "script": str(script),
             "arguments": [str(argument) for argument in arguments],
-            "environment": {"OMP_NUM_THREADS": "1", **environment},
+            "environment": {"OMP_NUM_THREADS": _count_threads(ranks), **environment},
             "folder": os.getcwd(),
             "log": log.name,
         }
@@ -66,6 +66,11 @@ def run(ranks: int, script: Path, *arguments: object, loaded: tuple[str, ...] = 
         return Ended(json.loads(answer), said)
 
 
+def _count_threads(ranks: int) -> str:
+    """One for each rank. A script alone has those of the tests, with which its run is compared to the bit."""
+    return "1" if ranks else os.environ.get("OMP_NUM_THREADS", "1")
+
+
 def _run_anew(ranks: int, script: Path, *arguments: object, **environment: str) -> Ended:
     from ranked import torchrun
 
@@ -75,7 +80,7 @@ def _run_anew(ranks: int, script: Path, *arguments: object, **environment: str) 
         stderr=subprocess.STDOUT,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": _count_threads(ranks), "HF_HUB_OFFLINE": "1", **environment},
         check=False,
     )
     return Ended(ended.returncode, ended.stdout)
@@ -143,6 +148,7 @@ def _launch(ranks: int, script: str, arguments: list[str], environment: dict[str
         os.dup2(descriptor, place)
     os.chdir(folder)
     os.environ.update(environment)
+    sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
