@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -19,8 +20,10 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError
+from rlox_grpo.rewards import GSM8KAnswer
 from rlox_grpo.run.content import digest_content
-from rlox_grpo.run.resume import compare_rewards, digest_reward
+from rlox_grpo.run.resume import compare_rewards, digest_data, digest_reward
+from rlox_grpo.types import Prompt
 
 
 @dataclass
@@ -220,3 +223,51 @@ def test_digests_do_not_see_state():
     own = Counting(1.0)
     own._started = 7
     assert digest_reward(own) == before
+
+
+def scale(completions, factor=1.0):
+    return [factor for _ in completions]
+
+
+@dataclass
+class Grader:
+    strictness: int
+
+    def grade(self, completions):
+        return [self.strictness for _ in completions]
+
+
+class Holder:
+    """A reward function with a plain value and one that is not JSON."""
+
+    def __init__(self, threshold, table):
+        self.threshold, self.table = threshold, table
+
+    def __call__(self, completions):
+        return [self.threshold for _ in completions]
+
+
+def test_a_digest_has_bound_arguments_settings_and_owners():
+    pairs = {
+        "keywords of a partial": (partial(scale, factor=1.0), partial(scale, factor=2.0)),
+        "arguments of a partial": (partial(scale, [1]), partial(scale, [2])),
+        "fields of a rule": (GSM8KAnswer(), GSM8KAnswer(undecided=None)),
+        "fields of the owner of a method": (Grader(1).grade, Grader(2).grade),
+        "a value of an object": (Holder(1, None), Holder(2, None)),
+    }
+    for what, (one, other) in pairs.items():
+        assert digest_reward(one) is not None, what
+        assert digest_reward(one) != digest_reward(other), what
+    assert digest_reward(Grader(1).grade) == digest_reward(Grader(1).grade)
+    assert digest_reward(Grader.grade) is not None  # of the class: there is no owner
+    assert digest_reward(Holder(1, np.zeros(2))) == digest_reward(Holder(1, np.ones(2)))  # not a plain value
+
+
+def test_a_prompt_without_ids_is_compared_by_its_source():
+    ids = np.array([1])
+    with_ids = digest_data([Prompt(ids, 0, source="a")]), digest_data([Prompt(ids, 0, source="b")])
+    assert with_ids[0] == with_ids[1]
+    assert with_ids[0]["prompts of episodes"] is None
+    without = digest_data([Prompt(ids[:0], 0, source="a")]), digest_data([Prompt(ids[:0], 0, source="b")])
+    assert without[0] != without[1]
+    assert digest_data([Prompt(ids[:0], 0)])["prompts of episodes"] is None

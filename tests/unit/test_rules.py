@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import pickle
@@ -33,6 +34,8 @@ from rlox_grpo.rewards import (
 )
 from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.rewards.reward_model import RewardModel
+from rlox_grpo.rewards.verdicts import UNDECIDED, check_tags, name_errors, shorten, sum_weighted
 from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "reward_rules.md"
@@ -206,3 +209,49 @@ def test_a_forked_child_scores_without_the_parents_threads() -> None:
     if child == 0:
         os._exit(0 if TagFormat()(completions=texts) == [0.0] * 200 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_composite_takes_rules_and_finite_weights() -> None:
+    rules = [TagFormat(weight=0.5), Countdown()]
+    assert Composite(rules).rules == tuple(rules)
+    assert Composite(rules).weights == (0.5, 1.0)
+    assert Composite(rules).weight == 1.0
+    for arguments, said in (
+        (((),), "expected at least one rule"),
+        (((TagFormat(), len),), "expected at least one rule"),
+        ((rules, (1.0,)), "expected 2 finite numbers"),
+        ((rules, (1.0, math.inf)), "expected 2 finite numbers"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Composite(*arguments)
+
+
+def test_a_component_that_does_not_apply_adds_nothing() -> None:
+    nan = math.nan
+    total = sum_weighted([np.array([1.0, nan, nan]), np.array([2.0, 3.0, nan])], [10.0, 1.0])
+    np.testing.assert_array_equal(total, [12.0, 3.0, nan])
+
+
+def test_undecided_samples_have_the_score_of_the_rule_unless_another_is_given() -> None:
+    def judge() -> Any:
+        return np.array([0.25, 1.0]), np.array([UNDECIDED, 0], np.uint8)
+
+    assert name_errors("rule", judge).scores.tolist() == [0.25, 1.0]
+    assert name_errors("rule", judge, 0.5).scores.tolist() == [0.5, 1.0]
+    np.testing.assert_array_equal(name_errors("rule", judge, None).scores, [math.nan, 1.0])
+
+
+def test_both_tags_are_names() -> None:
+    for first, second, said in (("a b", "c", "first is 'a b'"), ("a", "b/c", "second is 'b/c'"), ("a", "a", "second")):
+        with pytest.raises(ValueError, match=f"{said}.*, expected"):
+            check_tags(first, second)
+
+
+def test_a_long_value_is_cut() -> None:
+    assert shorten("x" * 118) == repr("x" * 118)  # 120 characters with the quotes
+    assert shorten("x" * 119) == f"'{'x' * 119}…"
+
+
+def test_a_copy_has_the_settings_of_the_original() -> None:
+    model = RewardModel("some/model", max_length=7)
+    assert copy.copy(model) == model
