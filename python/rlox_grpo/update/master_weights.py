@@ -35,7 +35,7 @@ class MasterWeights:
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Take over the float32 ``weights`` of a model in bfloat16, or copy those of ``model`` and cast it to bfloat16."""
+        """Take over float32 ``weights`` of a model in bfloat16, or copy those of ``model`` and cast it to bfloat16."""
         # The copies are made before the cast, which rounds the model's weights.
         self.weights = weights or take_masters(model)
         cast_weights(model, torch.bfloat16, trained=True)
