@@ -59,7 +59,7 @@ def aggregate(
     # sequence_sum 6/2 = 3; fixed_length 6/(2 · 4) = 0.75. torch.where, not a product: 0 · NaN is NaN.
     masked = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
-    if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
+    if how == "token_mean":  # sequences are not counted, as that would wait for a GPU
         return masked.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
     sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":

@@ -252,7 +252,7 @@ def _to_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Whether transformers 5 has conversions for this architecture: the files then hold other tensors."""
+    """Whether transformers 5 converts the weights of this architecture, whose files then store other tensors."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:  # transformers 4 reads weights as they are

@@ -52,7 +52,8 @@ class MasterWeights:
         self._buffers = HostBuffer(largest), HostBuffer(largest)
 
     def _add_gradient(self, name: str, parameter: Tensor) -> None:
-        # Called when autograd has added to this parameter. The bfloat16 gradient is freed at once, not after the pass.
+        # This hook is called when autograd has added to the parameter's gradient. It frees the bfloat16 gradient at
+        # once, not after the pass.
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return

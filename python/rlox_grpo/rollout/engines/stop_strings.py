@@ -1,4 +1,4 @@
-"""Stop strings: find the rows whose last token completed one."""
+"""Find the rows whose last token completed a stop string."""
 
 from __future__ import annotations
 

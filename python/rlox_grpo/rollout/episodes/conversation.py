@@ -108,7 +108,7 @@ class Conversation:
         self.prompt_messages = 0
         self.busy = self.is_cancelled = False
         self._end_ids = end_ids
-        self._keys: list[MessageKey] = []  # of the messages before they were cut
+        self._keys: list[MessageKey] = []  # keys of the messages from before the cut
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
         self._marks: list[Mark] = []

@@ -15,7 +15,7 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
-    """Create the engine for one rank; each samples from its own module."""
+    """Create the engine for one rank. Each rank samples from its own module."""
     # The engine needs its own weights if it samples during an update, or if the policy's weights are sharded.
     stages = config.split()
     takes_weights = stages.sampling.async_steps > 0 or stages.sharding.shards_weights

@@ -58,7 +58,7 @@ class TurnDecoder:
         Args:
             model: in evaluation mode.
             rows: the state of the rows, without any row yet.
-            limits: of each request.
+            limits: the limits of each request.
             autocast: makes the context of a forward.
             window: tokens that every layer attends to; None: decode without a cache.
         """

@@ -46,7 +46,7 @@ class ServerConnection:
     """A server's address, the connections to it, and its state.
 
     Attributes:
-        named: URL of the server's start, ``http://host:port``.
+        named: URL at which the server was started, ``http://host:port``.
         url: current URL, which differs after Ray has moved the server to another node.
         failures: exceptions of requests that another server may answer.
         lock: held by the thread that transfers weights to the server.

@@ -83,7 +83,7 @@ class EngineTurns:
             engine: vLLM's ``LLMEngine``.
             make_parameters: makes a request's ``SamplingParams``.
             sampling: the session's sampling parameters.
-            limits: of each request.
+            limits: the limits of each request.
             vocab_limit: ids from here on are never sampled.
         """
         self.prefilled_tokens = 0
@@ -173,7 +173,7 @@ class ServerTurns:
             ask: samples one reply, and returns it with the number of cached prompt tokens; called in threads. For a
                 streamed reply, its second argument is called with all tokens so far.
             max_requests: maximum number of requests in flight.
-            limits: of each request.
+            limits: the limits of each request.
             cancel: cancels pending replies at their servers, without waiting.
         """
         self.prefilled_tokens = 0
