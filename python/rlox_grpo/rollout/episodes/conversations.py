@@ -24,7 +24,7 @@ class Conversations:
         self._end_ids = end_ids
         self.first = self.current = Conversation(template, end_ids)
         self._all = [self.first]
-        self._counts: dict[bytes, int] = {}  # branches that began with the same tokens, by the digest of these
+        self._counts: dict[bytes, int] = {}  # number of branches that begin with the same tokens, by their digest
 
     def find_longest(self, find: Callable[[Conversation], tuple[Mark, int] | None]) -> tuple[Conversation, int] | None:
         """Find the conversation that a request shares the most messages or tokens with.
