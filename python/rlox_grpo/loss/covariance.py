@@ -41,11 +41,11 @@ def covariance_masks(
     loss tokens, s = max(1, ⌊covariance_share · n⌋) are selected, by :func:`select_largest` for ``kl_cov`` and by
     :func:`select_drawn` for ``clip_cov``.
 
-    Means, s and the selection are those of the whole step: of every micro-batch and rank, whatever their layout. verl
+    Means, s and the selection are over the whole step: over every micro-batch and rank, whatever their layout. verl
     and the authors' code compute them in each micro-batch.
 
     Args:
-        log_probs: ``[N, T]`` of each micro-batch, of the policy before the step; no gradient is taken.
+        log_probs: ``[N, T]`` for each micro-batch, under the policy before the step; no gradient is taken.
         batches: the micro-batches, with their advantages; without old log-probs no ratio is clipped.
         config: the kind of selection and its options.
         seed: seed of the draw of ``clip_cov``, the same on every rank.
@@ -60,7 +60,7 @@ def select_largest(step: StepInputs) -> list[Tensor]:
     """Select the s tokens with the largest covariances: ``bool [N, T]`` for each micro-batch (kl-cov)."""
 
     def select(covariances: NDArray[np.float64], clipped: NDArray[np.float64]) -> NDArray[np.int64]:
-        # Stable: of equal covariances the earlier token of the step is taken, on any layout.
+        # The sort is stable: of equal covariances the earlier token of the step is taken, in any layout.
         return np.argsort(-covariances, kind="stable")[: _count_selected(step.options, covariances)]
 
     return _select_tokens(step, select)
@@ -70,7 +70,7 @@ def select_drawn(step: StepInputs) -> list[Tensor]:
     """Draw s tokens at random, without replacement: ``bool [N, T]`` for each micro-batch (clip-cov).
 
     They are drawn from the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
-    clipped; fewer where there are fewer.
+    clipped. If there are fewer than s such tokens, all of them are selected.
     """
     low, high = step.options.covariance_bounds
 
@@ -85,7 +85,7 @@ def select_drawn(step: StepInputs) -> list[Tensor]:
 
 
 def refuse_missing(policy_loss: str, selected: Any) -> Tensor:
-    """Return ``selected``; raise ValueError if it is None."""
+    """Return ``selected``. Raise ValueError if ``selected`` is None."""
     if selected is None:
         raise ValueError(
             f"policy_loss={policy_loss!r} and batch.policy.measured is None: select the tokens of the whole optimizer "
@@ -102,12 +102,12 @@ def _count_selected(options: LossConfig, covariances: NDArray[np.float64]) -> in
 def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
     """Return ``bool [N, T]`` for each micro-batch of this rank, of a selection over the whole step."""
     token_stats = [_read_tokens(inputs) for inputs in step.micro_batches]
-    # float64 [5, tokens]: row of the step, place in the row, log-prob, advantage, whether the ratio is clipped.
+    # float64 [5, tokens]: row of the step, index in the row, log-prob, advantage, whether the ratio is clipped.
     mine: NDArray[np.float64] = np.concatenate(token_stats, axis=1) if token_stats else np.zeros((5, 0))
     # One array [5, n] for each rank.
     gathered = [values.reshape(5, -1) for values in step.gather(mine.reshape(-1))]
     tokens = np.concatenate(gathered, axis=1)
-    # In the order of the step's rows, which does not depend on ranks or micro-batches.
+    # Sort into the order of the step's rows, which does not depend on ranks or micro-batches.
     order = np.lexsort((tokens[1], tokens[0]))
     _, _, log_probs, advantages, clipped = tokens[:, order]
     # bool [tokens] in the order of the step's rows; `chosen` has the same in the order of ranks and micro-batches.
@@ -116,7 +116,7 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
         ordered[select((log_probs - log_probs.mean()) * (advantages - advantages.mean()), clipped)] = True
     chosen = np.zeros_like(ordered)
     chosen[order] = ordered
-    # Tokens of earlier ranks: this rank's begin after them, micro-batch by micro-batch.
+    # The number of tokens of earlier ranks. This rank's tokens come after them, micro-batch by micro-batch.
     start = sum(values.shape[1] for values in gathered[: step.ranks.rank])
     masks = []
     for inputs in step.micro_batches:
@@ -131,11 +131,11 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
 def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
     """``float64 [5, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`_select_tokens`."""
     mask, options = inputs.mask, inputs.options
-    # float64 [n] each: float32 values are exact in it, so that one array holds all five.
+    # Five arrays float64 [n]: float64 holds float32 values exactly, so that one array can hold all five.
     now = inputs.log_probs.detach()[mask].double()
     gains = inputs.advantages[mask].double()
     ratio = (now - inputs.old_log_probs[mask].double()).exp()
-    # Clipped as in PPO: past the bound on the side to which the advantage pushes.
+    # A ratio is clipped as in PPO, if it is past the bound on the side to which the advantage pushes.
     over, under = ratio > 1 + options.clip_high, ratio < 1 - options.clip_low
     clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
     rows, columns = mask.nonzero(as_tuple=True)

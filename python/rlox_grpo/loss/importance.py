@@ -40,15 +40,15 @@ def importance_weights(
     - ``sequence_mean``: exp(mean d_t), the geometric mean of the token ratios, which does not depend on the length
       (verl's geometric rejection; the ratio of GSPO, arXiv:2507.18071, between sampler and trainer).
 
-    ``importance_mode="truncate"`` clips a ratio to [``importance_floor``, ``importance_cap``]; ``"mask"`` sets a ratio
-    outside of them to 0. Neither changes a denominator of the loss, as in TRL. Sums run in float64 and a log-ratio is
-    clamped at ±20 before ``exp``.
+    ``importance_mode="truncate"`` clips a ratio to [``importance_floor``, ``importance_cap``]; ``"mask"`` sets a
+    ratio outside these bounds to 0. As in TRL, neither mode changes a denominator of the loss. Sums run in float64
+    and a log-ratio is clamped at ±20 before ``exp``.
 
     Args:
-        old_log_probs: ``[N, T]``, by the trainer with the weights that sampled.
+        old_log_probs: ``[N, T]``, computed by the trainer with the weights that sampled.
         sampling_log_probs: ``[N, T]``, as the engine reported them.
-        mask: ``bool [N, T]``, tokens that count; other positions may hold anything.
-        level: as above.
+        mask: ``bool [N, T]``, tokens that count; values at other positions are ignored.
+        level: ``token``, ``sequence`` or ``sequence_mean``, as above.
         config: mode and bounds.
 
     Raises:
@@ -57,8 +57,8 @@ def importance_weights(
     floor, cap = config.importance_floor, config.importance_cap
     if floor >= cap:
         raise ValueError(f"importance_floor is {floor:g} and importance_cap {cap:g}: expected floor < cap")
-    # float64 [N, T], d, 0 outside the mask. For a sequence it becomes [N, 1], and the last line spreads it over the
-    # tokens.
+    # float64 [N, T]: d, and 0 outside the mask. For a sequence its shape becomes [N, 1], and the last line spreads
+    # the value over the tokens.
     difference = _difference(old_log_probs, sampling_log_probs, mask)
     if level == "sequence":
         difference = difference.sum(dim=-1, keepdim=True)
@@ -114,8 +114,8 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     """Measure the gap between ``old_log_probs`` and ``sampling_log_probs`` over loss tokens; {} if one is missing.
 
     ``mismatch/gap_mean`` and ``_max`` are the mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1)
-    estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. With importance
-    weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
+    estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. If there are
+    importance weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
     """
     measured = [  # with bypass_old_log_probs the old log-probs are the sampler's
         batch
@@ -147,8 +147,8 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
 def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
     """Compute the means of :func:`mismatch_metrics` from the update's forward, for steps without old log-probs.
 
-    Each is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that micro-batches
-    add up, as in :class:`rlox_grpo.types.LossOutput`.
+    Each metric is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that the
+    values of the micro-batches add up, as in :class:`rlox_grpo.types.LossOutput`.
     """
     if batch.log_probs.sampling is None:
         return {}
@@ -163,7 +163,7 @@ def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _difference(old_log_probs: Tensor, sampling_log_probs: Tensor, mask: Tensor) -> Tensor:
-    # float64: the small difference of two float32 numbers, summed over a sequence.
+    # In float64, because d is the small difference of two float32 numbers, and is summed over a sequence.
     return torch.where(mask, old_log_probs.detach().double() - sampling_log_probs.double(), 0)
 
 

@@ -1,4 +1,4 @@
-"""What a policy loss reads and returns: :class:`LossInputs`, :class:`StepInputs` and :class:`PolicyTerm`.
+"""What a policy loss gets and returns: :class:`LossInputs`, :class:`StepInputs` and :class:`PolicyTerm`.
 
 Every policy loss, those of this library and those of a user, is a callable from :class:`LossInputs` to the loss of each
 token. docs/guides/own_parts.md shows how to write one.
@@ -28,7 +28,7 @@ class LossInputs:
 
     Attributes:
         log_probs: ``[N, T]`` with gradient, of the current policy at the sampling temperature; 0 outside ``mask``.
-        old_log_probs: ``[N, T]``, of the policy that sampled, as the trainer computes them; 0 outside ``mask``.
+        old_log_probs: ``[N, T]`` of the policy that sampled, computed by the trainer; 0 outside ``mask``.
         log_ratio: ``[N, T]``, log_probs − old_log_probs with gradient, clamped to ±20; 0 outside ``mask``.
         advantages: ``[N, T]``; 0 outside ``mask``.
         mask: ``bool [N, T]``, the tokens that are trained: a subset of those that the policy sampled.
@@ -58,8 +58,8 @@ class LossInputs:
     def turns(self) -> Tensor | None:
         """``int64 [N, T]``, the number of each token's turn in its row, from 0; −1 outside ``mask``.
 
-        None if every row has one turn. A turn is a run of consecutive tokens under ``mask``, since an observation
-        between two turns is not under it.
+        None if every row has one turn. A turn is a run of consecutive tokens under ``mask``, because the observation
+        between two turns is outside ``mask``.
         """
         turns = number_turns(self.mask)
         return turns if bool((turns > 0).any()) else None
@@ -70,7 +70,8 @@ class StepInputs:
     """The inputs of the ``measure`` method of a policy loss: all micro-batches of an optimizer step, before the step.
 
     Attributes:
-        forward: computes ``micro_batches``; called when they are first read, because it may take a forward pass.
+        forward: computes ``micro_batches``. It is called when they are first used, because this may take a forward
+            pass.
         is_on_policy: whether the policy is still the one that sampled, so that every ratio is 1.
         options: the options of the loss.
         seed: seed of random choices; the same on every rank, and different in every optimizer step.
@@ -89,17 +90,17 @@ class StepInputs:
         return self.forward()
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the array ``values [K]`` of every rank, in the order of the ranks. Every rank must call this."""
+        """Return the arrays ``values [K]`` of all ranks, in the order of the ranks. A collective of all ranks."""
         contiguous = np.ascontiguousarray(values)
         return [np.frombuffer(sent, contiguous.dtype) for sent in self.ranks.gather_bytes(contiguous.tobytes())]
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyTerm:
-    """Losses to minimise and what the metrics report of them, all ``[N, T]``.
+    """The losses to minimise, and the values that the metrics report of them, all ``[N, T]``.
 
     Attributes:
-        loss: Per token; a sequence's own loss stands at each of its tokens. 0 outside the mask.
+        loss: The loss of each token, 0 outside the mask. A loss of a whole sequence is at each of its tokens.
         ratio: The importance ratio in the loss, of the token or of its sequence; None: the ratio of the token.
         low, high: Whether the ratio is clipped from below or from above; None: nowhere. A clipped token has no
             gradient; in the ``cispo`` forms and ``p3o`` it has the gradient of the bound.
@@ -117,9 +118,9 @@ class PolicyTerm:
 class PolicyLoss(Protocol):
     """A policy loss: a function, or an object with ``__call__``.
 
-    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. Where it
-    returns a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value goes to all
-    of them.
+    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. If
+    ``measure`` returns a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value
+    is given to all micro-batches.
     """
 
     def __call__(self, inputs: LossInputs, /) -> Tensor | PolicyTerm:
@@ -139,11 +140,11 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
     mask = batch.loss_mask
     if log_probs.shape != mask.shape:
         raise ValueError(f"log_probs has shape {tuple(log_probs.shape)} and batch.loss_mask {tuple(mask.shape)}")
-    # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
+    # The dtype is at least float32. Outside the mask there are only zeros, because 0 · inf would make the gradient NaN.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.log_probs.old is None else torch.where(mask, batch.log_probs.old, 0)
-    # Of a batch that was sampled from the current weights the value is 0, and the gradient that of log_probs.
+    # If the batch was sampled from the current weights, the value is 0 and the gradient is that of log_probs.
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)  # [N], or [N, T] where each token has its own
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
@@ -152,7 +153,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
         old_log_probs=old_log_probs,
         log_ratio=log_ratio,
         advantages=torch.where(mask, advantages, 0),  # [N, T]
-        # A loss of the user may write into it.
+        # A copy, because a loss of the user may write into the array.
         mask=mask.clone(),
         sequences=batch.row_index,
         totals=batch.totals,

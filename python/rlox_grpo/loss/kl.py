@@ -27,8 +27,8 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
 
     With d = ref_log_probs − log_probs, clamped to ±20 (Schulman, "Approximating KL divergence", 2020):
 
-    - ``k1``: −d. Unbiased; can be negative. For ``kl_in="reward"``: as a term of the loss its gradient has
-      expectation 0, so it does not penalize the divergence.
+    - ``k1``: −d. Unbiased; can be negative. Use it with ``kl_in="reward"``: as a term of the loss its gradient has
+      expectation 0, so it would not penalize the divergence.
     - ``k2``: d²/2. Its gradient is that of the divergence, in expectation.
     - ``k3``: exp(d) − d − 1. Unbiased and never negative (DeepSeekMath eq. 4); its gradient is that of
       KL(reference ‖ policy), in expectation.
@@ -48,7 +48,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     if estimator == "k2":
         return difference.square() / 2
     if estimator == "k3":
-        # Not exp(d) - d - 1, which cancels: at d = 1e-4 in float32 it gives 1.7e-8 where k3 is 5.0e-9.
+        # The formula exp(d) - d - 1 cancels: at d = 1e-4 in float32 it gives 1.7e-8, but k3 is 5.0e-9.
         return torch.expm1(difference) - difference
     if estimator == "abs":
         return difference.abs()
@@ -69,7 +69,7 @@ def token_kl(
     """Return the KL per token ``[N, T]``, 0 outside ``loss_mask``, or None for a batch without a reference.
 
     Args:
-        config: read is ``kl_estimator``.
+        config: only ``kl_estimator`` is used.
         log_probs: ``[N, T]``, the policy's.
         batch: the micro-batch.
         distribution_kl: ``[N, T]``, the KL over the whole vocabulary if it was computed; it is returned.
@@ -78,7 +78,7 @@ def token_kl(
         return torch.where(batch.loss_mask, distribution_kl, 0)
     if batch.log_probs.ref is None:
         return None
-    # Masked before the estimator: 0 · inf would poison the gradient.
+    # The mask is applied before the estimator, because 0 · inf would make the gradient NaN.
     policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.log_probs.ref))
     return kl_penalty(policy, reference, config.kl_estimator)
 
@@ -102,7 +102,7 @@ def sequence_kl(
     Returns:
         ``float64 [N]`` in nats, the same on every rank.
     """
-    # float64 [N]. Rows of other ranks stay 0, so that adding the ranks' arrays fills them in.
+    # float64 [N]. The rows of other ranks stay 0, so that the sum over the ranks' arrays has all rows.
     sums = np.zeros(num_rows)
     for batch in batches:
         masked = torch.where(batch.loss_mask, token_kl(batch), 0).double()
@@ -115,7 +115,7 @@ def sequence_kl(
 def kl_coef_at(step: int, total_steps: int, config: LossConfig) -> float:
     """Return the weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``, by ``kl_schedule``.
 
-    - ``constant``: ``kl_coef``. ``adaptive`` too: :func:`adapted_kl_coef` changes it.
+    - ``constant``: ``kl_coef``. The same holds for ``adaptive``, whose weight :func:`adapted_kl_coef` changes.
     - ``linear``: from ``kl_coef`` to ``kl_coef_end``, which the step after the last would reach.
     - ``cosine``: ``kl_coef`` in the first tenth of the steps, half a cosine to ``kl_coef_end`` in the next seven
       tenths, then ``kl_coef_end``.
@@ -140,9 +140,10 @@ def kl_coef_at(step: int, total_steps: int, config: LossConfig) -> float:
 def adapted_kl_coef(kl_coef: float, kl: float, config: LossConfig, num_sequences: int) -> float:
     """Return the next step's weight: larger if ``kl`` is above ``kl_target``, smaller if it is below.
 
-    Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and scaled by
-    ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController. A step keeps at least a fifth of the weight: with
-    more than 5 · ``kl_horizon`` completions the formula gives a negative weight, a reward for leaving the reference.
+    The formula is that of Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and
+    scaled by ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController. After a step the weight is at least a
+    fifth of its value before: with more than 5 · ``kl_horizon`` completions the formula gives a negative weight, a
+    reward for leaving the reference.
     """
     assert config.kl_target is not None  # rlox_grpo.config.checks
     error = min(0.2, max(-0.2, kl / config.kl_target - 1.0))

@@ -40,15 +40,15 @@ def aggregate(
     - ``sequence_mean_shifted`` reproduces published code: :func:`rlox_grpo.loss.published.shift_lengths`.
 
     Args:
-        values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
+        values: any float dtype; values outside ``mask`` are ignored, even NaN.
         mask: True on tokens that count.
         how: one of the above.
         num_loss_tokens: tokens of the whole optimizer step; None: counted in ``mask``.
         num_sequences: sequences with a token in the whole optimizer step; None: counted in ``mask``.
         max_length: the length of every sequence for ``fixed_length``; the maximum length for
             ``sequence_mean_shifted``.
-        sequence_lengths: ``int64 [N]``, tokens of the sequence that each row is a part of; None: a row is a sequence,
-            and its tokens are counted in ``mask``. Then ``num_sequences`` is needed too.
+        sequence_lengths: ``int64 [N]``, tokens of the sequence that each row is a part of; None: each row is a
+            sequence, and its tokens are counted in ``mask``. If lengths are passed, ``num_sequences`` is needed too.
 
     Raises:
         ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing where it is needed.
@@ -59,7 +59,7 @@ def aggregate(
     # sequence_sum 6/2 = 3; fixed_length 6/(2 · 4) = 0.75. torch.where, not a product: 0 · NaN is NaN.
     masked = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
-    if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
+    if how == "token_mean":  # sequences are not counted, as that would wait for a GPU
         return masked.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
     sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
@@ -87,16 +87,17 @@ def grpo_loss(
 ) -> LossOutput:
     """Return the GRPO objective, negated, of one micro-batch.
 
-    Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens); plus
-    environment_loss_coef · (mean over sequences of the mean of −log_probs over a sequence's environment tokens). By
-    default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
-    eq. 3), r = exp(log_probs − old_log_probs). A batch without old log-probs was sampled from the current weights:
-    r is 1 and its gradient is that of ``log_probs``. The importance weights of the batch multiply the policy term.
+    The objective is the aggregate over tokens of (policy term + kl_coef · KL), minus entropy_coef · (mean entropy of
+    the loss tokens), plus environment_loss_coef · (mean over sequences of the mean of −log_probs over a sequence's
+    environment tokens). By default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A)
+    (DeepSeekMath, arXiv:2402.03300, eq. 3), r = exp(log_probs − old_log_probs). A batch without old log-probs was
+    sampled from the current weights: r is 1 and its gradient is that of ``log_probs``. The importance weights of the
+    batch multiply the policy term.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask`` at the sampling temperature.
-        batch: the micro-batch; its denominators are those of the whole optimizer step. Where ``batch.policy.mask`` is
-            given, the policy term counts only under it; denominators and the other terms are unchanged.
+        batch: the micro-batch; its denominators are those of the whole optimizer step. If ``batch.policy.mask`` is
+            not None, the policy term counts only under this mask; denominators and the other terms are unchanged.
         config: the options of the loss; the defaults when None.
         entropy: ``[N, T]`` in nats with gradient, of the distributions of ``log_probs``; for ``entropy_coef``.
         distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary, in place of an estimate.
@@ -131,11 +132,11 @@ def combine_terms(
     distribution_kl: Tensor | None = None,
     max_length: int | None = None,
 ) -> LossOutput:
-    """Aggregate a policy term with the other terms of the objective; arguments and errors are :func:`grpo_loss`'s.
+    """Aggregate a policy term with the other terms of the objective, as :func:`grpo_loss` does.
 
     Args:
         term: what the policy loss returned for ``inputs``.
-        inputs: its inputs, with the options of the loss.
+        inputs: the inputs of the policy loss, with its options.
         log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask``.
         batch, entropy, distribution_kl, max_length: see :func:`grpo_loss`.
     """
@@ -147,18 +148,21 @@ def combine_terms(
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
     # All tensors from here to `loss` are [N, T]; outside the mask aggregate reads nothing.
     ratio = inputs.ratio if term.ratio is None else term.ratio
-    # Tokens outside the mask of the policy term have none. They stay in the denominators, and have a KL penalty.
+    # Tokens outside the mask of the policy term have no policy term. They count in the denominators, and have a KL
+    # penalty.
     token_loss = term.loss if batch.policy.mask is None else torch.where(batch.policy.mask, term.loss, 0)
     if batch.policy.importance is not None:
         token_loss = token_loss * batch.policy.importance
     kl = token_kl(config, inputs.log_probs, batch, distribution_kl)
     if kl is not None:
-        # The tokens are the old policy's; the ratio, with its gradient, makes the mean one over the current policy.
+        # The tokens were sampled by the old policy. The ratio, with its gradient, turns the mean into one over the
+        # current policy.
         if config.kl_bias_correction:
             kl = kl * ratio
         if kl_coef > 0:
             token_loss = token_loss + kl_coef * kl
-    # A share of the step's loss: the denominators are of all micro-batches and ranks, so that the shares add up.
+    # This is the micro-batch's share of the step's loss: the denominators are those of all micro-batches and ranks,
+    # so that the shares add up.
     loss = aggregate(
         token_loss,
         mask,
@@ -172,7 +176,7 @@ def combine_terms(
     def token_mean(values: Tensor) -> Tensor:
         return aggregate(values, mask, "token_mean", num_loss_tokens=batch.totals.num_loss_tokens)
 
-    # A bonus, hence the minus. It is a token mean under every loss_aggregation.
+    # The entropy is a bonus, hence the minus. It is a token mean under every loss_aggregation.
     if entropy_coef != 0 and entropy is not None:
         loss = loss - entropy_coef * token_mean(entropy)
     environment_loss = None

@@ -16,14 +16,14 @@ from rlox_grpo.rewards.calls import function_name
 
 
 def make_policy_loss(policy_loss: Any) -> Callable[[LossInputs], PolicyTerm]:
-    """Return the function of the option ``policy_loss``: a built-in one itself, one of the user with checks around it.
+    """Return the function of the option ``policy_loss``, with checks around it if it is a function of the user.
 
     Raises:
         ConfigError: see :func:`rlox_grpo.loss.policies.find_policy_loss`.
     """
     function: Any = find_policy_loss(policy_loss)
     module = getattr(function, "__module__", None) or type(function).__module__
-    # The losses of this library are tested, and the checks would make each micro-batch wait for the GPU.
+    # The losses of this library are covered by tests, and the checks would make each micro-batch wait for the GPU.
     return function if module.startswith("rlox_grpo.loss.policies.") else partial(call_custom_loss, function)
 
 
@@ -45,7 +45,7 @@ def call_custom_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
 RESERVED = frozenset(
     ("loss", "ratio", "low", "high", "ratio_mean", "clip_fraction_low", "clip_fraction_high", "kl", "entropy")
 )
-"""Names of metrics that every policy loss has."""
+"""Names of the metrics that every policy loss reports."""
 
 
 def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
@@ -89,6 +89,6 @@ def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:
 
 
 def _list_rows(inputs: LossInputs, where: Tensor) -> list[int]:
-    """Return the rows of the step with a token of ``where [N, T]``."""
+    """Return the rows of the step that have a True entry in ``where [N, T]``."""
     rows: list[int] = inputs.sequences[where.any(dim=-1).to(inputs.sequences.device)].tolist()
     return rows

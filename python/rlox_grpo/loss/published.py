@@ -1,7 +1,7 @@
-"""Forms that published code has and that are not the quantity they are named after.
+"""Formulas of published code that do not compute what their names say, such as a KL estimate with the wrong sign.
 
-Each is selected by a preset with ``published=True``, which reproduces that code; see the preset's file in
-``rlox_grpo/config/presets`` for the lines it comes from. Nothing else needs them.
+Presets with ``published=True`` select them to reproduce that code; the preset's file in ``rlox_grpo/config/presets``
+names the lines of the published code. They have no other use.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def invert_cosine(start: float, end: float, fall: float) -> float:
 def shift_lengths(lengths: Tensor, max_length: int) -> Tensor:
     """Return the denominators ``[N]`` of ``sequence_mean_shifted`` for sequences of ``lengths [N]`` tokens.
 
-    A token at ``max_length`` is in the sum of its sequence and not in the count (the preset ``rl_from_scratch``).
+    A token at ``max_length`` is added to the sum of its sequence, but not counted in the denominator (the preset
+    ``rl_from_scratch``).
     """
     return lengths.clamp(max=max_length - 1).clamp(min=1)

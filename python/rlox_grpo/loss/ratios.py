@@ -1,7 +1,7 @@
-"""Ratios and forms that several policy losses share.
+"""Ratios and formulas that several policy losses share.
 
 In every function ``log_ratio [N, T]`` has a gradient and is 0 outside ``mask [N, T]``. r is exp(log_ratio), sg is
-detach, L_i the number of tokens of row i under the mask.
+detach, and L_i is the number of tokens of row i under the mask.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def clipped(
 ) -> PolicyTerm:
     """−min(r A, clip(r, 1 − clip_low, 1 + clip_high) A): PPO's (arXiv:1707.06347, eq. 7; DeepSeekMath eq. 3).
 
-    With ``dual_clip`` c the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta`` the
-    first r, and not the second, is at most delta (INTELLECT-2, arXiv:2505.07291; TRL).
+    With ``dual_clip`` = c, the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta``, the
+    first r of the formula is at most delta, and the second is unchanged (INTELLECT-2, arXiv:2505.07291; TRL).
     """
     # [N, T]. Example: clip_low = clip_high = 0.2. A = 1 and r = 1.5: min(1.5, 1.2) = 1.2, no gradient. A = -1 and r =
     # 1.5: min(-1.5, -1.2) = -1.5, with gradient: a token that should become rarer is not clipped from above.

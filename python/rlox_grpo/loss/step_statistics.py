@@ -1,4 +1,4 @@
-"""Measure what a policy loss reads from all tokens of an optimizer step, by its method ``measure``."""
+"""Call the method ``measure`` of a policy loss, which computes statistics over all tokens of an optimizer step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def with_step_statistics(
     Args:
         batches: this rank's micro-batches.
         config: the policy loss and its options.
-        forward: returns the log-probs ``[N, T]`` of the policy before the step. It is called only if the loss reads the
-            micro-batches; ``p3o`` does not for batches without old log-probs, whose ratios are 1.
+        forward: returns the log-probs ``[N, T]`` of the policy before the step. It is called only if the loss uses
+            the micro-batches. ``p3o`` does not use batches without old log-probs, whose ratios are 1.
         seed: seed of random choices, the same on every rank.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
 
@@ -41,7 +41,7 @@ def with_step_statistics(
     measure = getattr(policy_loss, "measure", None)
     if measure is None:
         return list(batches)
-    # The forward passes run when `measure` reads micro_batches, and not at all if it does not.
+    # The forward passes run when `measure` uses micro_batches. If it never does, they do not run.
     step = StepInputs(
         lambda: [make_loss_inputs(forward(batch), batch, config) for batch in batches],
         is_on_policy=all(batch.log_probs.old is None for batch in batches),
@@ -52,7 +52,7 @@ def with_step_statistics(
     name = f"measure of policy loss {function_name(policy_loss)}"
     with naming_errors(name):
         measured = measure(step)
-    # One value of the whole step, such as P3O's sample size, goes to every micro-batch.
+    # A single value for the whole step, such as P3O's sample size, is given to every micro-batch.
     if not isinstance(measured, list):
         measured = [measured] * len(batches)
     if len(measured) != len(batches):

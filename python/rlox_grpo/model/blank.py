@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _READ_BYTES = 2**26
-"""Most bytes that are read at once. The file is closed in between: pages of a mapped file count as memory."""
+"""Most bytes that are read at once. The file is closed after each read, because pages of a mapped file count as
+memory."""
 
 _DIGEST_BYTES = 2**20
 
@@ -54,11 +55,11 @@ class StoredWeights:
     sources: Mapping[str, tuple[Path, str]]
 
     def digest(self) -> dict[str, str]:
-        """Return a digest of each file's size, header and last MiB, by its name: the same on every rank."""
+        """Return a digest of each file's size, header and last MiB by the file's name, the same on every rank."""
         return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.sources.values()})}
 
     def take(self, path: Path) -> None:
-        """Read the weights from this file from now on; it has them by their names in the model."""
+        """Read the weights from this file from now on. The file names them as the model does."""
         self.sources = {name: (path, name) for name in self.sources}
 
     def fill(self, model: nn.Module) -> None:
@@ -72,7 +73,7 @@ class StoredWeights:
         path, key = self.sources[name]
         for start, stop in _split_rows(tensor):
             with safe_open(path, framework="pt") as file:
-                # A slice reads its rows from the file; a number (no dimension) has no slices.
+                # A slice reads only its rows from the file. A tensor without a dimension (one number) has no slices.
                 rows = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
                 (tensor[start:stop] if tensor.dim() else tensor).copy_(rows)
 
@@ -81,8 +82,8 @@ class StoredWeights:
         path, key = self.sources[name]
         with safe_open(path, framework="pt") as file:
             shape = file.get_slice(key).get_shape()
-        # Example: shape (4, 3), numbers 4 to 8 of the flat weight. A row has 3 numbers, so rows 1 and 2 are read, which
-        # are the numbers 3 to 8, and the first of them is dropped.
+        # Example: shape (4, 3), numbers 4 to 8 of the flat weight. A row has 3 numbers, so rows 1 and 2 are read.
+        # They are the numbers 3 to 8, of which the first is dropped.
         row = math.prod(shape[1:])
         rows = torch.empty(max(0, -(-stop // row) - start // row), *shape[1:])
         self.read_into(name, rows, start // row)
@@ -113,7 +114,8 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
 
 def copy_blank(model: nn.Module) -> nn.Module:
     """Make a blank copy of ``model``. Shared parameters stay shared."""
-    # deepcopy takes what its memo has for an object: the meta parameters, so that no weight is copied.
+    # deepcopy uses the entries of its memo in place of copies. The memo has the meta parameters, so no weight is
+    # copied.
     metas = {id(parameter): _to_meta(parameter) for parameter in model.parameters()}
     return copy.deepcopy(model, dict(metas))
 
@@ -134,20 +136,21 @@ def find_device(model: nn.Module) -> torch.device:
 
 
 def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
-    """Return ``call()``, in which the blank ``model`` runs on random weights. A module has them only while it runs.
+    """Return ``call()``, in which the blank ``model`` runs on random weights. A module has weights only while it runs.
 
     Returns:
-        ``otherwise`` if a module reads the weights of another module, which are missing then.
+        ``otherwise`` if a module uses the weights of another module, which has none while it does not run.
     """
-    # By parameter, so that a tied one has the same values in each of its modules.
+    # Seeds by parameter, so that a tied parameter has the same values in each of its modules.
     seeds = {id(parameter): seed for seed, parameter in enumerate(model.parameters())}
     device, blanks = find_device(model), {}
 
     def draw(parameter: nn.Parameter) -> nn.Parameter:
-        # Drawn again each time that a module runs: only the running modules hold weights.
+        # The weights are drawn again each time that a module runs, so that only running modules hold weights.
         generator = torch.Generator(device).manual_seed(seeds[id(parameter)])
         values = torch.randn(parameter.shape, generator=generator, device=device, dtype=parameter.dtype)
-        # Activations and logits far from zero, so that what a model does to them shows.
+        # The values keep activations and logits far from zero, so that everything that a model does to them has an
+        # effect.
         scaled = values * 2 / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else 1 + values / 10
         return nn.Parameter(scaled, requires_grad=False)
 
@@ -164,7 +167,8 @@ def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
     owners = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
     hooks = [module.register_forward_pre_hook(enter) for module in owners]
-    # Its weight is read beside its forward. always_call: an exception would leave a module its random weights.
+    # The head keeps its random weights, because its weight is also used outside of its forward. always_call: otherwise
+    # an exception would leave random weights in a module.
     hooks += [module.register_forward_hook(leave, always_call=True) for module in owners if module is not head]
     if head is not None:
         enter(head)
@@ -192,7 +196,7 @@ def give_storage(model: nn.Module, device: torch.device) -> None:
 
 
 def replace_parameters(model: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> dict[int, nn.Parameter]:
-    """Replace each parameter by ``make(parameter)``, in place and one after the other; a tied one stays tied.
+    """Replace each parameter by ``make(parameter)``, in place and one after the other. Tied parameters stay tied.
 
     Returns:
         The new parameters by the identities of the old ones.
@@ -232,7 +236,7 @@ def _parameters_on_meta() -> Iterator[None]:
     register: Callable[..., None] = nn.Module.register_parameter
 
     def put(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        # One on the meta device already stays the same object, which others may share.
+        # A parameter that is on the meta device already stays the same object, because other modules may share it.
         is_real = parameter is not None and not parameter.is_meta
         register(module, name, _to_meta(parameter) if is_real and parameter is not None else parameter)
 
@@ -248,7 +252,7 @@ def _to_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Whether transformers 5 has conversions for this architecture: the files then hold other tensors."""
+    """Whether transformers 5 converts the weights of this architecture, whose files then store other tensors."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:  # transformers 4 reads weights as they are
@@ -258,7 +262,7 @@ def _is_converted(model: nn.Module) -> bool:
 
 
 def list_stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and the persistent buffers of ``model`` by name, a tied one once."""
+    """Return the parameters and the persistent buffers of ``model`` by name. A tied parameter is listed once."""
     yield from model.named_parameters()
     persistent = model.state_dict(keep_vars=True)
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
@@ -276,7 +280,7 @@ def _find_sources(source: str, model: Any) -> dict[str, tuple[Path, str]]:
             raise UnreadableError(f"{path} cannot be read: {error}") from error
     # Llama's decoder is `model.`: a file of the bare decoder has `layers.0…` where the model has `model.layers.0…`.
     prefix = f"{model.base_model_prefix}."
-    # All names of each tensor: files may have a tied one by any of them.
+    # All names of each tensor: files may store a tied tensor under any of them.
     names: dict[int, list[str]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         names.setdefault(id(tensor), []).append(name)
@@ -325,14 +329,14 @@ def _split_rows(tensor: Tensor) -> Iterator[tuple[int, int]]:
         yield 0, 1
         return
     rows = tensor.shape[0]
-    # In float32, the widest dtype of a weight here.
+    # The size of a row in float32, the widest dtype of a weight here.
     step = max(1, _READ_BYTES * rows // max(1, tensor.numel() * 4))
     yield from ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _digest_file(path: Path) -> str:
     # The file begins with the length of its header (8 bytes, little-endian), then the header: names, dtypes and shapes
-    # of all tensors. The last MiB stands for the weights, as reading all of them would take as long as loading.
+    # of all tensors. The last MiB represents the weights, because reading all of them would take as long as loading.
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -1,15 +1,15 @@
 """Attention of a decoding step on a GPU: one query for each row, over keys in slots of equal size.
 
-The keys of row r are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel gets the
-first place and the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step depend
-only on the number of rows and the capacity. Every row attends at least to its own token, so no softmax is empty. A
-sliding window moves the first place. Heads that share a key head are not repeated.
+The keys of row r are in slot r of one flat buffer: its token t is at index ``r * capacity + t``. A kernel gets the
+first index and the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step
+depend only on the number of rows and the capacity. Every row attends at least to its own token, so no softmax is
+empty. A sliding window moves the first index. Key heads that several query heads share are not repeated.
 
 Example: capacity 4, rows of 3 and 1 tokens. ``starts`` is ``0 4 8`` and ``lengths`` is ``3 1``. With a window of 2, row
 0 sees its last two tokens: ``starts`` is ``1 4 8`` and ``lengths`` is ``2 1``.
 
 Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
-without flash attention). :func:`choose_decoding_kernel` tries them against the formula once for each kind of head.
+without flash attention). :func:`choose_decoding_kernel` compares them with the formula once for each kind of head.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rlox_grpo.model.kernel_trial import Kernel, agrees, choose_by_trial
 
 @dataclass(frozen=True, eq=False)
 class RowSlots:
-    """Places of the keys and values of R rows, the newest included.
+    """Indices of the keys and values of R rows, those of the newest token included.
 
     Attributes:
-        starts: ``int32 [R + 1]``, first place of each slot, and the end of the last.
+        starts: ``int32 [R + 1]``, first index of each slot, and the end of the last slot.
         lengths: ``int32 [R]``, number of tokens of each row.
         counts: ``int32 [R + 1]``, 0 to R: the kernels' offsets of the queries, one for each row.
         capacity: number of tokens of a slot.
@@ -54,7 +54,7 @@ class RowSlots:
 
 def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
     starts, lengths = slots.seen(window)
-    # A sequence for each row: one query (max_q 1) over its slot, of which seqused_k keeps the row's own tokens.
+    # Each row is a sequence of one query (max_q 1) over its slot, of which seqused_k selects the row's own tokens.
     out: Tensor = torch.ops.aten._flash_attention_forward(
         *(q, k, v, slots.counts, starts, 1, slots.capacity, 0.0, False, False), scale=scale, seqused_k=lengths
     )[0]
@@ -67,7 +67,8 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
     rows, heads, width = q.shape
     key_heads = k.shape[1]
     shared = heads // key_heads
-    # [1, R * n, H_kv, D] for n query heads to a key head. In this kernel slot r has n queries, all of one position.
+    # [1, R * n, H_kv, D] for n query heads to a key head. In this kernel slot r has n queries, all at the same
+    # position.
     queries = q.view(rows, key_heads, shared, width).transpose(1, 2).reshape(1, rows * shared, key_heads, width)
     out: Tensor = torch.ops.aten._efficient_attention_forward(
         *(queries, k[None], v[None], None, slots.counts * shared, starts, shared, slots.capacity, 0.0, 0, False),
@@ -86,7 +87,8 @@ def choose_decoding_kernel(q: Tensor, k: Tensor) -> Kernel:
     """Return the kernel of a decoding step for ``q [R, H, D]`` and ``k [N, H_kv, D]``; see :func:`choose_by_trial`.
 
     Raises:
-        RuntimeError: no kernel computes it correctly; the caller then decodes with the model's own attention.
+        RuntimeError: no kernel computes the attention correctly; the caller then decodes with the model's own
+            attention.
     """
     return choose_by_trial(
         "attention of decoding steps", q, k, FLASH, EFFICIENT, lambda kernel: computes_right(kernel, q, k)
@@ -94,7 +96,7 @@ def choose_decoding_kernel(q: Tensor, k: Tensor) -> Kernel:
 
 
 def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
-    """The attention by its definition, row by row: for trials and tests."""
+    """Compute the attention by its definition, row by row, to check kernels and in tests."""
     shared = q.shape[1] // k.shape[1]
     outputs = []
     for row, (slot, length) in enumerate(zip(slots.starts.tolist(), slots.lengths.tolist(), strict=False)):
@@ -122,7 +124,7 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor) -> bool:
     there_q, there_k, there_v = (tensor.to(q.device) for tensor in (cpu_q, cpu_k, cpu_v))
     exact_q, exact_k, exact_v = cpu_q.double(), cpu_k.double(), cpu_v.double()
     scale = q.shape[2] ** -0.5
-    # A window of 3 moves the first place of two rows and leaves that of the row of one token.
+    # A window of 3 moves the first index of two rows, and does not move that of the row of one token.
     windows, on_host = (None, 3), make_slots(torch.device("cpu"))
     return agrees(
         kernel,

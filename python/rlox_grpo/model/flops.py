@@ -108,7 +108,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
             predicted=int(predicted.sum()),
             pairs=_count_causal_pairs(prompts + tree.lengths),
         )
-    # Of each forwarded completion token: its row, and its place in the completion.
+    # For each forwarded completion token: its row, and its index in the completion.
     row, step = tree.forwarded.nonzero()
     return UpdateWork(
         row_tokens=row_tokens,
@@ -146,8 +146,8 @@ def profile_update(
         - ``perf/padding_share``: share of padding in the forwarded positions.
         - ``perf/prompt_tokens_saved_share``, ``perf/completion_tokens_saved_share``: share of prompt and completion
           tokens that are not forwarded again.
-        - ``perf/update_tokens_per_s``: tokens of all rows, a prompt counted with each completion. Packed and padded
-          batches are comparable by it.
+        - ``perf/update_tokens_per_s``: tokens of all rows, where a prompt is counted with each completion, so that
+          packed and padded batches can be compared.
         - ``perf/mfu``: FLOPs of the forwarded tokens over the device's peak. Recomputed activations do not count.
     """
     work = count_update_work(batches, shares_prompts=shares_prompts)
@@ -172,7 +172,7 @@ def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
     6 if it is trained (arXiv:2001.08361), 4 if it is frozen. A (query, key) pair costs 12 for each unit of attention
     width: 2 forward and 4 backward, for scores and for values (arXiv:2204.02311, appendix B; here causal pairs only).
     """
-    # 2 forward and 2 for the input's gradient make 4; a trained parameter has 2 more.
+    # 2 for the forward pass and 2 for the gradient of the input make 4; a trained parameter has 2 more.
     body = (4 * size.body + 2 * size.body_trained) * work.forwarded
     head = (4 * size.head + 2 * size.head_trained) * work.predicted
     return float(body + head + 12 * size.attention_width * work.pairs)
@@ -219,7 +219,7 @@ def _count_causal_pairs(lengths: Int64Array) -> int:
 def _find_attention_width(config: Any) -> int:
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
-    # The causal count of pairs is too large for a sliding window.
+    # With a sliding window, the causal count of pairs would be too large.
     if not layers or not heads or getattr(text, "sliding_window", None):
         return 0
     return int(layers * heads * (getattr(text, "head_dim", None) or text.hidden_size // heads))

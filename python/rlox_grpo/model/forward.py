@@ -3,7 +3,7 @@
 There are three forward passes. The trainer uses the first that gives the same results as the model on a few tokens:
 
 - packed: all rows in one, each prompt and each common prefix once, without padding and without logits in memory
-  (:mod:`rlox_grpo.model.packed_row`). Where packing saves little (:data:`WORTH_PACKING`), a batch is not packed;
+  (:mod:`rlox_grpo.model.packed_row`). If packing saves few tokens (:data:`WORTH_PACKING`), a batch is not packed;
 - by hidden states: padded rows, without logits in memory;
 - by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
 
@@ -42,7 +42,7 @@ slower at 0.9 (`benches/update.py`)."""
 
 
 def refuse_distributions(batch: Batch) -> TokenDistributions:
-    """Raise ValueError: there are log-probs of the taken tokens only."""
+    """Raise ValueError: there are log-probs only of the sampled tokens."""
     raise ValueError("kl_estimator='full' needs whole distributions, and this reference gives token log-probs only")
 
 
@@ -56,7 +56,7 @@ class Forward:
     If gradients are off, as for a reference, entropies are zeros, unless ``entropy_always`` is set.
 
     Attributes:
-        shares_prompts: Whether common prefixes of neighbouring rows are forwarded once where that saves enough tokens.
+        shares_prompts: Whether common prefixes of neighbouring rows are forwarded once, if this saves enough tokens.
         is_split: Whether the model runs as decoder and output layer.
         distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
     """
@@ -67,12 +67,12 @@ class Forward:
     is_split: bool = False
 
     def __call__(self, batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
-        """Run the model over ``batch``; with ``is_unscaled`` at temperature 1, over all ids of the output layer."""
+        """Run the model over ``batch``. With ``is_unscaled``, use temperature 1 and all ids of the output layer."""
         return self.compute(batch, is_unscaled=is_unscaled)
 
 
 class ForwardModule(nn.Module):
-    """A model and its forward as one module, which DeepSpeed or FSDP2 runs and gathers parameters for."""
+    """A model and its forward as one module, so that DeepSpeed or FSDP2 gathers the parameters around its forward."""
 
     def __init__(self, model: nn.Module, forward: Forward | None = None) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class SplitModel:
     softcap: float | None
 
     def output_head(self, vocabulary: int | None) -> OutputHead:
-        """The head over the first ``vocabulary`` ids; read at each call, as an updater may replace parameters."""
+        """The head over the first ``vocabulary`` ids, made at each call, because an updater may replace parameters."""
         weight: Tensor = self.head.weight
         bias: Tensor | None = self.head.bias
         if vocabulary is not None and vocabulary < weight.shape[0]:
-            # A view of the first rows: gradients reach the whole weight, with zeros for the padding.
+            # A view of the first rows, so that the whole weight gets a gradient, with zeros for the padding.
             weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
         return OutputHead(weight, bias, self.scale, self.softcap)
 
@@ -137,11 +137,11 @@ def make_forward(
         torch_compile: compile the decoder with :func:`torch.compile`, for dynamic shapes. Ignored for a module that is
             not a transformers model.
         entropy_gradient: whether entropies have a gradient.
-        entropy_always: compute entropies also if gradients are off.
+        entropy_always: compute entropies even if gradients are off.
         run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
-        like: the forward of a model with the same architecture. Its choice is reused without a trial.
+        like: the forward of a model with the same architecture. Its choice is reused without running the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:
@@ -153,17 +153,17 @@ def make_forward(
         split = split_model(model)
         return split, split is not None and share_prompts and can_pack(split, autocast_dtype, is_rounded=is_rounded)
 
-    # The trials run the model, so every rank of a sharded one takes part in them.
+    # The trials run the model, so every rank of a sharded model takes part in them.
     split, packs = choose() if run is None else run(choose)
     if split is not None and torch_compile:
-        # After the trials, which set the decoder's attention.
+        # The decoder is compiled after the trials, which set its attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
     def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
-        """Distributions of the packed row's K distinct tokens; of the M tokens under ``loss_mask`` without a row.
+        """Return the distributions of the packed row's K distinct tokens, or else of the M tokens under ``loss_mask``.
 
-        They are over the first ``rows`` ids of the output layer; None: over all of them, those of padding too.
+        They are over the first ``rows`` ids of the output layer; None: over all ids, those of padding included.
         """
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
@@ -176,7 +176,7 @@ def make_forward(
                 # padding.
                 hidden = states[_find_predicting_positions(batch)]
             else:
-                # [K, H], a distinct token once.
+                # [K, H], each distinct token once.
                 hidden = _compute_packed_hidden(split.decoder, row)
         if split is None:
             logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
@@ -189,7 +189,7 @@ def make_forward(
 
     def compute(batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
         has_gradient = torch.is_grad_enabled()
-        # A pass that the loss reads predicts the environment's tokens too.
+        # A pass with gradients predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
         policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
         log_probs, entropy = _take_log_probs(
@@ -205,7 +205,7 @@ def make_forward(
         outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
         if batch.log_probs.ref_distributions is None:
             return outputs
-        # [M, H], of the tokens under the mask; those of the environment, which have no KL, are left out below.
+        # [M, H] of the tokens under the mask. The environment's tokens, which have no KL, are left out below.
         hidden = policy.hidden if row is None else policy.hidden[row.prediction_indices]
         if batch.environment is not None:
             hidden = hidden[batch.loss_mask[mask]]
@@ -233,7 +233,7 @@ def _take_log_probs(
             entropy_gradient=entropy_gradient,
         )
     logits = policy.hidden
-    # [M, V], the logits of a module without a known output layer, which exist anyway.
+    # [M, V], the logits of a module without a known output layer, which computes them in any case.
     log_softmax = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
     log_probs = log_softmax.gather(-1, token_ids[:, None]).squeeze(-1)
     if not with_entropy:
@@ -273,14 +273,14 @@ def is_worth_packing(tree: PrefixTree, batch: Batch) -> bool:
 def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is_rounded: bool = False) -> bool:
     """Whether the decoder gives equal hidden states packed and row by row; if so, set its attention to the packed one.
 
-    On a GPU the trial runs in ``autocast_dtype``, as the training step does, because each kernel supports some dtypes
-    only. It does so also where parameters are rounded to that dtype.
+    On a GPU the trial runs in ``autocast_dtype``, as the training step does, because each kernel supports only some
+    dtypes. It also runs in this dtype if the parameters are rounded to it.
     """
     decoder: Any = split.decoder
     before = decoder.config._attn_implementation
     if before == PACKED_ATTENTION:
         return True
-    # Another attention of the user, or a text decoder within a larger model, whose config is not its own.
+    # The user has set another attention, or this is a text decoder within a larger model, whose config is not its own.
     if before != "sdpa" or decoder.config.get_text_config() is not decoder.config:
         logger.info(
             "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
@@ -296,7 +296,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
             expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
                 _find_predicting_positions(batch)
             ]
-            # From here on the decoder has the packed attention; it gets the old one back if the results differ.
+            # From here on the decoder has the packed attention. If the results differ, its old attention is restored.
             _set_packed_attention(decoder)
             row = build_packed_row(build_prefix_tree(batch), batch)
             packed = _compute_packed_hidden(decoder, row)[row.prediction_indices]
@@ -327,14 +327,15 @@ def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
 
 def are_activations_close(actual: Tensor, expected: Tensor) -> bool:
     """Whether two results agree within the rounding of their dtype."""
-    # The absolute part is relative to the largest activation: a value near 0 has the rounding error of larger terms.
+    # The absolute tolerance is relative to the largest activation, because a value near 0 has the rounding error of
+    # larger terms.
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return bool(torch.allclose(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
 
 
 def _find_predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Row and column in ``input_ids`` of the position that predicts each token under ``loss_mask``, in row order."""
+    """Return row and column in ``input_ids`` of the positions that predict the tokens under ``loss_mask``, in order."""
     rows, steps = batch.loss_mask.nonzero(as_tuple=True)
     return rows, batch.prompt_lengths[rows] + steps - 1
 
@@ -349,7 +350,7 @@ def _select_predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
-    """``[M]`` values at the True places of ``mask [N, T]``, zeros elsewhere; differentiable."""
+    """Put the values ``[M]`` where ``mask [N, T]`` is True, and zeros elsewhere; differentiable."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
 
 
@@ -392,7 +393,7 @@ def _gives_same_logits(model: transformers.PreTrainedModel, split: SplitModel) -
         hidden = split.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0]
     finally:
         model.train(was_training)
-    # The logits as OutputHead computes them: product, scale, softcap.
+    # Logits in the way of OutputHead: product, scale, softcap.
     logits = nn.functional.linear(hidden.to(split.head.weight.dtype), split.head.weight, split.head.bias).float()
     logits = logits * split.scale
     if split.softcap is not None:

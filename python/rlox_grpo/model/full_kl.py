@@ -27,13 +27,14 @@ def distribution_kl(
 
     Args:
         policy: the policy's distributions; gradients flow to hidden states and head.
-        reference: the reference's, of the same tokens and vocabulary, with a head if the policy has one; no gradient.
+        reference: the reference's distributions, of the same tokens and vocabulary, with a head if the policy has
+            one. They get no gradient.
         temperature: positive, for both.
-        tile: tokens and vocabulary rows for which logits exist at a time; by
-            :func:`rlox_grpo.model.log_probs.tile_shape` when None. Without heads the logits exist already.
+        tile: tokens and vocabulary rows for which logits exist at a time; None:
+            :func:`rlox_grpo.model.log_probs.tile_shape`. Without heads, all logits exist already.
 
     Returns:
-        ``float32 [M]`` in nats, never negative (float64 for float64 ``hidden``).
+        The KL in nats, never negative: ``float32 [M]``, or float64 for float64 ``hidden``.
 
     Raises:
         ValueError: numbers of tokens or vocabulary rows that differ, or a head on only one side.
@@ -79,10 +80,10 @@ class _TiledKL(torch.autograd.Function):
         kl = torch.empty(hidden.shape[0], dtype=policy_tiles.dtype, device=hidden.device)
         log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
         for rows in policy_tiles.token_slices():
-            # mine: Σ e^z and Σ e^z (z - y), of which the quotient is E_p[z - y]; theirs: Σ e^y. Each is float64 [m].
+            # mine has Σ e^z and Σ e^z (z - y), whose quotient is E_p[z - y]; theirs has Σ e^y. Each sum is float64 [m].
             mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
             for columns in policy_tiles.vocabulary_slices():
-                # [m, v] each, in two buffers: the next tile overwrites them.
+                # Logits [m, v] of both models, in two buffers that the next tile overwrites.
                 logits, ref_logits = (
                     policy_tiles.logits(rows, columns),
                     other.logits(rows, columns).to(policy_tiles.dtype),
@@ -117,14 +118,14 @@ class _TiledKL(torch.autograd.Function):
                     policy_tiles.logits(rows, columns),
                     other.logits(rows, columns).to(policy_tiles.dtype),
                 )
-                # Read before the logits become log-probs in the same buffer.
+                # The slope is computed before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else policy_tiles.softcap_slope(logits)
                 log_p = logits.sub_(log_normalisers[rows, None])
                 # d KL / d logit = p (log p − log q − KL)
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
-        # None for the reference's hidden states, weight and bias, and for both settings.
+        # There is no gradient for the reference's hidden states, weight and bias, and for both settings.
         return (*gradients.sums(), *[None] * 5)
 
 
@@ -141,7 +142,7 @@ class _OnlineSum:
         self.moment = torch.zeros_like(self.mass)
 
     def add(self, logits: Tensor, values: Tensor | None) -> None:
-        """Add a tile ``[m, v]``; without values only its mass."""
+        """Add a tile ``[m, v]``; without values, only its first sum."""
         higher = torch.maximum(self._top, logits.amax(dim=-1))
         fall = (self._top - higher).double().exp()  # 0 at first
         weights = (logits - higher[:, None]).exp_()

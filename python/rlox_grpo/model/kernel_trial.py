@@ -1,4 +1,4 @@
-"""Choose an attention kernel by trying it against the formula, once for each kind of call."""
+"""Choose an attention kernel by comparing it with the formula, once for each kind of call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Kernel:
     """A kernel of torch.
 
     Attributes:
-        name: for the log.
-        forward, backward: as the module says that calls them; None: it takes no gradient.
+        name: name of the kernel in the log. forward, backward: functions with the arguments that the calling module
+            describes. None: there is no gradient.
     """
 
     name: str
@@ -42,14 +42,14 @@ def choose_by_trial(
     efficient: Kernel,
     computes_right: Callable[[Kernel], bool],
 ) -> Kernel:
-    """Return the fastest kernel that agrees with the formula; tried once for each kind of call and logged.
+    """Return the fastest kernel that agrees with the formula. It is tried once for each kind of call, and logged.
 
     Args:
         what: name of the computation in the log, such as ``attention over packed rows``.
         q: ``[S, H, D]``; device, dtype, H and D are those of the later calls.
         k: ``[S, H_kv, D]``.
         flash: the fastest kernel, of 16 bits only.
-        efficient: the kernel of any dtype.
+        efficient: the kernel for any dtype.
         computes_right: whether a kernel agrees with the formula.
 
     Raises:
@@ -88,7 +88,7 @@ def agrees(
         logger.info("%s: %s", kernel.name, error)
         return False
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(dtype, rounding)
-    # NaN fails too: a comparison with NaN is False.
+    # NaN also fails, because a comparison with NaN is False.
     return all(
         bool((result.cpu().double() - exact).abs().max() <= tolerance * max(1.0, float(exact.abs().max())))
         for result, exact in zip(actual, expected, strict=True)

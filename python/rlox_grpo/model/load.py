@@ -72,8 +72,8 @@ def load_policy(
             without an adapter or with a model object.
         ImportError: if LoRA is used and peft is not installed.
     """
-    # Load, adapt, cast, move to the GPU, shard: what replaces parameters comes before what refers to them, such as
-    # hooks and optimizers.
+    # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
+    # refers to them, such as hooks and optimizers.
     check_types(model, tokenizer)
     ranks, stored, shards = ranks or Ranks(), None, None
     if config.load_in_4bit:
@@ -104,9 +104,9 @@ def load_policy(
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
-        # The float32 weights, before the cast below rounds those of the model.
+        # These are the float32 weights, taken before the cast below rounds those of the model.
         masters = take_masters(model) if config.offload_optimizer else {}
-        # Before the move to the GPU, so that the GPU never stores these weights in float32.
+        # The cast comes before the move to the GPU, so that the GPU never stores these weights in float32.
         cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=find_gpu())
     gpu_bytes = find_gpu_bytes()
     model = _move_to_gpu(model)
@@ -126,12 +126,12 @@ def load_policy(
         )
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
     if stored is not None:
-        # Each rank reads its own rows: different files would make a mixture of two models.
+        # Each rank reads its own rows, so different files on two ranks would make a mixture of two models.
         ranks.refuse_differences("the model's files", stored.digest())
         shards = shard_policy(model, stages.sharding, ranks)
     if stored is not None and shards is not None:
-        # The parameters are DTensors without storage: each rank allocates and reads its rows alone. Under DeepSpeed
-        # (ZeRO 3) nothing is read here, and `stored` goes on to the updater.
+        # The parameters are DTensors without storage: each rank allocates and reads only its own rows. Under
+        # DeepSpeed (ZeRO 3) nothing is read here, and the updater gets `stored`.
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
@@ -143,7 +143,7 @@ def _keep_float32_weights(model: nn.Module) -> None:
 
     With an adapter, frozen weights keep their dtype. Without one, the whole model is converted.
     """
-    # Frozen weights of 16 bits are no reason to convert: no update is added to them.
+    # Frozen weights of 16 bits need no conversion, because no update is added to them.
     half = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
     if not half:
         return
@@ -188,7 +188,8 @@ def _checkpoint_activations(model: Any) -> None:
         raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if hasattr(model, "peft_config"):
-        # Without this, frozen embeddings give checkpointed blocks an input without a gradient: nothing is trained.
+        # Without this call, frozen embeddings give checkpointed blocks an input without a gradient, and nothing is
+        # trained.
         model.enable_input_require_grads()
 
 
@@ -316,7 +317,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
-    # Adapters begin with random matrices: the same on every rank, and in every run with this seed.
+    # Adapters begin with random matrices, which are the same on every rank and in every run with this seed.
     torch.manual_seed(config.seed)
     try:
         with _ignoring_tie_warning():
@@ -324,7 +325,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     except ValueError as error:
         if "not found in the base model" not in str(error):
             raise
-        # The last parts of the names of linear layers, each once: q_proj, k_proj and so on.
+        # The last parts of the names of linear layers, without repetition: q_proj, k_proj and so on.
         linear = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
         layers = dict.fromkeys(name.rpartition(".")[2] for name in linear)
         raise ConfigError(
@@ -355,7 +356,8 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if tokenizer is None or embedding is None:
         return None
-    # Rows of the embedding, and ids that have text. Models round the rows up, for fast matrix products.
+    # The number of rows of the embedding, and of ids that have text. Models round the rows up, for fast matrix
+    # products.
     rows, tokens = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         raise ValueError(

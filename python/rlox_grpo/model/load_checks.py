@@ -20,7 +20,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def check_types(model: Any, tokenizer: Any) -> None:
-    """Raise TypeError for a model or a tokenizer that is no such object, with what to pass."""
+    """Raise TypeError for a model or a tokenizer of the wrong type. The message says what to pass."""
     if not isinstance(model, (str, Path, nn.Module)):
         shown = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"model is {shown}: expected a path, a hub id or a torch.nn.Module")
@@ -58,14 +58,14 @@ def refuse_other_architectures(model: Any) -> None:
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):
         raise ValueError(f"model is a {name}, an encoder-decoder model: GRPO trains decoder-only models; {wanted}")
-    # Such as BERT. A BERT with is_decoder set has a causal mask.
+    # For example BERT. A BERT with is_decoder set has a causal mask.
     if type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
         raise ValueError(f"model is a {name}, an encoder: its attention is not causal; {wanted}")
     causal: Any = model
     head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
     if head is None:
         raise ValueError(f"model is a {name}, which has no language-model head: {wanted}")
-    # Ids that can be sampled, and ids that can be read; 0 for a layer without a weight.
+    # The number of ids that can be sampled, and of ids that can be embedded; 0 for a layer without a weight.
     logits, rows = (getattr(getattr(layer, "weight", None), "shape", (0,))[0] for layer in (head, embedding))
     if logits > rows > 0:
         raise ValueError(

@@ -1,10 +1,10 @@
 """Log-probs of sampled tokens from hidden states, in tiles, without logits of shape ``[batch, time, vocab]``.
 
-Forward saves one number per token, the log normaliser, and logits up to a fixed budget. Backward computes the other
-logits again, tile by tile. So the memory for logits does not grow with the batch or the vocabulary (full logits are a
-known cause of running out of memory: trl#3678, open-r1#615). The softmax of a row over several tiles is the online
-softmax (arXiv:1805.02867). On a CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a logit over tiles and 2.8 ns
-over whole rows of 32,768, and the forward pass takes a third of the time.
+The forward pass saves one number per token, the log normaliser, and logits up to a fixed budget. The backward pass
+computes the other logits again, tile by tile. The memory for logits therefore does not grow with the batch or the
+vocabulary. Full logits are a known cause of running out of memory (trl#3678, open-r1#615). The softmax of a row over
+several tiles is the online softmax (arXiv:1805.02867). On a CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a
+logit over tiles and 2.8 ns over whole rows of 32,768, and the forward pass takes a third of the time.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from torch import Tensor
 from rlox_grpo.types import OutputHead, TokenDistributions
 
 CPU_TILE = (512, 4096)
-"""Tokens and vocabulary rows of a tile on a CPU. Two cores, 32,768 rows of 256: from 512 x 1,024 to 512 x 8,192 the
-same speed within 10 %, 128 tokens 10 % slower, whole rows half as fast."""
+"""Tokens and vocabulary rows of a tile on a CPU. Measured on two cores with 32,768 rows of 256: tiles from 512 x
+1,024 to 512 x 8,192 are equally fast within 10 %, tiles of 128 tokens are 10 % slower, and whole rows are half as
+fast."""
 
 CPU_STORED_BYTES = 128 * 2**20
-"""Bytes of logits that forward keeps for backward on a CPU. Computing them again is a quarter of the output layer's
-work: with all of them kept it takes 0.77 (hidden size 896) to 0.86 (256) of the time, one thread."""
+"""Bytes of logits that forward keeps for backward on a CPU. Computing logits again is a quarter of the output layer's
+work: if all logits are stored, the layer takes 0.77 (hidden size 896) to 0.86 (256) of the time, on one thread."""
 
 GPU_TILE_BYTES = (64 * 2**20, 2**30)
-"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. The size does not
-depend on free memory, so that results do not. Tiles hold whole rows, as a kernel launch costs more than the memory
-traffic that smaller tiles save."""
+"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. The size does
+not depend on free memory, so that the results do not depend on it either. Tiles hold whole rows, because a kernel
+launch costs more than the memory traffic that smaller tiles save."""
 
 
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
@@ -56,12 +57,12 @@ def token_log_probs(
     Args:
         hidden: ``[M, H]`` final hidden states, each of the position before its token.
         token_ids: ``int64 [M]``.
-        head: the output layer; gradients reach its weight and bias where they require one.
+        head: the output layer; its weight and bias get gradients if they require them.
         temperature: positive.
         with_entropy: whether to compute entropies; they are zeros otherwise.
         entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
-        stored_bytes: memory for logits of the first tokens, which backward does not compute again; None:
+        stored_bytes: memory for logits of the first tokens, which the backward pass does not compute again; None:
             :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere.
 
     Returns:
@@ -92,7 +93,7 @@ def token_log_probs(
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
     if stored_bytes is None:
         stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
-    # Logits are kept for a backward pass alone.
+    # Logits are stored only if there is a backward pass.
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)):
         stored_bytes = 0
     # Number of tokens whose logits [V] fit into the budget.
@@ -114,11 +115,11 @@ def score_norms(
 ) -> Tensor:
     """Return 1 − 2 p[y] + Σ p² of p = softmax(logits / temperature) for each token y: ``float32 [M]``, 0 to 2.
 
-    This is the squared norm of the score, the gradient onehot(y) − p of log p[y] by the logits: a proxy for the squared
-    norm of the token's gradient (OTB, arXiv:2602.07078).
+    This is the squared norm of the score, which is the gradient onehot(y) − p of log p[y] with respect to the logits.
+    It approximates the squared norm of the token's gradient (OTB, arXiv:2602.07078).
 
     Args:
-        distributions: of M tokens; logits where there is no head.
+        distributions: distributions of M tokens; logits if there is no head.
         token_ids: ``int64 [M]``.
         temperature: positive.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
@@ -177,7 +178,8 @@ class _TiledLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tiles = Tiles(hidden, weight, bias, settings)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
-        # [M] each. With kept, [kept tokens, V], they are all that backward needs beside its inputs.
+        # Two tensors [M]. With the stored logits `kept [kept tokens, V]`, they are all that backward needs besides
+        # its inputs.
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
         stored = tiles.allocate_logits()
@@ -192,7 +194,7 @@ class _TiledLogProbs(torch.autograd.Function):
             moment = torch.zeros_like(mass)  # Σ exp(logit − top) · (logit − top)
             taken = torch.zeros_like(top)
             for columns in tiles.vocabulary_slices():
-                # [m, v] in the tile's buffer, where `shifted` replaces them; `probs` has a buffer of its own.
+                # Logits [m, v] in the tile's buffer, where `shifted` replaces them. `probs` has a buffer of its own.
                 logits = tiles.logits(rows, columns)
                 if rows.stop <= len(stored):
                     stored[rows, columns] = logits
@@ -233,13 +235,13 @@ class _TiledLogProbs(torch.autograd.Function):
             grad = grad_log_probs[rows, None] * settings.factor
             for columns in tiles.vocabulary_slices():
                 logits = stored[rows, columns] if rows.stop <= len(stored) else tiles.logits(rows, columns)
-                # Read before the logits become log-probs in the same buffer.
+                # The slope is computed before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
                 column, inside = _find_columns(token_ids[rows], columns)
-                # Into the tile's buffer, so that kept logits stay as they are.
+                # The result goes into the tile's buffer, so that stored logits are not changed.
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
-                    # -p · grad here; grad is added at the token itself below: onehot(y) - p.
+                    # This is -p · grad. The term grad is added at the token itself below, for onehot(y) - p.
                     grad_logits = log_p.exp_().mul_(-grad)
                 else:
                     # -p · (grad + grad_entropy · (log p + H)): the gradients of log-prob and entropy in one product.
@@ -260,7 +262,7 @@ class Tiles:
         self._hidden, self._settings = hidden, settings
         self._bias = None if bias is None else bias.to(self.dtype)
         # torch.mm writes in the dtype of its operands: for hidden states of 16 bits the product has a buffer of its
-        # own, and the logits are its copy in float32. Else both are one buffer.
+        # own, and the logits are a copy in float32. Otherwise both are the same buffer.
         self._logits = self.buffer()
         self._product = self._logits if hidden.dtype == self.dtype else self.buffer(hidden.dtype)
 
@@ -272,7 +274,7 @@ class Tiles:
         return torch.empty(size, dtype=dtype or self.dtype, device=self._hidden.device)
 
     def room(self, logits: Tensor) -> Tensor:
-        """The tile's buffer in the shape of ``logits``, which may be a view of it."""
+        """Return the tile's buffer in the shape of ``logits``, which may be a view of the buffer."""
         return self._logits[: logits.numel()].view(logits.shape)
 
     def allocate_logits(self) -> Tensor:
@@ -351,7 +353,7 @@ def _slices(size: int, step: int) -> list[slice]:
 
 
 def _find_columns(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
+    """Return each token's column in the tile, ``[m, 1]``, and whether it is in the tile, ``[m]``; if not, column 0."""
     # Example: ids 5 and 9 in the columns 8 to 12. The columns in the tile are 0 and 1; only the second is inside.
     column = token_ids - columns.start
     inside = (column >= 0) & (column < columns.stop - columns.start)
@@ -359,7 +361,7 @@ def _find_columns(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``, the product in the operands' own dtype."""
+    """Compute ``total += left @ right``, with the product in the operands' own dtype."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:

@@ -2,8 +2,8 @@
 
 Weights, gradients and moments are counted exactly. Activations are counted tensor by tensor for a decoder with
 RMSNorm, rotary attention and a gated MLP, under the library's own forward pass. tests/cuda_sim/test_memory.py checks
-that the result is within 15 % of the simulated peak. Not counted: CUDA's context (about 0.5 GiB), fragmentation,
-buffers of collectives.
+that the result is within 15 % of the simulated peak. CUDA's context (about 0.5 GiB), fragmentation and buffers of
+collectives are not counted.
 """
 
 from __future__ import annotations
@@ -184,11 +184,12 @@ def _read_size(text: Any, name: str, default: int) -> int:
 
 
 def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout) -> UpdateMemory:
-    """Return the device memory of an update with AdamW; ``gradient_checkpointing`` of ``config`` is not read."""
+    """Return the device memory of an update with AdamW; ``gradient_checkpointing`` of ``config`` is ignored."""
     bfloat16, offload, deepspeed = config.dtype == "bfloat16", config.offload_optimizer, config.updater == "deepspeed"
-    # 0: each rank has everything. The moments are sharded from 1 on, gradients from 2 on, weights from 3 on.
+    # At stage 0 each rank has everything. The moments are sharded from stage 1 on, gradients from 2 on, weights from
+    # 3 on.
     stage = config.zero_stage if deepspeed else 3 if config.shard_parameters and layout.ranks > 1 else 0
-    # A new adapter, the existing one, or none: then all weights are trained.
+    # Trained parameters: those of a new adapter, of the existing one, or without an adapter all weights.
     lora = shape.adapter or config.lora_rank * shape.adapted_width
     trained = lora or shape.parameters
     in_bfloat16 = bfloat16 and (offload or deepspeed or (lora > 0 and stage == 0))
@@ -213,11 +214,11 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     )
     # Autocast keeps a bfloat16 copy of each float32 weight for at least the forward pass.
     copies = 2 * shape.body if bfloat16 and not in_bfloat16 else 0
-    # A layer of 4 bits is unpacked for its product.
+    # A layer in 4 bits is unpacked for its product.
     unpacked = shape.hidden * shape.intermediate * (2 if bfloat16 else 4) if config.load_in_4bit else 0
 
     saved_layer = layout.tokens * _count_saved_bytes(shape, config, in_bfloat16=in_bfloat16)
-    # The residual stream, all that a recomputed layer saves: its input.
+    # The residual stream. A recomputed layer saves only its input.
     stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
     ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if bfloat16 else 12)
     # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.
@@ -268,11 +269,12 @@ def _count_saved_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bo
     hidden, queries, keys, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
     normalisers = 4 * shape.heads
     if config.dtype != "bfloat16":
-        # Two norms (input, normalised input, output); queries, keys, values, attention; gate, SiLU, up, product.
+        # A layer saves two norms (input, normalised input, output), queries, keys, values and attention, and gate,
+        # SiLU, up and product.
         return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
     attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
     if config.lora_rank or shape.adapter:
-        # Norms in float32, and a cast input for each adapter. Frozen layers save no input.
+        # Norms are in float32, and each adapter has a cast input. Frozen layers save no input.
         return 18 * hidden + 2 * queries + attention_and_mlp + 14 * config.lora_rank
     # A norm saves its input in float32, and its normalised input and output in the dtype of the residual stream. With
     # a float32 stream, autocast also casts the input of each of five linear layers.

@@ -63,7 +63,7 @@ def estimate_run(
 
     Args:
         shape: the model's sizes.
-        config: all options; ``gradient_checkpointing`` is not read.
+        config: all options; ``gradient_checkpointing`` is ignored.
         gpu_bytes: memory of each GPU.
         checkpointing: whether activations are recomputed.
         ranks: number of ranks, with one GPU each.
@@ -74,7 +74,7 @@ def estimate_run(
     tokens = max(config.micro_batch_tokens, longest)
     least, most = GPU_TILE_BYTES
     tile_bytes = min(max(gpu_bytes // 64, least), most)
-    # At worst every token is predicted.
+    # In the worst case every token is predicted.
     layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, ranks=ranks, tile_bytes=tile_bytes)
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
@@ -135,7 +135,7 @@ def check_fit(
     memory = estimate_run(
         shape, config, gpu_bytes, checkpointing=checkpointing, ranks=ranks, prompt_tokens=prompt_tokens
     )
-    # What no change of the batch can shrink.
+    # The memory that no change of the batch can reduce.
     least = memory.update.held + memory.update.gradients
     if memory.total <= gpu_bytes:
         return
@@ -170,7 +170,7 @@ def find_fitting_changes(
     """Return the first :data:`CHANGES` that make the run fit, without those that extend an earlier one."""
     fitting: list[Mapping[str, Any]] = []
     for change in CHANGES:
-        # What the change adds to these options: nothing, if they have all of it.
+        # The options that the change adds; none, if all of them are set already.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
         if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
             del changed["micro_batch_tokens"]
@@ -180,7 +180,7 @@ def find_fitting_changes(
             continue
         if config.updater == "deepspeed" and "optim" in changed:
             continue
-        # Skip a change that adds to one that fits already.
+        # Skip a change that extends a change that already fits.
         if not changed or any(smaller.items() <= changed.items() for smaller in fitting):
             continue
         other = config.model_copy(update=changed)
@@ -220,7 +220,7 @@ def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig,
 def format_table(
     shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
 ) -> str:
-    """Return the table of layouts, one a line, in GiB for each GPU; ``fits`` marks those that fit."""
+    """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end."""
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
     lines = [f"{'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
     for label, options, count in list_rows(config, ranks):

@@ -31,12 +31,12 @@ class PackedLayout:
     """Group and completion of each token of a packed row ``[1, S]``. Tables are padded with 0 where a mask is False.
 
     Attributes:
-        prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
+        prompt_index: ``int64 [B, P]``, indices of each group's prompt tokens in the packed row.
         prompt_mask: ``bool [B, P]``.
-        completion_index: ``int64 [R, T]``, places of each row's completion tokens; they follow their group's prompt.
-            Rows with a common prefix have the same places there. A row that owns no token is left out.
+        completion_index: ``int64 [R, T]``, indices of each row's completion tokens, which follow their group's
+            prompt. Rows with a common prefix have the same indices there. A row that owns no token is left out.
         completion_mask: ``bool [R, T]``.
-        completion_owned: ``bool [R, T]``, True in the one row whose attention output is kept for that place.
+        completion_owned: ``bool [R, T]``, True in the one row whose attention output is used for this index.
         row_prompts: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
         longest: maximum number of tokens of a row, prompt and completion.
@@ -79,7 +79,7 @@ class SharedPrefix:
         keys, values: one tensor for each layer, ``[P, H_kv, W, D]``.
         mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
         row_table: ``int64 [P, n]``, the rows of each prompt, padded with any row.
-        slot_indices, slot_columns: ``int64 [R]``, line and column of each row in ``row_table``.
+        slot_indices, slot_columns: ``int64 [R]``, the line and the column of ``row_table`` where each row is listed.
         sampled_mask: ``[R, 1, 1, T]``, 0 or −inf, over the tokens that each row has sampled; None if all rows have T.
     """
 
@@ -107,17 +107,17 @@ def packed_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function for transformers: packed if the call has a layout, scaled dot product otherwise.
+    """Attention function for transformers: packed if the call has a layout, otherwise scaled dot product.
 
-    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, a decoding
-    step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R, 1, H, D]``.
-    With ``row_slots``, a decoding step on a GPU: ``key`` and ``value [1, H_kv, N, D]`` of all slots.
+    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, the call
+    is a decoding step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R,
+    1, H, D]``. With ``row_slots``, it is a decoding step on a GPU: ``key`` and ``value [1, H_kv, N, D]`` of all slots.
 
     Raises:
         ValueError: soft-capped attention scores, which the kernels used here do not compute.
     """
     if packed_layout is None and shared_prefix is None and row_slots is None:
-        # A plain call of the model: padded rows, a prefill, or a decoding step with a RowCache.
+        # This is a plain call of the model: padded rows, a prefill, or a decoding step with a RowCache.
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         is_plain = softcap is None and options.get("position_bias") is None and not options.get("dropout")
@@ -147,13 +147,13 @@ def packed_attention(
     device = query.device.type
     if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in float32, values not
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
-    # The packed calls: a decoding step on a CPU, a decoding step on a GPU, or a packed row.
+    # What follows are the packed calls: a decoding step on a CPU, a decoding step on a GPU, or a packed row.
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     if shared_prefix is not None:
         layer: Any = module.layer_idx
         return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
     if row_slots is not None:
-        # q [R, H, D]; k and v [N, H_kv, D], the places of all slots.
+        # q [R, H, D]; k and v [N, H_kv, D], the N tokens of all slots.
         q, k, v = query[:, :, 0], key[0].transpose(0, 1), value[0].transpose(0, 1)
         kernel = choose_decoding_kernel(q, k)
         return kernel.forward(q, k, v, row_slots, sliding_window, scale)[:, None], None
@@ -177,24 +177,25 @@ def packed_attention(
 def _repeats_heads(query: Tensor, key: Tensor) -> bool:
     """Whether transformers would copy keys and values for each query head although the kernel needs no copies.
 
-    It copies them for every masked call, because fast GPU kernels take no mask with shared heads. The CPU kernel does,
-    with the same bits. A decoding step reads all keys for one token, so copies would take most of its time.
+    transformers copies them for every masked call, because fast GPU kernels take no mask with shared heads. The CPU
+    kernel takes one, and its results are the same to the bit. A decoding step reads all keys for one token, so copies
+    would take most of its time.
     """
     return query.device.type == "cpu" and query.shape[1] != key.shape[1] and not torch.is_grad_enabled()
 
 
 def _needs_copied_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether torch would take its math kernel for heads that share keys, which holds all scores.
+    """Whether torch would use its math kernel, which stores all scores, for heads that share keys.
 
     transformers leaves shared heads to torch in calls without a mask, up to a width of 256. On a GPU only flash
-    attention has them: in 16 bits, from Ampere on.
+    attention supports shared heads, and only in 16 bits and from Ampere on.
     """
     if query.device.type != "cuda" or query.shape[1] == key.shape[1] or not key.shape[-1] == value.shape[-1] <= 256:
         return False
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    # After the tensors: no mask, no dropout, causal, heads that share keys.
+    # The arguments after the tensors are: no mask, no dropout, causal, heads that share keys.
     parameters = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, True, True)
     return not torch.backends.cuda.can_use_flash_attention(parameters, False)
 
@@ -236,7 +237,8 @@ class _MergedAttention(torch.autograd.Function):
             attended, log_sum = _flash(
                 _as_batch(q[completions]), _as_batch(k[prompt]), _as_batch(v[prompt]), 0.0, False, scale=scale
             )
-            # [own tokens, H], float32 or float64. A part's share is exp(its log-sum-exp - the merged one).
+            # [completion tokens of the group, H], float32 or float64. A part's share is exp(its log-sum-exp - the
+            # merged one).
             completion_sum, prompt_sum = normaliser[completions], log_sum[0].transpose(0, 1)
             merged = torch.logaddexp(completion_sum, prompt_sum)
             completion_share, prompt_share = (completion_sum - merged).exp_(), (prompt_sum - merged).exp_()
@@ -254,13 +256,13 @@ class _MergedAttention(torch.autograd.Function):
         layout, scale = ctx.layout, ctx.scale
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         grad_out = grad_outputs[0][0].contiguous()
-        # The first loop writes each place of it, in the row that owns the place; the second adds to completions.
+        # The first loop writes each entry, in the row that owns it. The second loop adds to the entries of completions.
         grad_q = torch.empty(q.shape, dtype=q.dtype)
-        # Gradients of rows that share a place add up, and prompts also get gradients from their completions.
+        # Gradients of rows that share a token add up, and prompts also get gradients from their completions.
         grad_k, grad_v = (torch.zeros(t.shape, dtype=normaliser.dtype) for t in (k, v))
         for index, mask, owned in _tables(layout):
-            # Padding repeats place 0, and a shared place is in several rows. The output gradient is kept only in the
-            # row that owns a place, so that it is counted once.
+            # Padding repeats index 0, and a shared token is in several rows. The output gradient is used only in the
+            # row that owns a token, so that it is counted once.
             grad_rows = _rows(grad_out, index) * owned[:, None, :, None]
             log_sum = normaliser[index].transpose(1, 2).contiguous()
             call_grads = _flash_backward(
@@ -303,13 +305,14 @@ class _MergedAttention(torch.autograd.Function):
 def _decoding_attention(
     query: Tensor, key: Tensor, value: Tensor, prefix: SharedPrefix, layer: int, scale: float
 ) -> Tensor:
-    """Attention of each row over its own tokens and of all rows of a prompt over the prompt, merged.
+    """Merge the attention of each row over its own tokens with that of all rows of a prompt over the prompt.
 
     Query heads that share a key head are computed as several queries of one head.
     """
     # Example: 6 rows, 4 query heads, 2 key heads, 3 prompts with up to 2 rows each. queries is [6, 2, 2, D]: two
     # queries of each key head. by_prompt is [3, 2, 2 * 2, D]: the queries of all rows of a prompt over its one copy of
-    # keys, a matrix product. Padding of row_table computes some row twice; slot_columns never reads it.
+    # keys, a matrix product. The padding of row_table computes some row twice; slot_columns never selects these
+    # results.
     rows, heads, _, width = query.shape
     key_heads = key.shape[1]
     shared = heads // key_heads
@@ -331,14 +334,15 @@ def _decoding_attention(
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
-    """Packed attention by two masked calls, for prompts and completions; each row gets a copy of its prompt's keys."""
+    """Compute packed attention by two masked calls, for prompts and completions; each row copies its prompt's keys."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
     prompt_lengths = layout.prompt_mask.sum(dim=1)
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
     for (table, mask, owned), with_prompt in zip(_tables(layout), (False, True), strict=False):
         steps = torch.arange(table.shape[1], device=q.device)
-        # index [rows, keys]: places of the keys. at [rows, keys] and query_at [rows, T]: positions of keys and queries
-        # in their sequence. Distances are of positions, not columns: a short prompt has padding before its completions.
+        # index [rows, keys] has the indices of the keys in the packed row. at [rows, keys] and query_at [rows, T]
+        # have the positions of keys and queries in their sequence. Distances are between positions, not columns,
+        # because a short prompt has padding before its completions.
         index, visible, at = table, mask, steps.expand_as(table)
         query_at = at
         if with_prompt:
@@ -365,7 +369,7 @@ def _masked_attention(
 
 
 def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Places, mask and ownership of prompts and of completions; without tables of width 0, where the kernel fails."""
+    """Return index, mask and ownership tables; one of width 0 is left out, because the kernel fails on it."""
     tables = [
         (layout.prompt_index, layout.prompt_mask, layout.prompt_mask),
         (layout.completion_index, layout.completion_mask, layout.completion_owned),
@@ -374,7 +378,7 @@ def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """``[S, H, D]`` at ``index [N, T]`` → ``[N, H, T, D]``."""
+    """Select the rows ``index [N, T]`` of ``[S, H, D]``: ``[N, H, T, D]``."""
     return tensor.index_select(0, index.ravel()).view(*index.shape, *tensor.shape[1:]).transpose(1, 2)
 
 
@@ -386,7 +390,7 @@ def _as_batch(tensor: Tensor) -> Tensor:
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# The layout says who attends to whom. A mask of four dimensions stops transformers from building its own.
+# The layout says which token attends to which. A mask of four dimensions stops transformers from building its own.
 NO_MASK = torch.zeros(1, 1, 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""Packed row: a batch as one row without padding. For each prefix tree, the prompt, then its completion tokens.
+"""Packed row: a batch as one row without padding, with the prompt of each prefix tree before its completion tokens.
 
 Example: completions ``1 2``, ``1 2 3 4`` and ``1`` of the prompt ``7 8``; ``5 6`` and ``6 5`` of the prompt ``9``. The
 last token of a completion predicts nothing, so only 1, 2 and 3 of the first tree and 5 and 6 of the second are
@@ -35,12 +35,12 @@ from rlox_grpo.types import Batch, Int64Array
 
 @dataclass(frozen=True, eq=False)
 class PackedRow:
-    """Inputs of the decoder, and the places to read its outputs: K distinct tokens of the M under the loss mask.
+    """Inputs of the decoder, and indices of the outputs that predict the K distinct tokens under the loss mask.
 
     Attributes:
         input_ids, position_ids: ``int64 [S]``, the packed tokens.
-        layout: Tables for attention.
-        predicting: ``int64 [K]``, places whose hidden states predict a token.
+        layout: tables for attention.
+        predicting: ``int64 [K]``, indices in the packed row whose hidden states predict a token.
         predicted_ids: ``int64 [K]``, the predicted tokens.
         prediction_indices: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
     """
@@ -90,9 +90,10 @@ def _lay_out(
     tree: PrefixTree, packed_index: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]
 ) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])
-    # The last token of a row is present only if another row continues after it.
-    # In the example, `seen` keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6
-    # of row 4. Row 2 owns nothing and is dropped. The table of places is 2 3 _ | 2 3 4 | 6 _ _ | 7 _ _, by kept row.
+    # The last token of a row is in the packed row only if another row continues after it. In the example, `seen`
+    # keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6 of row 4. Row 2 owns
+    # nothing and is dropped. `completion_index` then has one row for each of rows 0, 1, 3 and 4:
+    # 2 3 _ | 2 3 4 | 6 _ _ | 7 _ _.
     seen = (steps < tree.lengths[:, None] - 1) | tree.forwarded
     owning = tree.forwarded.any(axis=1)
     width = int(seen[owning].sum(axis=1).max(initial=0))
@@ -132,12 +133,12 @@ def _forest(tree: PrefixTree, packed_index: Int64Array, spans: tuple[Int64Array,
 
 
 def _index_tokens(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:
-    """Place of each forwarded token in the packed row, ``int64 [N, T]``: row by row, in the order of the tokens.
+    """Return the index of each forwarded token in the packed row, ``int64 [N, T]``, in the order of rows and tokens.
 
     Example: the trees forward ``1 1 0 0 | 0 0 1 0 | 0 0 0 0`` and ``1 0 0 0 | 1 0 0 0``. Counted over the batch, the
-    ``order`` of these tokens is 0 1 2 and 3 4. The completions of the first tree start at place 2, those of the second
-    at 6, after 3 forwarded tokens of the first. So the places are order + 2 and order + 6 - 3: 2 3 4 and 6 7. Other
-    entries are not read.
+    ``order`` of these tokens is 0 1 2 and 3 4. The completions of the first tree start at index 2, those of the
+    second at 6, after 3 forwarded tokens of the first. So the indices are order + 2 and order + 6 - 3: 2 3 4 and 6 7.
+    Other entries are not used.
     """
     order = np.cumsum(tree.forwarded).reshape(tree.forwarded.shape) - 1  # over the batch
     completion_tokens = ends - middles
@@ -148,7 +149,7 @@ def _index_tokens(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> In
 
 
 def _spans(tree: PrefixTree) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """For each tree: start of its prompt, end of its prompt, end of its completions, ``int64 [groups]`` each."""
+    """Return start and end of each tree's prompt, and the end of its completions: ``int64 [groups]`` each."""
     groups = len(tree.prompt_lengths)
     completion_tokens = np.bincount(tree.group_indices, tree.forwarded.sum(axis=1), minlength=groups).astype(np.int64)
     ends = np.cumsum(tree.prompt_lengths + completion_tokens)

@@ -23,7 +23,8 @@ class Policy:
     """The policy model and its tokenizer.
 
     Attributes:
-        model: has float32 weights; an adapter over frozen weights; or bfloat16 weights with ``offload_optimizer``.
+        model: the model, with float32 weights, with an adapter over frozen weights, or in bfloat16 with
+            ``offload_optimizer``.
         tokenizer: None if prompts and completions are token ids.
         eos_token_ids: ids that end a completion.
         vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
@@ -47,7 +48,7 @@ class Policy:
         if self.shards is None and self.stored is None:
             return copy.deepcopy(self.model)
         whole = self._copy_blank()
-        # Each rank gets the whole copy: gathered parameter by parameter, or read from the files.
+        # Each rank gets the whole copy. Its parameters are gathered one by one, or read from the files.
         self._fill(whole, gather_shards)
         return whole
 
@@ -60,8 +61,8 @@ class Policy:
         """
         frozen = self._copy_blank().eval().requires_grad_(False)
         cast(frozen)
-        # Sharded while blank, like the policy: each rank then fills its shards from its own rows of the policy or the
-        # files.
+        # Like the policy, the copy is sharded while it is blank. Each rank then fills its shards from its own rows of
+        # the policy or the files.
         copied = shard_parameters(frozen, ranks)
         self._fill(frozen, local_shard)
         return copied
@@ -80,6 +81,6 @@ class Policy:
     def get_runner(self) -> Callable[[Callable[[], Any]], Any] | None:
         """Return the function in which ``make_forward`` tests a sharded or unloaded model; None for other models."""
         if self.stored is not None:
-            # The model has no weights until DeepSpeed shards it, so it is tried on random ones.
+            # The model has no weights until DeepSpeed shards it, so it is tested with random weights.
             return lambda choose: run_blank(self.model, choose, (None, False))
         return None if self.shards is None else self.shards.run

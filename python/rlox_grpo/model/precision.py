@@ -47,7 +47,7 @@ def choose_dtype() -> Literal["float32", "bfloat16"]:
 def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, *, has_adapter: bool) -> bool:
     """Whether the model's weights on the device are bfloat16: with an adapter, or with ``offload_optimizer``.
 
-    Trained weights are float32 all the same: those of the adapter, or master weights in host memory.
+    The trained weights are float32 even so: they are those of the adapter, or master weights in host memory.
     """
     if update.dtype != "bfloat16" or updater.updater != "torch" or updater.shards_weights:
         return False
@@ -70,16 +70,17 @@ def take_masters(model: nn.Module) -> dict[str, Tensor]:
 def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> None:
     """Store the frozen linear layers of ``model`` in ``dtype``, in place.
 
-    For training under ``torch.autocast(dtype)``, which casts these weights for every product: results are bitwise
-    equal, and the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the
-    embeddings keep their dtype.
+    Under ``torch.autocast(dtype)``, which casts these weights for every product, the results stay bitwise equal, and
+    the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the embeddings keep
+    their dtype.
     """
-    # The modules of each parameter; a tied one has several.
+    # The modules of each parameter. A tied parameter has several.
     users: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(module)
-    # Used by linear layers alone: an embedding that shares the weight would look up rounded rows.
+    # Only weights that no other kind of layer uses are cast: an embedding that shares the weight would look up
+    # rounded rows.
     linear = {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
     _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
 
@@ -91,7 +92,7 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device:
     parameters that the architecture keeps in float32, are unchanged. Parameters are replaced by new objects: create
     optimizers and hooks afterwards. With ``device``, each parameter is cast and then moved there.
     """
-    # Such as the router's bias of some mixtures of experts, which transformers keeps in float32.
+    # For example the router's bias of some mixtures of experts, which transformers keeps in float32.
     float32_ids = _find_float32_parameters(model)
     _cast(
         model,
@@ -110,14 +111,14 @@ def _cast(
     def make(parameter: nn.Parameter) -> nn.Parameter:
         if not parameter.is_floating_point() or parameter.dtype == dtype or not is_cast(parameter):
             return parameter
-        # Cast before the move, so that the device never stores the float32 parameter.
+        # The parameter is cast before it is moved, so that the device never stores it in float32.
         return nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)
 
     replace_parameters(model, make)
 
 
 def _find_float32_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters that transformers keeps in float32 whatever dtype a model is loaded in."""
+    """Return the ids of the parameters that transformers keeps in float32, whatever dtype a model is loaded in."""
     strict: set[str] = set()
     for module in model.modules():
         strict |= set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())

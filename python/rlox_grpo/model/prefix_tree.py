@@ -38,8 +38,8 @@ class PrefixTree:
         lengths: ``int64 [N]``, completion tokens.
         owner: ``int64 [N, T]``, the row that holds this token for all rows that share it: the first row of the group
             with the same tokens up to here. On padding, the row itself.
-        forwarded: ``bool [N, T]``, true on the tokens that the model forwards: owned tokens with a next token in some
-            row. The others predict nothing.
+        forwarded: ``bool [N, T]``, True on the tokens that the model forwards: owned tokens that have a next token in
+            some row. The other tokens predict nothing.
     """
 
     group_indices: Int64Array
@@ -64,11 +64,11 @@ def build_prefix_tree(batch: Batch) -> PrefixTree:
     owner = np.repeat(rows[:, None], ids.shape[1], axis=1)
     alike = np.repeat(starts, sizes)  # [N], the first row with the same tokens so far
     together = rows[np.repeat(sizes, sizes) > 1]  # rows that still share all their tokens with another row
-    # The example above, prompt `9 9`, rows 0 to 3. One number per branch: alike * (largest id + 1) + token id.
-    # step 0: tokens 1 1 2 1, alike 0 0 0 0; branches {0, 1, 3} and {2}. Rows 0, 1, 3 get owner 0; row 2 gets 2, leaves.
-    # step 1: tokens 2 2 2, alike 0 0 0; one branch {0, 1, 3}: owner 0.
-    # step 2: tokens 3 4 3; branches {0, 3} and {1}. Rows 0, 3 get owner 0; row 1 gets 1 and leaves.
-    # step 3: rows 0 and 3 have ended, nothing is left to compare.
+    # In the example above, rows 0 to 3 have the prompt `9 9`. A branch is one number: alike * (largest id + 1) +
+    # token id. step 0: tokens 1 1 2 1, alike 0 0 0 0; branches {0, 1, 3} and {2}. Rows 0, 1 and 3 get owner 0. Row 2
+    # gets owner 2 and leaves `together`. step 1: tokens 2 2 2, alike 0 0 0; one branch {0, 1, 3}: owner 0. step 2:
+    # tokens 3 4 3; branches {0, 3} and {1}. Rows 0 and 3 get owner 0. Row 1 gets owner 1 and leaves `together`. step
+    # 3: rows 0 and 3 have ended, nothing is left to compare.
     for step in range(ids.shape[1]):
         together = together[lengths[together] > step]
         if not together.size:
@@ -82,7 +82,7 @@ def build_prefix_tree(batch: Batch) -> PrefixTree:
 
 
 def find_owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
-    """``bool [N, T]``: the owners of the tokens under ``mask``, each once."""
+    """Return ``bool [N, T]``, True at the owner of each token under ``mask``."""
     owners = np.zeros(mask.shape, dtype=bool)
     row, step = mask.nonzero()
     owners[owner[row, step], step] = True

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from rlox_grpo.errors import import_extra
 
 BYTES = 0.5 + (1 + 4 / 256) / 64
-"""Bytes of a weight: 4 bits, a scale of one byte for 64 weights, and a float32 scale for 256 such scales."""
+"""Bytes of a weight: 4 bits, a scale of one byte for each 64 weights, and a float32 scale for each 256 of these
+scales."""
 
 
 def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """Return QLoRA's settings: NF4, scales quantized too, products in ``dtype``. Raises ImportError."""
+    """Return QLoRA's settings: NF4, quantized scales, products in ``dtype``. ImportError without bitsandbytes."""
     import_extra("load_in_4bit=True", "bitsandbytes", "qlora")
     return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
@@ -30,8 +31,8 @@ def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
 def keep_differentiable(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking weights for CPUs with AVX512-BF16 when ``model`` is in evaluation mode.
 
-    Its product for the repacked layout (0.50) has no derivative with respect to its input, and the repacking is in
-    place: after the first rollout, gradients would be wrong without an error.
+    The product of bitsandbytes 0.50 for the repacked layout has no derivative with respect to its input, and the
+    repacking is in place: after the first rollout, gradients would be wrong without an error.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -39,7 +40,7 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Whether a parameter holds two weights in a byte."""
+    """Whether a parameter stores two weights in a byte."""
     return getattr(tensor, "quant_state", None) is not None
 
 
@@ -59,9 +60,9 @@ def unpack(tensor: Tensor) -> Tensor:
 
 
 def find_scales(names: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Names in a state dict that are scales and tables of its packed weights: ``<weight>.absmax`` and so on."""
+    """Return the names of the scales and tables of a state dict's packed weights: ``<weight>.absmax`` and so on."""
     state = dict(names)
-    # Such as `layers.0.q_proj.weight`, whose scales are `layers.0.q_proj.weight.absmax` and so on.
+    # For example `layers.0.q_proj.weight`, whose scales are `layers.0.q_proj.weight.absmax` and so on.
     packed = {name for name, tensor in state.items() if is_packed(tensor)}
     return {name for name in state if any(f"{cut}.weight" in packed for cut in [name.rpartition(".weight.")[0]] if cut)}
 

@@ -42,7 +42,7 @@ class Shards:
         return done
 
     def wrap(self, forward: Forward) -> Forward:
-        """Return ``forward`` as a collective that gathers parameters; gradients are summed over ranks and sharded."""
+        """Return ``forward`` as a collective that gathers parameters, with gradients summed over ranks and sharded."""
         self.root.take(forward)
         return Forward(self.root, forward.shares_prompts, is_split=forward.is_split)
 
@@ -51,7 +51,7 @@ class Shards:
 def copy_tensors(source: nn.Module, copy: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
     """Write the parameters and buffers of ``source``, each as ``read`` returns it, into those of ``copy``."""
     for tensors in (nn.Module.named_parameters, nn.Module.named_buffers):
-        # In the same order on every rank: `read` may be a collective.
+        # The order is the same on every rank, because `read` may be a collective.
         for (name, target), (other, tensor) in zip(tensors(copy), tensors(source), strict=True):
             assert name == other
             local_shard(target).copy_(read(tensor))
@@ -67,11 +67,11 @@ def shard_policy(model: nn.Module, config: UpdaterConfig, ranks: Ranks) -> Shard
 def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtype | None = None) -> Shards:
     """Shard every parameter of ``model`` along its first dimension, in place.
 
-    Parameters outside of the decoder's blocks are gathered once for the whole forward pass, because it reads the output
-    layer's weight directly; each block is gathered as it runs.
+    Parameters outside of the decoder's blocks are gathered once for the whole forward pass, because the loss uses the
+    output layer's weight directly; each block is gathered as it runs.
 
     Args:
-        model: whole and the same on every rank, or without weights (:mod:`rlox_grpo.model.blank`).
+        model: a model that is whole and the same on every rank, or has no weights (:mod:`rlox_grpo.model.blank`).
         ranks: all ranks of the run.
         gather_dtype: dtype in which the blocks' parameters are gathered; None: their own dtype. Gradients are summed
             in float32.
@@ -87,8 +87,8 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     if missing:
         raise RuntimeError(f"shard_parameters: FSDP2 of torch {torch.__version__} has no {missing[0]}; 2.13 has it")
     # Example: 2 ranks, a weight [5, H]. Rows are divided by ceil(5 / 2) = 3: rank 0 holds rows 0 to 2, rank 1 rows 3
-    # and 4. Around a block's forward and backward pass the whole weight [5, H] is gathered; of its gradient each rank
-    # keeps the sum over ranks of its own rows. Optimizer state has the rows of its rank alone.
+    # and 4. Around a block's forward and backward pass the whole weight [5, H] is gathered; of the gradient each rank
+    # stores the sum over ranks of its own rows. The optimizer state of a rank has only its rows.
     mesh = init_device_mesh(find_device(model).type, (ranks.size,))
     # The blank copy is made first: fully_shard replaces the parameters by DTensors.
     shards = Shards(model, copy_blank(model), ForwardModule(model), gather_dtype)
@@ -96,7 +96,8 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     if gather_dtype is not None:
         # Autocast chooses what is computed in which dtype: inputs stay as they are.
         block_policy = MixedPrecisionPolicy(gather_dtype, torch.float32, cast_forward_inputs=False)
-    # Blocks before the root, which takes the parameters that no block has: embeddings, last norm, output layer.
+    # The blocks are sharded before the root, which takes the parameters that no block has: embeddings, last norm,
+    # output layer.
     for module in [*_blocks(model), shards.root]:
         # Reshard the root after each forward too, so that weights can be gathered between any two forward passes.
         policy = root_policy if module is shards.root else block_policy
@@ -112,7 +113,7 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """Return the decoder blocks: the modules that transformers lists in ``_no_split_modules``; else none."""
+    """Return the decoder blocks, whose classes transformers lists in ``_no_split_modules``; none for other modules."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 MAX_KEYS = 64
-"""Maximum number of keys of a row, with those of its prompt."""
+"""Maximum number of keys of a row, those of its prompt included."""
 
 MAX_PROMPT = 16
 """Maximum length of a prompt: its keys are copied to each of its rows."""
 
 MIN_TOKENS = 64
-"""Minimum number of tokens of a packed row. Below it nothing is gained, and the trial of a model uses the kernels."""
+"""Minimum number of tokens of a packed row. Shorter rows would gain nothing, and the short trial of a model has to
+use the kernels."""
 
 MAX_PADDING = 2
 """Maximum ratio of queries with padding to queries without."""
@@ -51,7 +52,7 @@ class ShortLayout:
 def is_short(query: Tensor, prompt_index: Tensor, completion_index: Tensor) -> bool:
     """Whether the matrix products take less time than the kernels for ``query [1, H, S, D]`` and rows of these shapes.
 
-    Not in 16 bits, in which the kernel is more accurate.
+    False in 16 bits, because the kernel is more accurate there.
     """
     num_tokens, is_wide = query.shape[2], query.dtype in (torch.float32, torch.float64)
     keys = prompt_index.shape[1] + completion_index.shape[1]
@@ -85,8 +86,8 @@ def lay_out(
         if queries.numel() == 0:
             continue
         count, steps = queries.shape
-        # Padding follows a row's tokens, so the causal mask hides it from them. It attends to itself, which keeps its
-        # softmax finite.
+        # Padding follows a row's tokens, so the causal mask hides it from them. A padded query attends to itself, so
+        # that its softmax is finite.
         causal = torch.ones(steps, steps, dtype=torch.bool).tril()
         # bool [rows, T, W]: every query sees the keys of its row's prompt, and those of the row causally.
         seen = torch.cat([before_mask[:, None].expand(-1, steps, -1), causal.expand(count, -1, -1)], dim=2)
@@ -103,7 +104,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
     """Compute attention of ``q [S, H, D]`` over ``k`` and ``v [S, H_kv, D]``; returns ``[S, H, D]``, differentiable."""
     heads, shared, outputs = k.shape[1], q.shape[1] // k.shape[1], []
     for rows in layout.rows:
-        # T and W of this table; the products below are [R * H_kv, n * T, D] by [R * H_kv, D, W].
+        # T and W are those of this table. The products below are [R * H_kv, n * T, D] by [R * H_kv, D, W].
         (count, steps), width = rows.queries.shape, rows.keys.shape[1]
         batch = count * heads
         queries = q.index_select(0, rows.queries.ravel()).view(count, steps, heads, shared, -1)
@@ -114,6 +115,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
         )
         scores = torch.baddbmm(rows.bias, queries, keys.transpose(1, 2), alpha=scale)
         output = torch.bmm(scores.softmax(dim=-1), values).view(count, heads, shared, steps, -1)
-        # [R * T, H, D]: padded queries stay in it until query_indices leaves them out.
+        # [R * T, H, D], padded queries included; query_indices leaves them out below.
         outputs.append(output.permute(0, 3, 1, 2, 4).reshape(count * steps, heads * shared, -1))
     return torch.cat(outputs).index_select(0, layout.query_indices)

@@ -2,8 +2,8 @@
 
 A packed row is a forest. Each prompt is a root, and completions branch off it and off each other. A token attends to
 the tokens on its path from the root. The row is cut into *segments*, runs of tokens without a branch. A token's softmax
-is computed in parts: one over its own segment, causally, and one over each segment above it, in full. All segments of
-one depth are one kernel call, whatever their number and lengths. There is no mask and no padding:
+is computed in parts: one over its own segment, with a causal mask, and one over each whole segment above it. All
+segments of one depth are one kernel call, whatever their number and lengths. There is no mask and no padding:
 
     prompt  a b c         segments, by depth:  0: [a b c]   1: [d] [h i]   2: [e f] [g]
     row 0   d e f
@@ -16,10 +16,10 @@ and log-sum-exp, as in ring attention (arXiv:2310.01889). torch's autograd of th
 log-sum-exp, so a merge under autograd would give wrong gradients without an error. :class:`TreeAttention` is therefore
 an autograd Function.
 
-A sliding window is one call: each row's own tokens over the tail of its path, whose keys are gathered.
+With a sliding window there is one call, of each row's own tokens over the end of its path, whose keys are gathered.
 
 Two kernels compute the calls: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype,
-and GPUs without flash attention). :func:`choose_kernel` tries them against the formula once for each kind of call.
+and GPUs without flash attention). :func:`choose_kernel` compares them with the formula once for each kind of call.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Call:
     """One variable-length kernel call: sequence i has queries ``cu_q[i]:cu_q[i + 1]`` and keys ``cu_k[i]:cu_k[i + 1]``.
 
     Attributes:
-        queries, keys: ``int64`` places in the packed row, sequence after sequence; None: the whole row in order.
-        cu_q, cu_k: ``int32 [n + 1]``, first index of each sequence, and the total.
-        max_q, max_k: maximum number of queries and of keys of a sequence.
+        queries, keys: ``int64`` indices in the packed row, sequence after sequence; None: the whole row in order.
+            cu_q, cu_k: ``int32 [n + 1]``, first index of each sequence, and the total. max_q, max_k: maximum number
+            of queries and of keys of a sequence.
         num_queries: number of queries of all sequences.
         causal: whether a query attends to no later key; the last query and the last key of a sequence are at the same
             position.
@@ -62,8 +62,8 @@ class Call:
 
     @cached_property
     def query_slots(self) -> tuple[Tensor, Tensor]:
-        """Sequence and place in it of each query, ``int64 [Q]`` each, by which padded log-sum-exps are read."""
-        # Example: cu_q `0 2 5` gives the sequences `0 0 1 1 1` and the places `0 1 0 1 2`.
+        """The sequence of each query and its index there, both ``int64 [Q]``, which select its padded log-sum-exp."""
+        # Example: cu_q `0 2 5` gives the sequences `0 0 1 1 1` and the indices `0 1 0 1 2`.
         lengths = self.cu_q.diff().long()
         each = torch.arange(len(lengths), device=lengths.device)
         # With output_size, which the host knows, this does not wait for the device.
@@ -77,9 +77,9 @@ class Forest:
     """The tree structure of a packed row, in host memory.
 
     Attributes:
-        parents: ``int64 [S]``, the place of the previous token on each token's path, −1 for the first token of a
-            prompt. A parent is placed before its children; an only child is placed right after its parent.
-        run_starts: ``int64 [n + 1]``, first place of each prompt and of each row's own tokens, and S.
+        parents: ``int64 [S]``, the index of the previous token on each token's path, −1 for the first token of a
+            prompt. A parent comes before its children; an only child comes right after its parent.
+        run_starts: ``int64 [n + 1]``, first index of each prompt and of each row's own tokens, and S.
     """
 
     parents: Int64Array
@@ -90,17 +90,18 @@ class Forest:
         return (self._windowed(device, window),) if window is not None else self._by_depth(device)
 
     def _by_depth(self, device: torch.device) -> tuple[Call, ...]:
-        # The module's example as places of the packed row; `|` stands where a segment begins:
+        # The module's example by indices of the packed row; `|` shows where a segment begins:
         #     token     a  b  c | d | e  f | g | h  i
         #     place     0  1  2   3   4  5   6   7  8
         #     parent   -1  0  1   2   3  4   3   2  7
         # The segments 0 to 4 have starts 0 3 4 6 7, lengths 3 1 2 1 2, above -1 0 1 1 0 and depth 0 1 2 2 1.
         size = len(self.parents)
-        # int64 [S], the number of children of each token: above 1, the row branches after it.
+        # int64 [S], the number of children of each token. If it is above 1, the row branches after the token.
         children = np.bincount(self.parents[self.parents >= 0], minlength=size)
         # A segment begins at a root, after a branch, and at each token whose parent is not the token before it.
         begins = (self.parents != np.arange(size) - 1) | (self.parents < 0)
-        # A root's parent, -1, reads the last entry here, which changes nothing: it begins a segment already.
+        # The parent of a root, -1, selects the last entry here. This changes nothing, because a root begins a segment
+        # anyway.
         begins[1:] |= children[self.parents[1:]] > 1
         starts = np.flatnonzero(begins)
         # int64 [S], the segment of each token; the arrays below have one entry for each segment.
@@ -117,8 +118,8 @@ class Forest:
         ancestors = np.stack(climbed)
         calls = [_call(device, None, None, lengths, lengths, causal=True)]
         for level in range(int(depth.max(initial=0))):
-            # Each deeper segment reads its ancestor at this level. In the example, level 0: segments 1 2 3 4 over
-            # segment 0; level 1: segments 2 3 over segment 1.
+            # Each deeper segment attends to its ancestor at this level. In the example, level 0: segments 1 2 3 4
+            # over segment 0; level 1: segments 2 3 over segment 1.
             below = np.flatnonzero(depth > level)
             ancestor = ancestors[depth[below] - level, below]
             # Sorted by ancestor, the segments below one ancestor are consecutive and form one sequence of queries.
@@ -192,9 +193,9 @@ def _call(
     )
 
 
-# Kernels: ``forward(q [Q, H, D], k [K, H_kv, D], v [K, H_kv, D], call, scale)`` → ``out [Q, H, D]``, ``lse [Q, H]``.
-# ``backward(grad_out, q, k, v, out, lse, call, scale)`` → gradients of q, k and v, given the *merged* output and
-# log-sum-exp.
+# Functions of a kernel: ``forward(q [Q, H, D], k [K, H_kv, D], v [K, H_kv, D], call, scale)`` → ``out [Q, H, D]``,
+# ``lse [Q, H]``. ``backward(grad_out, q, k, v, out, lse, call, scale)`` → gradients of q, k and v, given the *merged*
+# output and log-sum-exp.
 
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
@@ -221,7 +222,7 @@ def _flash_backward(
 
 
 def _flash_window(call: Call) -> dict[str, int]:
-    # The kernel counts the keys before the query's own, the option counts that one too.
+    # The kernel counts only the keys before the query's own key; the option counts the query's own key too.
     return {} if call.window is None else {"window_size_left": call.window - 1, "window_size_right": 0}
 
 
@@ -232,7 +233,7 @@ _FROM_BOTTOM_RIGHT = 2
 
 
 def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
-    # [K, H, D]: this kernel has no key heads that several query heads share.
+    # [K, H, D], because this kernel does not support key heads that several query heads share.
     k, v = (_repeat_heads(tensor, q.shape[1]) for tensor in (k, v))
     out, padded, *_ = torch.ops.aten._efficient_attention_forward(
         *(q[None], k[None], v[None], None, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0),
@@ -252,7 +253,7 @@ def _efficient_backward(
     k, v = (_repeat_heads(tensor, heads) for tensor in (k, v))
     sequence, column = call.query_slots
     width = -(-call.max_q // 32) * 32  # the kernel reads its log-sum-exps in blocks of 32 queries
-    # float32 [n, width, H]. An infinite log-sum-exp makes the weights of a padded query exp(score - inf) = 0.
+    # float32 [n, width, H]. With an infinite log-sum-exp, the weights of a padded query are exp(score - inf) = 0.
     padded = lse.new_full((len(call.cu_q) - 1, width, heads), torch.inf)
     padded[sequence, column] = lse
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -270,7 +271,7 @@ def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _sum_heads(grad: Tensor, key_heads: int) -> Tensor:
-    """The gradient of repeated heads ``[K, H, D]`` → of the heads themselves ``[K, H_kv, D]``."""
+    """Sum the gradient of repeated heads ``[K, H, D]`` to that of the heads themselves ``[K, H_kv, D]``."""
     return grad.view(len(grad), key_heads, -1, grad.shape[-1]).sum(dim=2)
 
 
@@ -308,7 +309,7 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # noqa: D102
         q, k, v, out, lse = ctx.saved_tensors
         grad_out = grad_outputs[0].contiguous()
-        # Several calls add to one place: sum in float32, also where a kernel's gradients have 16 bits.
+        # Several calls add to the same token, so the sum is in float32, even if a kernel's gradients have 16 bits.
         grads = [torch.zeros(tensor.shape, dtype=torch.float32, device=q.device) for tensor in (q, k, v)]
         if q.dtype == torch.float64:
             grads = [grad.double() for grad in grads]
@@ -337,7 +338,7 @@ def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
     """Return the kernel for ``q [S, H, D]`` and ``k [S, H_kv, D]``; see :func:`choose_by_trial`.
 
     Raises:
-        RuntimeError: no kernel computes it correctly; the caller then forwards each row by itself.
+        RuntimeError: no kernel computes the attention correctly; the caller then forwards each row by itself.
     """
     what = "attention over packed rows" + (" in a window" if windowed else "")
     return choose_by_trial(what, q, k, FLASH, EFFICIENT, lambda kernel: computes_right(kernel, q, k, windowed))
@@ -382,7 +383,9 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, window: int | None = None) -> Tensor:
-    """The attention by its definition, with a dense mask ``[S, S]``: for trials and tests of small rows.
+    """Compute attention by its definition, with a dense mask ``[S, S]``.
+
+    This is the reference for checking kernels, and for tests, on short rows.
 
     ``q [S, H, D]``, ``k`` and ``v [S, H_kv, D]`` → ``[S, H, D]``.
     """

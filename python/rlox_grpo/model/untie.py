@@ -20,9 +20,9 @@ def untie_config(config: Any) -> None:
 def untie_adapted_layers(model: nn.Module) -> None:
     """Separate, in place, each adapted layer of a PEFT ``model`` from the layers that share its weight.
 
-    An adapter on one of two tied layers trains the matrices W + ΔW and W. A tied model has room for one of them, so the
-    merged weights, which engines and checkpoints get, would be those of another function. Logits do not change, and
-    the frozen weight is stored once more.
+    An adapter on one of two tied layers trains the matrices W + ΔW and W. A tied model stores only one matrix, so the
+    merged weights, which engines and checkpoints get, would compute another function. The separation does not change
+    the logits, but the frozen weight is stored twice.
     """
     base: Any = model.get_base_model()  # type: ignore[operator]
     uses = Counter(id(weight) for module in base.modules() for weight in module.parameters(recurse=False))

@@ -47,7 +47,7 @@ class _Handover:
     loaded: Future[None] | None = None
 
     def read(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the weights. From here on :meth:`keep` waits for the engine instead of copying them."""
+        """Return the weights. After this call, :meth:`keep` waits for the engine instead of copying the weights."""
         with self.lock:
             self.is_read = True
             if self.copied is not None:
@@ -55,7 +55,7 @@ class _Handover:
             return self.weights
 
     def keep(self) -> None:
-        """Return when the policy's tensors may change: copy them for a busy engine, else wait until they are read."""
+        """Return when the policy's tensors may change: copy them for a busy engine, or wait until it has read them."""
         with self.lock:
             if not self.is_read and self.before is not None and not self.before.done():
                 self.weights, self.copied = copy_weights(self.weights), _record_event()
@@ -73,7 +73,7 @@ class BackgroundEngine:
 
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.
-        takes_weights, max_length: those of the engine.
+        takes_weights, max_length: as those of the engine.
         checks_log_probs: whether the engine is a :class:`rlox_grpo.rollout.engines.CheckedEngine`.
         policy_version: version of the last ``load_weights``.
     """
@@ -115,7 +115,7 @@ class BackgroundEngine:
         ).result()
 
     def take_metrics(self) -> dict[str, float]:
-        """The engine's metrics; empty if it has none. They are about the batches of later steps."""
+        """Return the engine's metrics, {} if it has none. They are about the batches of later steps."""
         return self._engine.take_metrics() if isinstance(self._engine, MeasuredEngine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
@@ -126,7 +126,7 @@ class BackgroundEngine:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
-        threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
+        threads. A rank whose engine does not read weights (``reads_weights``) stores none.
         """
         engine = self._engine
         snapshot = hold_weights(weights, keep=not isinstance(engine, ReceivingEngine) or engine.reads_weights)
@@ -150,7 +150,7 @@ class BackgroundEngine:
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
-        """Return when all tensors of earlier loads may change. The engine gets the values from before the change."""
+        """Return when all tensors of earlier loads may change. The engine gets the values that they had before."""
         unread, self._unread = self._unread, []
         for handover in unread:
             handover.keep()
@@ -162,7 +162,7 @@ class BackgroundEngine:
 
 
 def _use_device(device: int | None) -> None:
-    """Use the trainer's GPU in the engine's thread, which starts on GPU 0, with a stream apart from the update's."""
+    """Use the trainer's GPU in the engine's thread, which starts on GPU 0, with a stream of its own."""
     if device is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -173,7 +173,7 @@ def _record_event() -> torch.cuda.Event | None:
 
 
 def start(engine: GenerationEngine, job: Callable[[GenerationEngine], T]) -> Future[T]:
-    """Run ``job(engine)``: in the engine's thread if it has one, else before this returns."""
+    """Run ``job(engine)`` in the engine's thread, or without one before this function returns."""
     if isinstance(engine, BackgroundEngine):
         return engine.submit(job)
     future: Future[T] = Future()
@@ -193,17 +193,17 @@ class PendingBatch:
 
     @classmethod
     def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> PendingBatch:
-        """A batch with its groups."""
+        """Make a batch whose groups are already sampled."""
         future: Future[list[RolloutGroup]] = Future()
         future.set_result(groups)
         return cls(prompts, future)
 
 
 class BatchQueue(deque[PendingBatch]):
-    """The batches being sampled, oldest first. A batch stays until after its step: until then checkpoints have it."""
+    """The batches being sampled, oldest first. A batch stays until its step is over, so that checkpoints hold it."""
 
     def list_failed(self) -> list[int]:
-        """Indices of the failed batches. Waits for the running ones."""
+        """Return the indices of the failed batches. Waits for the running batches."""
         return [index for index, pending in enumerate(self) if pending.groups.exception() is not None]
 
     def replace(self, index: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
@@ -218,7 +218,7 @@ class BatchQueue(deque[PendingBatch]):
         super().clear()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
-        """The queue as JSON values for a checkpoint. Waits for the running batches unless ``prompts_alone``."""
+        """Return the queue as JSON values for a checkpoint. Waits for the running batches unless ``prompts_alone``."""
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],
@@ -241,8 +241,8 @@ class BatchQueue(deque[PendingBatch]):
         Args:
             state: of all ranks; see :func:`join_states`.
             prompts: the prompts of the run, by their index.
-            generate: ``generate(prompts, position)`` samples a batch again whose completions were not saved.
-            share: ``share(count)`` is this rank's slice of ``count`` prompts.
+            generate: ``generate(prompts, position)`` samples a batch whose completions were not saved again.
+            share: ``share(count)`` returns this rank's slice of ``count`` prompts.
         """
         for position, entry in enumerate(state):
             asked = [prompts[index] for index in entry["prompts"]]
@@ -254,7 +254,7 @@ class BatchQueue(deque[PendingBatch]):
 
 
 def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Merge the queue states of all ranks: each holds the groups of its own share of the same prompts."""
+    """Merge the queue states of all ranks. Each has the groups of its rank's share of the same prompts."""
     joined = []
     for rank_states in zip(*states, strict=True):
         lost = any(rank_state["groups"] is None for rank_state in rank_states)

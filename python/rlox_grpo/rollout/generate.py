@@ -43,19 +43,21 @@ def generate(
     """Sample ``group_sizes[i]`` completions for ``prompts[i]``, all in one call of the engine.
 
     An engine takes one group size for all prompts: the greatest common divisor of ``group_sizes``. A prompt with a
-    larger group is repeated: sizes 4 and 6 are a size of 2 with the first prompt twice and the second three times.
+    larger group is repeated: for the sizes 4 and 6, the engine samples groups of 2, with the first prompt twice and
+    the second three times.
 
-    A completion depends on its prompt's place in ``prompts``, so ranks together sample what one process would.
+    A completion depends on the index of its prompt in ``prompts``, so that all ranks together sample what one process
+    would.
 
     Args:
-        engine: samples; see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        engine: the generation engine; see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
         prompts: all prompts of the step, the same on every rank.
         group_sizes: completions for each of ``prompts``.
         sampling: the sampling parameters.
-        seed: of the step.
+        seed: seed of the step.
         share: the prompts whose groups this rank gets.
         engine_share: the prompts that the engine samples, a slice that contains ``share``. Ranks that share one engine
-            by tensor parallelism sample the same prompts, and each rank keeps its share. None: ``share``.
+            by tensor parallelism sample the same prompts, and each rank returns its share. None: ``share``.
     """
     unit = math.gcd(*group_sizes)
     calls_per_group = [size // unit for size in group_sizes]
@@ -86,7 +88,7 @@ def generate_checked(
     share: slice = slice(None),
     engine_share: slice | None = None,
 ) -> list[RolloutGroup]:
-    """As :func:`generate`, with an engine of the user, whose completions are checked.
+    """Like :func:`generate`, with an engine of the user, whose completions are checked.
 
     Raises:
         EngineError: see :func:`rlox_grpo.rollout.engines.custom_engine.check_groups`.
@@ -97,7 +99,7 @@ def generate_checked(
 
 
 def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], group_size: int) -> None:
-    """Raise EngineError unless there is a group for each prompt, in their order, with ``group_size`` completions."""
+    """Raise EngineError unless there is one group of ``group_size`` completions for each prompt, in their order."""
     if not isinstance(groups, (list, tuple)) or len(groups) != len(prompts):
         got = f"{len(groups)} groups" if isinstance(groups, (list, tuple)) else type(groups).__name__
         raise EngineError(
@@ -156,7 +158,8 @@ def refill_groups(
     Args:
         groups: the groups of the step's prompts.
         more: ``more(count)`` samples and scores ``count`` groups of new prompts.
-        most_refills: maximum number of calls of ``more``. After them the step has fewer groups.
+        most_refills: maximum number of calls of ``more``. If groups are still missing after them, the step has fewer
+            groups.
         is_constant: whether all advantages of a group are 0.
     """
     sampled, refills = list(groups), 0

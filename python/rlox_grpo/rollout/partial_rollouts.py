@@ -48,9 +48,9 @@ class _StepJob:
 
     Attributes:
         needed: number of groups that the step trains.
-        drawn: new groups, of the prompts that were drawn for this job; emptied when the job starts.
+        drawn: new groups, of the prompts that were drawn for this job. The list is emptied when the job starts.
         batch: the result.
-        pending: this rank's share of the result, once it was asked for.
+        pending: this rank's share of the result, once it was requested.
     """
 
     needed: int
@@ -63,8 +63,8 @@ class PartialRollouts:
     """The unfinished groups of a run, in the order in which their prompts were drawn.
 
     The batch of step t draws the prompts of step t + 1, and of step t if it is the first. It takes as many groups as
-    step t has prompts: the first finished ones. So each prompt is trained once, and the last step trains the rest. With
-    ``ahead``, the batches of later steps run in the engine's thread during the update.
+    step t has prompts, namely those that finished first. Each prompt is therefore trained once, and the last step
+    trains the rest. With ``ahead``, the batches of later steps run in the engine's thread during the update.
 
     Example: 2 prompts a step, and groups A to F in the order of drawing::
 
@@ -98,15 +98,16 @@ class PartialRollouts:
         """Run episodes until the groups of ``step`` have finished. Every rank calls this.
 
         Args:
-            step: from 0, each in turn; the same batch is returned until :meth:`done`.
+            step: number of the step, from 0 and in order. The same batch is returned until :meth:`done`.
             draw_prompts: see :meth:`rlox_grpo.rollout.sampler.Sampler.next_batch`.
-            engine: has the weights of this step.
+            engine: the engine, which has the weights of this step.
             sampling: the sampling parameters.
             count_group: returns the number of episodes of a prompt.
         """
         while len(self._jobs) <= self._ahead:
             later, drawn = step + len(self._jobs), list[StartedGroup]()
-            # Draw the prompts of the next step too: its episodes run while slow episodes of this step finish.
+            # The prompts of the next step are drawn too, so that its episodes run while slow episodes of this step
+            # finish.
             while len(self._counts) < 2 and (prompts := draw_prompts(later + len(self._counts))):
                 for prompt in prompts:
                     episodes = [StartedEpisode() for _ in range(count_group(prompt))]
@@ -151,14 +152,14 @@ class PartialRollouts:
         return _StepBatch(groups, count_carried(self._groups), prefilled)
 
     def _run_rounds(self, engine: GenerationEngine, sampling: Sampling, needed: int) -> int:
-        """Run rounds until ``needed`` groups have finished on all ranks; returns the prefilled tokens of all ranks."""
+        """Run rounds until ``needed`` groups have finished on all ranks. Returns the prefilled tokens of all ranks."""
         unfinished = [index for index, started in enumerate(self._groups) if started.group is None]
         share = self._ranks.share(len(unfinished))
         mine = [self._groups[index] for index in unfinished[share]]
         before, is_over = len(self._groups) - len(unfinished), False
 
         def must_stop(finished: int, *, has_run_all: bool = False) -> bool:
-            """Whether all ranks stop here: a collective, which each rank calls once after each round."""
+            """Whether all ranks stop here. This is a collective, which each rank calls once after each round."""
             nonlocal is_over
             counts = self._host.gather([finished, has_run_all])
             is_over = before + sum(count for count, _ in counts) >= needed or all(run_all for _, run_all in counts)
@@ -178,7 +179,7 @@ class PartialRollouts:
         return sum(prefilled for _, prefilled in gathered)
 
     def _withdraw_jobs(self) -> None:
-        """Drop all jobs after a failure and keep their groups; the next call starts them again."""
+        """Drop all jobs after a failure, but not their groups, which the next call starts again."""
         wait([job.batch for job in self._jobs])
         for job in reversed(self._jobs):
             self._counts.appendleft(job.needed)
@@ -201,7 +202,7 @@ class PartialRollouts:
         self._counts.clear()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """``rollout/carried_episodes`` and ``rollout/carried_staleness_max``: the episodes that the last step left.
+        """``rollout/carried_episodes`` and ``rollout/carried_staleness_max``, of the episodes that the last step left.
 
         ``version`` is the policy version of the step.
         """
@@ -212,7 +213,7 @@ class PartialRollouts:
         }
 
     def state(self) -> dict[str, Any]:
-        """The unfinished groups and the jobs as JSON values for a checkpoint. Waits for running jobs."""
+        """Return the unfinished groups and the jobs as JSON values for a checkpoint. Waits for running jobs."""
         wait([job.batch for job in self._jobs])
         failed = [job for job in self._jobs if job.batch.exception() is not None]
         batches = [job.batch.result() for job in self._jobs if job.batch.exception() is None]

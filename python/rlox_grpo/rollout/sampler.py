@@ -30,9 +30,9 @@ class Sampler:
     Attributes:
         engine: the generation engine.
         sampling: the sampling parameters.
-        generate: samples groups from an engine: single replies or episodes.
+        generate: samples the groups from an engine, as single replies or as episodes.
         pass_rates: the pass rate of each prompt, for the curriculum and for group sizes.
-        ahead: the batches being sampled: of this step and, with ``async_steps``, of later steps.
+        ahead: the batches being sampled, those of this step and, with ``async_steps``, of later steps.
         partial: the unfinished episodes with partial rollouts; else None.
     """
 
@@ -74,8 +74,9 @@ class Sampler:
         """Return the batch of ``step``, and start the next ``async_steps`` batches. Call :meth:`done` after the update.
 
         Args:
-            step: from 0, each in turn.
-            draw_prompts: ``draw_prompts(step)`` is called once for each step, in order; empty after the last.
+            step: number of the step, from 0 and in order.
+            draw_prompts: ``draw_prompts(step)`` is called once for each step, in order; it returns no prompts after
+                the last step.
         """
         if self.partial is not None:
             return self.partial.next_batch(step, draw_prompts, self.engine, self.sampling, self._count_group)
@@ -88,7 +89,7 @@ class Sampler:
         return self.ahead[0]
 
     def sample(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> PendingBatch:
-        """Sample ``prompts`` for ``step``: in the engine's thread if it has one, else before this returns."""
+        """Sample ``prompts`` for ``step``, in the engine's thread or, without one, before this method returns."""
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
@@ -103,7 +104,7 @@ class Sampler:
         return PendingBatch(prompts, groups)
 
     def keep_weights(self) -> None:
-        """Call before an update: an engine in its own thread may not have read the current weights yet."""
+        """Call this before an update, because an engine in its own thread may not have read the current weights yet."""
         if isinstance(self.engine, BackgroundEngine):
             self.engine.keep_weights()
 
@@ -118,8 +119,8 @@ class Sampler:
         """Return the batches and episodes under way as JSON values for a checkpoint; every rank calls this.
 
         Args:
-            prompts_alone: leave out the sampled completions, which are sampled again after a resume. No other rank is
-                asked, as it may be dead.
+            prompts_alone: leave out the sampled completions, which are sampled again after a resume. The other ranks
+                are not contacted, because one of them may be dead.
         """
         batches = self.ahead.state(prompts_alone=prompts_alone)
         return {
@@ -133,9 +134,9 @@ class Sampler:
         """Load the result of :meth:`state_dict`. Batches without completions are sampled again.
 
         Args:
-            state: as saved after ``step`` steps.
+            state: the state that was saved after ``step`` steps.
             prompts: ``prompts[index]`` is a prompt of the batches.
-            step: the steps so far; the engine has their weights.
+            step: number of steps so far; the engine has the weights after them.
 
         Raises:
             CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
@@ -156,11 +157,11 @@ class Sampler:
             )
 
     def list_failed(self) -> list[int]:
-        """Return the places of the batches that failed on any rank; every rank calls this."""
+        """Return the indices of the batches that failed on any rank; every rank calls this."""
         return sorted(set(chain.from_iterable(self._ranks.gather(self.ahead.list_failed()))))
 
     def sample_again(self, indices: Sequence[int], step: int) -> None:
-        """Sample the batches at these places again, of the same prompts; ``step`` is that of the first batch."""
+        """Sample the batches of these indices again, with the same prompts. ``step`` is the step of the first batch."""
         for index in indices:
             self.ahead.replace(index, partial(self.sample, step=step + index))
 
@@ -171,7 +172,7 @@ class Sampler:
             self.partial.clear()
 
     def _count_group(self, prompt: Prompt) -> int:
-        """The group size of ``prompt``."""
+        """Return the group size of ``prompt``."""
         config = self._config
         if config.max_group_size is None:
             return config.group_size
@@ -179,13 +180,13 @@ class Sampler:
 
 
 def make_sampling(config: SamplingConfig) -> Sampling:
-    """The sampling parameters of the options and of ``generation_kwargs``."""
+    """Return the sampling parameters from the options and ``generation_kwargs``."""
     shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
     also, extra = split_generation_kwargs(config.generation_kwargs)
     return Sampling(**{**{name: getattr(config, name) for name in shared}, **also, "extra": extra})
 
 
 def derive_seed(seed: int, purpose: str, step: int) -> int:
-    """An independent 63-bit seed for each purpose and step, the same in a resumed run."""
+    """Derive an independent 63-bit seed for each purpose and step, the same in a resumed run."""
     entropy = [seed, step, *purpose.encode()]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

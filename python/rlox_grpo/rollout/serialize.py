@@ -1,8 +1,8 @@
 """Rollouts as JSON values, for checkpoints and for the all-gather over ranks.
 
-A group is written without its prompt, because the reader has it. An array is written as its little-endian bytes in
-base64: this is exact, takes a tenth of the size of JSON numbers, and needs no pickle. Checkpoints have this format
-(``rollouts`` in ``state.json``).
+A group is written without its prompt, because whoever reads the group has the prompt. An array is written as its
+little-endian bytes in base64, which is exact, takes a tenth of the size of JSON numbers, and needs no pickle.
+Checkpoints have this format (``rollouts`` in ``state.json``).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
 
 
 def _encode_completion(completion: Completion) -> dict[str, Any]:
-    """Encode a completion. Empty fields are left out: most completions have one turn, without branches."""
+    """Encode a completion. Empty fields are left out, because most completions have one turn and no branches."""
     record = encode_fields(replace(completion, episode=None, branches=()))
     record = {name: content for name, content in record.items() if content not in (None, []) or name == "text"}
     if completion.episode is not None:

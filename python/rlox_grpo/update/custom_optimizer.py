@@ -16,7 +16,8 @@ from rlox_grpo.distributed.shards import shard_like
 from rlox_grpo.errors import ConfigError
 
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
-"""``factory(parameters)`` or ``factory(parameters, lr=…)`` → an optimizer over all of them; a class is one too."""
+"""``factory(parameters)`` or ``factory(parameters, lr=…)`` → an optimizer over all parameters. The class of an
+optimizer is such a factory too."""
 
 _UNREAD = ("optim", "weight_decay", "decay_vectors", "adam_beta1", "adam_beta2", "adam_epsilon")
 _GROUPS = "@group"
@@ -25,7 +26,7 @@ _KINDS: Mapping[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float:
 
 
 def takes_learning_rate(factory: OptimizerFactory) -> bool:
-    """Whether the factory has an argument ``lr`` that is not bound yet; then it gets the option ``learning_rate``."""
+    """Whether the factory has an argument ``lr`` that is not bound yet. If so, it gets the option ``learning_rate``."""
     bound: set[str] = set()
     while isinstance(factory, partial):
         bound.update(factory.keywords)
@@ -38,7 +39,7 @@ def takes_learning_rate(factory: OptimizerFactory) -> bool:
 
 
 def refuse_unread_options(config: GRPOConfig, factory: OptimizerFactory) -> None:
-    """Raise ConfigError for options that the user's optimizer ignores or that exclude one.
+    """Raise ConfigError for options that have no effect with the user's optimizer, or that cannot be combined with it.
 
     An option counts as set if its value differs from the preset's.
     """
@@ -72,13 +73,14 @@ class CustomOptimizer:
     """The optimizer that a factory made, over the parameters in training.
 
     Attributes:
-        peak: The learning rate of its first group, which the schedule scales; others keep their ratio to it.
+        peak: The learning rate of the first parameter group, which the schedule scales. The rates of the other groups
+            keep their ratio to it.
     """
 
     def __init__(
         self, factory: OptimizerFactory, named: Mapping[str, nn.Parameter], learning_rate: float, *, is_sharded: bool
     ) -> None:
-        """Call the factory with the list of parameters, and with ``lr=learning_rate`` if it takes it.
+        """Call the factory with the list of parameters, and with ``lr=learning_rate`` if it has this argument.
 
         Raises:
             TypeError: the factory returns something else than a ``torch.optim.Optimizer``.
@@ -90,7 +92,7 @@ class CustomOptimizer:
             raise TypeError(f"optimizer returned {type(optimizer).__name__}: expected a torch.optim.Optimizer")
         self._optimizer, self._named, self._is_sharded = optimizer, named, is_sharded
         self._name = type(optimizer).__name__
-        # By identity: optimizers hold the parameters themselves, without names.
+        # Parameters are compared by identity, because optimizers hold the parameters themselves, without names.
         taken = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
             raise ConfigError(
@@ -101,7 +103,7 @@ class CustomOptimizer:
             raise ConfigError(
                 f"optimizer: {self._name} has {len(taken) - len(named)} parameters that are not the model's"
             )
-        # Such as LBFGS, which computes the loss several times in a step.
+        # For example LBFGS, which computes the loss several times in a step.
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise ConfigError(
@@ -113,7 +115,7 @@ class CustomOptimizer:
         self.peak = float(rates[0])
         # Example: groups at 1e-3 and 1e-4 have peak 1e-3 and ratios 1 and 0.1: the schedule moves both alike.
         self._ratios = [float(rate) / self.peak for rate in rates]
-        # The groups as the factory made them: a checkpoint has what steps changed in them.
+        # A copy of the groups as the factory made them. A checkpoint holds only the values that steps have changed.
         self._made = [dict(_group_values(group)) for group in optimizer.param_groups]
         self._is_checked = False
 
@@ -126,8 +128,8 @@ class CustomOptimizer:
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = learning_rate * ratio
         self._optimizer.step()
-        # State exists after a step alone. Checked once, so that a run fails in its first step and not at its first
-        # checkpoint.
+        # The state exists only after a step. It is checked once, so that a run fails in its first step and not at its
+        # first checkpoint.
         if not self._is_checked:
             for name, parameter in self._named.items():
                 for key, value in self._optimizer.state.get(parameter, {}).items():
@@ -135,7 +137,7 @@ class CustomOptimizer:
             self._is_checked = True
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state: ``<parameter>/<key>`` of each parameter, ``@group<i>/<key>`` of what steps changed there.
+        """Yield the state: ``<parameter>/<key>``, and ``@group<i>/<key>`` for what steps changed in group i.
 
         A number becomes a tensor of no dimension, and its key ends in ``#bool``, ``#int`` or ``#float``.
         """
@@ -167,13 +169,13 @@ class CustomOptimizer:
                 groups[int(name.removeprefix(_GROUPS))][key] = value
             else:
                 raise ValueError(f"optimizer state holds {full!r}, and the model has no trainable parameter {name!r}")
-        # Optimizers number parameters over all groups; the number is the key of a parameter's state.
+        # Optimizers number the parameters of all groups, and a parameter's number is the key of its state.
         numbers = {
             id(parameter): number
             for group, saved in zip(self._optimizer.param_groups, groups, strict=True)
             for parameter, number in zip(group["params"], saved["params"], strict=True)
         }
-        # A copy of each tensor: optimizers change theirs in place.
+        # Each tensor is copied, because optimizers change their tensors in place.
         loaded = {
             numbers[id(self._named[name])]: {
                 key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()

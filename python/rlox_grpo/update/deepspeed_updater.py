@@ -26,11 +26,11 @@ class DeepSpeedUpdater:
     The DeepSpeed engine is created at its first use, from the weights at that time. Until then every rank has the whole
     model, so a checkpoint is loaded as without DeepSpeed. Afterwards the model has sharded weights, or bfloat16 weights
     and sharded float32 master weights, and :meth:`weights` gathers them. With ``stored``, the model has no weights
-    until then, and each parameter is read from these files.
+    before the engine is created, and each parameter is read from the files of ``stored``.
 
-    Micro-batch losses are parts of one sum over ranks (their denominators are global). DeepSpeed averages gradients
-    over ranks, so each loss is multiplied by the number of ranks first. DeepSpeed is configured with one micro-batch a
-    step, so that it divides by no other count.
+    The losses of micro-batches are parts of one sum over all ranks, because their denominators are those of the whole
+    step. DeepSpeed averages gradients over ranks, so each loss is multiplied by the number of ranks first. DeepSpeed
+    is configured with one micro-batch a step, so that it divides by no other count.
 
     State is saved by parameter name as whole tensors, as in :class:`TorchUpdater`: it resumes on any number of ranks
     and at any stage. DeepSpeed's own universal checkpoints need a conversion between two runs.
@@ -68,7 +68,7 @@ class DeepSpeedUpdater:
         self._steps = 0
         self._norm = float("nan")  # of the gradients, at stage 0
         self._moments: dict[str, dict[str, Tensor]] = {}
-        """Loaded moments that wait for the engine."""
+        """Moments that were loaded before the engine was created."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
@@ -115,8 +115,8 @@ class DeepSpeedUpdater:
         return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments as ``{"<parameter>/<moment>": tensor}`` on rank 0's CPU; a collective, empty on others."""
-        # Before the first step the moments are those of the checkpoint, which wait for the engine.
+        """Return moments as ``{"<parameter>/<moment>": tensor}`` on rank 0's CPU, {} on other ranks. A collective."""
+        # Before the first step the moments are those of the checkpoint, because the engine does not exist yet.
         if self._started is None or not self._steps:
             return {f"{name}/{key}": value for name, state in self._moments.items() for key, value in state.items()}
         return {
@@ -145,7 +145,7 @@ class DeepSpeedUpdater:
 
     def _start(self) -> Any:
         join_alone()
-        # Before sharding: groups depend on the shapes of the parameters.
+        # The groups are made before sharding, because they depend on the shapes of the parameters.
         groups = parameter_groups(self._named.values(), self._config)
         if self._stored is not None:
             filled = self._fill(self._stored)
@@ -294,13 +294,13 @@ def _settings(sharding: UpdaterConfig, bfloat16: bool, max_grad_norm: float, ran
     if sharding.offload_params:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if stage == 3:
-        # On the CPU, for tests: shard small parameters too, so that a wrong gather shows on small models.
+        # On the CPU, which only tests use, small parameters are sharded too, so that small models show a wrong gather.
         zero["stage3_param_persistence_threshold"] = 0 if not torch.cuda.is_available() else 100_000
     return {
         "train_batch_size": ranks,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # Stage 0 clips in our own hook.
+        # At stage 0 :meth:`_clip` clips the gradients.
         "gradient_clipping": max_grad_norm if stage > 0 else 0.0,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler

@@ -36,12 +36,12 @@ class FixedTensors:
     """Computes the tensors that stay fixed during the updates of a step.
 
     Attributes:
-        stages: the options; read are those of the loss, importance weights, advantages and sampling.
+        stages: the options; those of the loss, importance weights, advantages and sampling are used.
         forward: the policy's forward pass.
         reference: the reference policy, or None.
         level: the level of the importance weights, or None.
-        needs_old_log_probs: whether old log-probs are computed by ``forward``. With an exact engine and one update for
-            each batch they are those of the update, detached.
+        needs_old_log_probs: whether old log-probs are computed by ``forward``. With an exact engine and one update
+            for each batch, the log-probs of the update, detached, are used instead.
         batcher: makes the micro-batches of a KL penalty in the reward.
         ranks: the ranks that share the micro-batches; every rank calls each method.
     """
@@ -66,7 +66,7 @@ class FixedTensors:
             filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
                 return filled
-            # [M] for each micro-batch, of the loss tokens in row order.
+            # For each micro-batch the norms [M] of its loss tokens, in row order.
             norms = [[self._score_norms(batch) for batch in batches] for batches in filled]
         # [N], prompt-major.
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
@@ -77,11 +77,11 @@ class FixedTensors:
         if self.stages.loss.kl_in == "loss" or self.reference is None or not scored:
             return list(scored)
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
-        # The penalty is part of the reward, so it covers completions that are not trained too.
+        # The penalty is part of the reward, so completions that are not trained have it too.
         batches = self.batcher.make_micro_batches(scored, np.zeros_like(rewards), train_truncated=True)
         batches = [fill_if_empty(batch, scored[0]) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
-            # float64 [N] in nats, of the whole step on every rank.
+            # float64 [N], the KL in nats of each completion of the whole step, on every rank.
             kl = sequence_kl(batches, self._compute_token_kl, num_rows=len(rewards), ranks=self.ranks)
         penalised = (rewards - kl_coef * kl).astype(np.float32)
         return [
@@ -93,7 +93,8 @@ class FixedTensors:
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
-            # The ratio is then against what the engine reported, without a forward pass before the update.
+            # The ratio is then against the log-probs that the engine reported, so no forward pass is needed before
+            # the update.
             if self.stages.importance.bypass_old_log_probs:
                 batch = replace(batch, log_probs=replace(batch.log_probs, old=batch.log_probs.sampling))
             if self.needs_old_log_probs or share < 1:
@@ -105,7 +106,8 @@ class FixedTensors:
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
-        # One threshold for the optimizer step, so after all its micro-batches. The masks change no denominator.
+        # The threshold is that of the whole optimizer step, so it is computed after all of its micro-batches. The
+        # masks change no denominator.
         masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], share, self.ranks)
         return [
             replace(batch, policy=replace(batch.policy, mask=mask)) for batch, mask in zip(filled, masks, strict=True)
@@ -120,14 +122,14 @@ class FixedTensors:
         """Return the KL of each token ``[N, T]`` under the current policy."""
         assert self.reference is not None
         batch = self._add_reference(self.reference, batch)
-        # [N, T] each; the third is there with ref_distributions.
+        # Tensors [N, T]. There is a third one only with ref_distributions.
         log_probs, _, *distribution_kl = self.forward(batch)
         kl = token_kl(self.stages.loss, log_probs, batch, *distribution_kl)
         assert kl is not None  # the batch has its reference
         return kl
 
     def _score_norms(self, batch: Batch) -> Tensor:
-        """Squared norms of the scores of the tokens under ``loss_mask``, ``[M]``."""
+        """Return the squared norms ``[M]`` of the scores of the tokens under ``loss_mask``."""
         ids = batch.completion_ids[batch.loss_mask]
         return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
 

@@ -31,12 +31,12 @@ class MasterWeights:
 
     Attributes:
         weights: float32 weights by parameter name.
-        gradients: float32 gradients by parameter name, of the parameters used by the micro-batches so far.
+        gradients: float32 gradients by parameter name, for the parameters that the micro-batches so far have used.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Take over ``weights`` of a model in bfloat16; without them those of ``model``, which becomes bfloat16."""
-        # Before the cast, which rounds the model's weights.
+        """Take over float32 ``weights`` of a model in bfloat16, or copy those of ``model`` and cast it to bfloat16."""
+        # The copies are made before the cast, which rounds the model's weights.
         self.weights = weights or take_masters(model)
         cast_weights(model, torch.bfloat16, trained=True)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -52,14 +52,15 @@ class MasterWeights:
         self._buffers = HostBuffer(largest), HostBuffer(largest)
 
     def _add_gradient(self, name: str, parameter: Tensor) -> None:
-        # Called when autograd has added to this parameter. The bfloat16 gradient is freed at once, not after the pass.
+        # This hook is called when autograd has added to the parameter's gradient. It frees the bfloat16 gradient at
+        # once, not after the pass.
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
         if name in self.gradients:
             self.gradients[name].add_(gradient)
         else:
-            # float32, since a sum in bfloat16 would drop micro-batches: 256 + 1 is 256 there.
+            # The sum is float32, because a sum in bfloat16 would drop micro-batches: 256 + 1 is 256 in bfloat16.
             self.gradients[name] = gradient.float()
 
     @torch.no_grad()
@@ -89,7 +90,7 @@ class MasterWeights:
             buffer, other = other, buffer
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``<parameter>/<moment>`` and its value; nothing of parameters that never had a gradient."""
+        """Yield ``<parameter>/<moment>`` and its value. Parameters that never had a gradient are left out."""
         for name, optimizer in self._optimizers.items():
             for moment, value in read_state(optimizer, self._masters[name]).items():
                 yield f"{name}/{moment}", value
@@ -117,7 +118,7 @@ class HostBuffer:
         self._arrival: torch.cuda.Event | None = None
 
     def begin_read(self, value: Tensor) -> None:
-        """Begin to copy ``value``, float32, into host memory; it may be freed at once."""
+        """Begin to copy ``value``, float32, into host memory. The caller may free ``value`` at once."""
         self._value, self._arrival = value, None
         if value.device.type != "cpu":
             self._value = self._room(value, torch.float32).copy_(value, non_blocking=True)
@@ -126,7 +127,7 @@ class HostBuffer:
             self._arrival = torch.cuda.current_stream(value.device).record_event()
 
     def end_read(self) -> Tensor:
-        """The value on the host, once it has arrived; valid until :meth:`write`."""
+        """Wait until the value has arrived on the host, and return it. It is valid until :meth:`write`."""
         assert self._value is not None
         if self._arrival is not None:
             self._arrival.synchronize()

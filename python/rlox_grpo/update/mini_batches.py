@@ -28,8 +28,8 @@ class MiniBatcher:
     """Lays out the groups of a step as mini-batches of micro-batches.
 
     Attributes:
-        stages: the options; read are those of the advantages, the loss, episodes and the update.
-        model: the policy, for its device.
+        stages: the options; those of the advantages, the loss, episodes and the update are used.
+        model: the policy; only its device is used.
         shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
         end_ids: ids that end a completion, for ``train_end_token=False``.
         ranks: the ranks that share the micro-batches.
@@ -48,7 +48,7 @@ class MiniBatcher:
         ``reward_variance_share`` excludes further groups.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
-        # Places of groups, the same on every rank. The parts of array_split differ by at most one group.
+        # Indices of groups, the same on every rank. The parts of array_split differ by at most one group.
         trained = self._select_groups(scored, advantages, rows)
         mini_batches: list[list[Batch]] = []
         for indices in np.array_split(trained, self.stages.update.mini_batches):
@@ -91,7 +91,7 @@ class MiniBatcher:
         advantages: Advantages,
         rows: Sequence[Int64Array],
     ) -> list[int]:
-        """Return the places of the groups that are trained. In a group of equal rewards, every advantage is 0."""
+        """Return the indices of the groups that are trained. With equal rewards, all advantages are 0."""
         config = self.stages.advantages
         trained = [
             index

@@ -1,12 +1,12 @@
 """Mutual information of prompts and replies in a step, which falls when replies become templates (arXiv:2604.06268).
 
-The entropy says how much the replies to one prompt differ, and not whether they depend on the prompt. With P distinct
-prompts x_j, and a reply z_i of each, the estimate is
+The entropy says how much the replies to one prompt differ, but not whether they depend on the prompt. With P distinct
+prompts x_j, and a reply z_i to each, the estimate is
 
     I = 1/P Σ_i [log p(z_i | x_i) − log 1/P Σ_j p(z_i | x_j)]
 
-It is at most ln P, where each reply is likely under its own prompt alone, and about 0 where every reply is as likely
-under any prompt. Noise can make it negative.
+The estimate is at most ln P, if each reply is likely only under its own prompt, and about 0 if every reply is equally
+likely under all prompts. Noise can make it negative.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_PROMPTS = 16
 pass. More prompts only raise the ceiling ln P."""
 
 Pair = tuple[Int64Array, Int64Array]
-"""A context and its reply, token ids ``int64`` each."""
+"""A context and the reply to it, both as token ids ``int64``."""
 
 
 def measure_mutual_information(
@@ -36,11 +36,11 @@ def measure_mutual_information(
     split: Callable[[Sequence[ScoredGroup], Float32Array], list[Batch]],
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
-    """Score each reply under each prompt; returns ``mutual_information/*``, or nothing with fewer than two prompts.
+    """Score each reply under each prompt. Returns ``mutual_information/*``, or {} if there are fewer than two prompts.
 
     Args:
         scored: the groups of the step, the same on every rank.
-        log_probs: batch → ``[N, T]``, of the tokens under ``loss_mask``; no gradient is taken.
+        log_probs: batch → log-probs ``[N, T]`` of the tokens under ``loss_mask``; no gradient is taken.
         split: groups and their advantages → this rank's micro-batches, as :func:`rlox_grpo.batch.microbatches`.
         ranks: the ranks that share the rows; every rank calls this.
     """
@@ -84,7 +84,7 @@ def estimate_mutual_information(scores: NDArray[np.float64]) -> float:
 
 
 def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[Pair]:
-    """Return the first reply and its context of the first groups, one group for each distinct context."""
+    """Return the first reply of a group and its context, for the first groups with distinct contexts."""
     pairs: dict[bytes, Pair] = {}
     for group in scored:
         for completion in group.group.completions:
@@ -96,7 +96,7 @@ def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[
 
 
 def _split(prompt_ids: Int64Array, completion: Completion) -> Pair:
-    """Return what the policy was given, and its first reply: of an episode, up to the first observation."""
+    """Return the tokens that the policy was given, and its first reply, which ends before the first observation."""
     ids, start = np.asarray(completion.token_ids, np.int64), completion.turns[0] if completion.turns else 0
     stop = len(ids)
     # `sampled bool [T]` is False at observations: argmin finds the first one after the start.

@@ -14,15 +14,15 @@ from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.errors import import_extra
 
 _QUANTILES = ("qmap1", "qmap2")
-"""State of 8-bit AdamW that is the same for every parameter: the values that a byte stands for."""
+"""State of 8-bit AdamW that is the same for every parameter: the tables of the values that a byte represents."""
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return AdamW's groups: matrices, then norms and biases, which are not decayed by default; no empty group."""
+    """Return AdamW's groups without empty ones: matrices, then norms and biases, which by default are not decayed."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for parameter in parameters:
-        # Embeddings are matrices here and decay; norms and biases have one dimension.
+        # Embeddings count as matrices and are decayed; norms and biases have one dimension.
         (matrices if parameter.dim() >= 2 else vectors).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
@@ -34,8 +34,8 @@ def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the AdamW that ``config.optim`` names, over ``parameters``; each step sets its learning rate.
 
-    ``adamw`` is torch's fused one. ``adamw_8bit`` is that of bitsandbytes (arXiv:2110.02861): parameters of less than
-    4,096 numbers keep moments in float32.
+    ``adamw`` is torch's fused AdamW. ``adamw_8bit`` is that of bitsandbytes (arXiv:2110.02861), in which parameters
+    of less than 4,096 numbers have float32 moments.
 
     Raises:
         ImportError: ``adamw_8bit`` without bitsandbytes.
@@ -87,8 +87,8 @@ def load_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, state:
 def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
     """Return the learning rate of step ``step`` (from 0) out of ``total_steps``.
 
-    It rises linearly over ``warmup_steps`` (the first step has ``learning_rate / warmup_steps``), then falls from
-    ``learning_rate`` towards ``min_lr_ratio · learning_rate``, which the step after the last would reach.
+    The rate rises linearly over ``warmup_steps`` (the first step has ``learning_rate / warmup_steps``), then falls
+    from ``learning_rate`` towards ``min_lr_ratio · learning_rate``, which the step after the last would reach.
     """
     peak, warmup_steps = config.learning_rate, config.warmup_steps
     if step < warmup_steps:
@@ -119,7 +119,7 @@ def sort_moments(
         name, _, moment = key.rpartition("/")
         if name not in named:
             raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
-        # Such as absmax, the scales of 8-bit moments: one for each block.
+        # For example absmax, the scales of 8-bit moments, of which each block has one.
         is_free = unshaped is not None and moment.startswith(unshaped)
         if value.dim() and value.shape != named[name].shape and not is_free:
             raise ValueError(f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(named[name].shape)}")

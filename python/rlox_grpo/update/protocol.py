@@ -20,11 +20,11 @@ class Updater(Protocol):
         forward: The policy's forward pass under this updater.
         is_sharded: Whether a rank holds only a part of the weights or moments. Then ``state_dict``, ``weights`` and
             ``forward`` are collectives.
-        is_model_sharded: Whether a rank's model lacks weights. Else it has all that a forward pass computes with, also
-            where the optimizer's state is in shards.
+        is_model_sharded: Whether a rank's model has only a part of the weights. Otherwise it has all weights of a
+            forward pass, even if the optimizer's state is sharded.
         masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
             checkpoint is loaded into both.
-        weights_are_whole: False from the first weight that an optimizer step changes until it has changed all.
+        weights_are_whole: False while an optimizer step has changed some of the weights but not all.
         peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
     """
 
@@ -36,7 +36,9 @@ class Updater(Protocol):
     peak_learning_rate: float
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of one micro-batch's loss. A collective if the model is sharded, also for a loss of NaN.
+        """Add the gradient of one micro-batch's loss.
+
+        If the model is sharded this is a collective, even if the loss is NaN.
 
         Args:
             loss: scalar; its denominators are those of the whole optimizer step over micro-batches and ranks.
@@ -56,15 +58,16 @@ class Updater(Protocol):
         """Drop the gradients, so that none of them adds to the next step.
 
         Args:
-            on_every_rank: every rank discards its gradients now, because the loss of one of them is not finite. False:
-                an error on this rank alone, so that no collective may run.
+            on_every_rank: every rank discards its gradients now, because the loss of one rank is not finite. False:
+                only this rank has an error, so no collective may run.
         """
         ...
 
     def start(self) -> None:
-        """Cast and shard the model as every step holds it; called before the first completions are sampled.
+        """Cast and shard the model to the form that it has in every step.
 
-        Otherwise the first completions after a resume would be sampled from weights in another rounding.
+        This is called before the first completions are sampled. Otherwise the first completions after a resume would be
+        sampled from weights in another rounding.
         """
         ...
 
@@ -82,8 +85,8 @@ class Updater(Protocol):
 
 
 def gather_weights(updater: Updater, ranks: Ranks) -> dict[str, Tensor]:
-    """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
-    # Every rank iterates over all parameters, since each is a collective; rank 0 alone keeps them.
+    """Gather every parameter on rank 0, in host memory if they are sharded. A collective; other ranks get {}."""
+    # Every rank iterates over all parameters, because each is gathered by a collective. Only rank 0 stores them.
     return {
         name: tensor.cpu() if updater.is_sharded else tensor for name, tensor in updater.weights() if ranks.is_first
     }

@@ -21,7 +21,7 @@ class StepReport:
 
     def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
         """Add one micro-batch. Return whether its loss is finite."""
-        # The mean entropy's share of this micro-batch: shares of all micro-batches and ranks add up to the mean.
+        # This micro-batch's share of the mean entropy. The shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.totals.num_loss_tokens, 1.0
         )
@@ -39,7 +39,7 @@ class StepReport:
             NonFiniteError: the loss of a micro-batch of any rank is not finite. Every rank raises the same error.
         """
         totals: dict[str, float] = {}
-        # A rank with a failure takes part in the gather too: else the others would wait.
+        # A rank with a failure takes part in the gather too; otherwise the other ranks would wait.
         for rank_totals, failure in ranks.gather([self._totals, self._failure]):
             if failure is not None:
                 raise NonFiniteError(*failure)
@@ -55,7 +55,7 @@ def _add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
 
 def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
     """Return an error message for a loss that is not finite, and the rows of the step that caused it."""
-    # bool [N], rows with nothing but finite log-probs and advantages.
+    # bool [N], True for rows whose log-probs and advantages are all finite.
     finite = torch.isfinite(torch.where(batch.predicted_mask, log_probs, 0)).all(dim=-1)
     finite &= torch.isfinite(batch.advantages).reshape(len(finite), -1).all(dim=-1)
     rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()

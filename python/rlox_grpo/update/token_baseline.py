@@ -1,8 +1,8 @@
 """The optimal token baseline: one baseline for each token position of a group (OTB, arXiv:2602.07078).
 
-The variance of a policy gradient is smallest for the baseline B_t = E[W_t G] / E[W_t], where W_t is the squared norm of
-the score up to token t and G the return. W is taken from the forward pass: the sum over the tokens up to t of
-1 − 2 p[y] + Σ p², the squared norm of the score by the logits.
+The variance of a policy gradient is smallest for the baseline B_t = E[W_t G] / E[W_t], where W_t is the squared norm
+of the score up to token t, and G is the return. W_t is computed from the forward pass, as the sum over the tokens up
+to t of 1 − 2 p[y] + Σ p², which is the squared norm of the score with respect to the logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Batch, Float32Array
 
 _EPSILON = 1e-8
-"""Added to Σ W, as in verl."""
+"""Number that is added to Σ W, as in verl."""
 
 
 def optimal_token_advantages(
@@ -28,15 +28,15 @@ def optimal_token_advantages(
 ) -> list[NDArray[np.float64]]:
     """Return the advantage of each token of one group: A_it = R_i − Σ_j W_jt R_j / (Σ_j W_jt + 1e-8).
 
-    W_jt is the sum of the norms of row j's first t tokens. Rows without a token t are not in the sums. As in verl, the
-    baseline is 0 where fewer than two rows have a token t.
+    W_jt is the sum of the norms of row j's first t tokens. Rows without a token t are not in the sums. As in verl,
+    the baseline is 0 if fewer than two rows have a token t.
 
     Example: rewards ``1 0``, norms ``1 1`` and ``3``. Token 1 has W = 1 and 3, so its baseline is 1/4. Token 2 exists
     only in the first row: its baseline is 0. The advantages are ``0.75 1`` and ``-0.25``, up to the 1e-8.
 
     Args:
         rewards: ``[G]``.
-        norms: for each row the squared norm of the score of each of its tokens, of
+        norms: for each row, the squared norm of the score of each of its tokens, from
             :func:`rlox_grpo.model.log_probs.score_norms`.
     """
     lengths = np.array([len(row) for row in norms])
@@ -63,12 +63,12 @@ def with_token_advantages(
 ) -> list[list[Batch]]:
     """Replace the advantages of micro-batches by those of :func:`optimal_token_advantages`, ``float32 [N, T]``.
 
-    Baselines are over whole groups, whichever micro-batches and ranks have their rows. A row whose reward is NaN is in
-    no baseline, and its advantages are 0.
+    Baselines are computed over whole groups, even if the rows of a group are in several micro-batches or on several
+    ranks. A row whose reward is NaN is in no baseline, and its advantages are 0.
 
     Args:
         mini_batches: the micro-batches of each mini-batch.
-        norms: ``[M]`` for each of them: of the tokens under ``loss_mask``, in row order.
+        norms: for each micro-batch, the norms ``[M]`` of the tokens under ``loss_mask``, in row order.
         rewards: ``[N]`` of the whole step, prompt-major.
         group_offsets: ``int64 [B + 1]``.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
@@ -79,7 +79,7 @@ def with_token_advantages(
         for mini_batch, mini_batch_norms in zip(mini_batches, norms, strict=True)
         for pair in zip(mini_batch, mini_batch_norms, strict=True)
     ]
-    # Three arrays a rank: the rows' numbers, their lengths, and the norms of all their tokens.
+    # Three arrays for each rank: the numbers of its rows, their lengths, and the norms of all their tokens.
     columns = [
         np.concatenate([np.zeros(0), *(batch[column_index] for batch in batch_rows)]) for column_index in range(3)
     ]
@@ -106,7 +106,7 @@ def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
     """Row numbers, loss tokens of each row, and norms with the squares of importance weights in them, as in verl."""
     mask = batch.loss_mask
     if batch.policy.importance is not None:
-        # The gradient has the weight as a factor, its squared norm has the square.
+        # The importance weight is a factor of the gradient, so its square is a factor of the squared norm.
         norms = norms * batch.policy.importance[mask] ** 2
     tensors = (batch.row_index, mask.sum(dim=-1), norms)
     return [tensor.detach().cpu().double().numpy() for tensor in tensors]

@@ -29,15 +29,16 @@ class TorchUpdater:
     (:mod:`.master_weights`). ``masters`` are the float32 weights of a model that is already in bfloat16, by name;
     without them they are copied from the model.
 
-    With several ranks, each rank processes its own micro-batches, and gradients are summed once after the last. They
-    are not averaged, because the losses are parts of one sum. Every rank then takes the same step.
+    With several ranks, each rank processes its own micro-batches, and gradients are summed over ranks once, after the
+    last micro-batch. They are not averaged, because the losses are parts of one sum. Every rank then takes the same
+    step.
 
     With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.custom_optimizer`).
 
     With ``shards`` of ``model``, each rank holds a part of every parameter, gradient and moment
     (:mod:`rlox_grpo.model.sharding`). Gradients are summed after each micro-batch, and each rank updates its part.
 
-    Saved state is the same in all cases: whole tensors by parameter name.
+    The saved state has the same form in all cases: whole tensors by parameter name.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class TorchUpdater:
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        # Gradients add up in .grad (offload: in the masters' sums). The sum over ranks waits for the last micro-batch,
-        # except in shards, where backward reduces each one.
+        # Gradients add up in .grad, or with offload in the sums of the master weights. The sum over ranks waits for
+        # the last micro-batch, except with shards, whose backward pass reduces the gradients of each micro-batch.
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float) -> float:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
         try:
-            # The norm is of the sum over ranks, so the sum comes first.
+            # The norm is that of the gradients summed over ranks, so they are summed first.
             self._sum_gradients()
             grad_norm = self._clip_gradients()
         except BaseException:
@@ -114,7 +115,7 @@ class TorchUpdater:
         )
 
     def _gradients(self) -> dict[str, Tensor]:
-        """The gradients that there are, by the parameter's name."""
+        """The gradients by the parameter's name; parameters without a gradient are left out."""
         if self._host is not None:
             return self._host.gradients
         return {name: parameter.grad for name, parameter in self._named.items() if parameter.grad is not None}
@@ -126,7 +127,7 @@ class TorchUpdater:
             self._host.gradients.clear()
 
     def _sum_gradients(self) -> None:
-        """Sum gradients over ranks; a parameter that no rank used keeps none."""
+        """Sum the gradients over ranks. A parameter that no rank used has no gradient afterwards."""
         if self._ranks.size == 1 or self.is_sharded:
             return
         gradients = self._gradients()
@@ -149,13 +150,13 @@ class TorchUpdater:
             self._ranks.sum_tensors(tensors)
 
     def _clip_gradients(self) -> float:
-        """Clip the gradients in place; returns their norm before that.
+        """Clip the gradients in place. Returns their norm before the clipping.
 
         Raises:
             NonFiniteError: the norm is not finite; names the first parameters whose gradients are not.
         """
         gradients = self._gradients()
-        # Of all gradients together; with shards a DTensor, whose full value needs every rank.
+        # The norm of all gradients together. With shards it is a DTensor, whose full value needs every rank.
         norm = gather_shards(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
             broken = [name for name, gradient in gradients.items() if not torch.isfinite(gather_shards(gradient)).all()]
@@ -165,7 +166,7 @@ class TorchUpdater:
             if self._host is None:
                 torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
             else:
-                # The factor of clip_grads_with_norm_, for gradients that are in no .grad.
+                # The same factor as in clip_grads_with_norm_, for gradients that are not in .grad.
                 factor = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
                 for gradient in gradients.values():
                     gradient.mul_(factor)
@@ -206,7 +207,7 @@ class TorchUpdater:
         for name, values in sort_moments(state, self._named, unshaped="absmax").items():
             parameter = self._named[name]
             parameter_state = {
-                # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
+                # The step count is one number, whole on each rank. An 8-bit moment has one scale for each block.
                 moment: (shard_like(value, parameter) if value.shape == parameter.shape else value.to(parameter.device))
                 .detach()
                 .clone()

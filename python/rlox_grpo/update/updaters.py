@@ -20,11 +20,11 @@ def make_updater(
     """Return the updater that the options name, for the trainable parameters of ``policy``.
 
     Args:
-        stages: the options; read are those of the optimizer, sharding and the update.
-        policy: the model, its shards, its float32 masters, or the files of its weights.
+        stages: the options; those of the optimizer, sharding and the update are used.
+        policy: the model, with its shards, its float32 master weights, or the files of its weights.
         forward: the policy's forward pass.
         ranks: the ranks that share the step.
-        optimizer: the user's own, instead of AdamW.
+        optimizer: an optimizer of the user, used instead of AdamW.
 
     Raises:
         ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.custom_optimizer`.

@@ -9,7 +9,7 @@ from rlox_grpo.loss.ratios import clipped
 def clip(inputs: LossInputs) -> PolicyTerm:
     """PPO's clipped objective: −min(r A, r' A), where r' is r clipped to 1 − clip_low … 1 + clip_high.
 
-    With ``dual_clip`` and ``delta`` if they are set; see :func:`rlox_grpo.loss.ratios.clipped`.
+    The options ``dual_clip`` and ``delta`` apply if they are set; see :func:`rlox_grpo.loss.ratios.clipped`.
 
     Sources: DeepSeekMath, arXiv:2402.03300, eq. 3; PPO, arXiv:1707.06347, eq. 7.
     """

@@ -6,7 +6,9 @@ from rlox_grpo.loss.inputs import LossInputs, PolicyTerm
 
 
 def dro(inputs: LossInputs) -> PolicyTerm:
-    """−A log_probs + β/2 log_ratio², β is ``dro_beta``. As in verl, the penalty of a token is against the old policy.
+    """−A log_probs + β/2 log_ratio², with β = ``dro_beta``.
+
+    As in verl, the penalty of a token is against the old policy.
 
     Sources: DRO, arXiv:2405.19107; verl's ``dro``.
     """

@@ -9,9 +9,9 @@ from rlox_grpo.loss.ratios import average_rows
 
 
 def gmpo(inputs: LossInputs) -> PolicyTerm:
-    """−A exp(Σ c / L_i), c the log-ratio clipped pessimistically to −clip_low … clip_high.
+    """−A exp(Σ c / L_i), where c is the log-ratio clipped pessimistically to −clip_low … clip_high.
 
-    The bounds apply to the log-ratio; the paper uses 0.4 and 0.4. It is one loss for a sequence, so it needs
+    The bounds apply to the log-ratio; the paper uses 0.4 and 0.4. A sequence has one loss, so GMPO needs
     ``loss_aggregation="sequence_mean"``.
 
     Source: GMPO, arXiv:2507.20673.
@@ -19,7 +19,7 @@ def gmpo(inputs: LossInputs) -> PolicyTerm:
     log_ratio, low, high = inputs.log_ratio, inputs.options.clip_low, inputs.options.clip_high
     sign = inputs.advantages.sign()
     bounded = log_ratio.clamp(-low, high)
-    # min(r A, clip(r) A) as a choice between log-ratios: the smaller for A ≥ 0, the larger for A < 0.
+    # This is min(r A, clip(r) A) as a choice between log-ratios: the smaller one for A ≥ 0, the larger one for A < 0.
     pessimistic = torch.where(sign >= 0, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
     ratio = average_rows(pessimistic, inputs.mask).exp()  # [N, 1]
     return PolicyTerm(

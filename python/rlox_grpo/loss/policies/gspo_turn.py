@@ -7,7 +7,7 @@ from rlox_grpo.loss.ratios import average_turns, clipped
 
 
 def gspo_turn(inputs: LossInputs) -> PolicyTerm:
-    """``gspo_token`` with the mean log-ratio of the turn in place of the sequence's.
+    """``gspo_token`` with the mean log-ratio of the token's turn in place of that of the sequence.
 
     Source: GAGPO, arXiv:2605.13217, the action-level ratio.
     """

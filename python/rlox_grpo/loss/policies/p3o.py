@@ -18,8 +18,9 @@ def policy_sample_size(
 ) -> float:
     """Return the normalised effective sample size of a step's ratios, (Σr)² / (n·Σr²): from 1/n to 1.
 
-    r = exp(log_probs − old_log_probs), over the n loss tokens of all micro-batches and ranks, whatever their layout; a
-    batch without either has r = 1. Without any token it is 1. (arXiv:2605.12380, eq. 11.)
+    The sums are over the n loss tokens of all micro-batches and ranks, whatever their layout, with r = exp(log_probs
+    − old_log_probs). A batch without old or new log-probs has r = 1. Without any token the size is 1.
+    (arXiv:2605.12380, eq. 11.)
     """
     sums = np.zeros(3)  # Σr, Σr², n
     for current, batch in zip(log_probs, batches, strict=True):
@@ -31,16 +32,16 @@ def policy_sample_size(
         log_ratio = current.detach()[mask].double() - old[mask].double()
         ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         sums += [float(ratio.sum()), float(ratio.square().sum()), ratio.numel()]
-    # Sums and not means are added over ranks: ranks have different numbers of tokens.
+    # Sums are added over ranks, not means, because ranks have different numbers of tokens.
     gathered = (ranks or Ranks()).gather_bytes(sums.tobytes())
     total, squares, count = np.sum([np.frombuffer(data) for data in gathered], axis=0).tolist()
     return float(min(total**2 / (count * squares), 1.0)) if count else 1.0
 
 
 class P3O:
-    """−sg(min(r, e)) A log_probs + (1 − e)·(1/r + log_ratio − 1), e the effective sample size of the step's ratios.
+    """−sg(min(r, e)) A log_probs + (1 − e)·(1/r + log_ratio − 1), where e is an effective sample size.
 
-    The penalty estimates KL(π ‖ π_old).
+    The number e is the normalised effective sample size of the step's ratios. The penalty estimates KL(π ‖ π_old).
 
     Source: Trust the Batch, arXiv:2605.12380, eq. 11 and 12; FeynRL, algs/P3O.
     """
@@ -61,7 +62,7 @@ class P3O:
                 "optimizer step first, by rlox_grpo.loss.step_statistics.with_step_statistics"
             )
         ratio = inputs.ratio
-        # k3 of the old policy: exp(d) - d - 1 with d = old_log_probs - log_probs.
+        # This is k3 against the old policy: exp(d) - d - 1 with d = old_log_probs - log_probs.
         distance = (-inputs.log_ratio).exp() + inputs.log_ratio - 1
         loss = -ratio.detach().clamp(max=size) * inputs.advantages * inputs.log_probs + (1 - size) * distance
         return PolicyTerm(loss, high=ratio > size, metrics={"effective_sample_size": ratio.new_full(ratio.shape, size)})

@@ -6,7 +6,7 @@ from rlox_grpo.loss.inputs import LossInputs, PolicyTerm
 
 
 def reinforce(inputs: LossInputs) -> PolicyTerm:
-    """−A log_probs. It reads no ratio.
+    """−A · log_probs. The loss does not use the importance ratio.
 
     Source: Williams, Simple statistical gradient-following algorithms, 1992.
     """

@@ -9,7 +9,7 @@ from rlox_grpo.loss.ratios import select_by_sign
 
 
 def sapo(inputs: LossInputs) -> PolicyTerm:
-    """−(4/τ) sigmoid(τ (r − 1)) A, τ of ``sapo_temperatures`` by the sign of A.
+    """−(4/τ) sigmoid(τ (r − 1)) A, where τ is one of ``sapo_temperatures``, chosen by the sign of A.
 
     Sources: SAPO, arXiv:2511.20347; TRL; verl.
     """

@@ -28,7 +28,7 @@ class GenerationEngine(Protocol):
     """Samples completions from the current policy.
 
     Attributes:
-        exact: whether its log-probs equal the trainer's: the same weights and the same arithmetic.
+        exact: whether its log-probs equal the trainer's, because weights and arithmetic are the same.
         takes_weights: whether it has its own copy of the weights, which ``load_weights`` replaces. False: it samples
             from the trainer's module, and ``load_weights`` only sets the version.
         policy_version: version of its weights; −1 before the first ``load_weights`` of an engine that needs one.
@@ -55,7 +55,7 @@ class GenerationEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds: memory, processes, connections."""
+        """Release the engine's memory, processes and connections."""
         ...
 
 
@@ -86,7 +86,7 @@ class CheckedEngine(Protocol):
 
 @runtime_checkable
 class ReceivingEngine(Protocol):
-    """An engine of several ranks of which only some read new weights.
+    """An engine that runs on several ranks, of which only some read new weights.
 
     Attributes:
         reads_weights: whether this rank reads the weights of ``load_weights``.
@@ -96,12 +96,13 @@ class ReceivingEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """Create the engine that ``config.engine`` names, for one rank, or return the user's own.
+    """Create the engine that ``config.engine`` names, for one rank, or return the engine of the user.
 
-    ``"module:make_engine"`` names a function of the same arguments that returns an engine.
+    ``"module:make_engine"`` names a function that has the same arguments and returns an engine.
 
     Raises:
-        ConfigError: the engine cannot serve this policy, or the user's own lacks a member of :class:`GenerationEngine`.
+        ConfigError: the engine cannot serve this policy, or the engine of the user lacks a member of
+            :class:`GenerationEngine`.
         ImportError: the engine is not installed; the message has the extra.
     """
     from rlox_grpo.distributed.ranks import Ranks
@@ -123,7 +124,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 
 
 def _check_members(engine: Any) -> GenerationEngine:
-    """Return the user's own engine.
+    """Return the engine of the user.
 
     Raises:
         ConfigError: it lacks a member of :class:`GenerationEngine`.

@@ -40,13 +40,13 @@ class AdapterChanges:
         self._is_complete = False
 
     def add(self, name: str, weight: Tensor, merged: Tensor, updates: Sequence[tuple[Tensor, float]]) -> None:
-        """Compare a matrix before and after the merge; each name once.
+        """Compare a matrix before and after the merge. A name that was already added is ignored.
 
         Args:
-            name: the matrix's.
+            name: name of the matrix.
             weight: W, ``[R, C]``.
             merged: W + ΔW, in W's dtype.
-            updates: B A of each adapter, ``[R, C]`` in its own dtype, and its scale.
+            updates: for each adapter the product B A, ``[R, C]`` in the adapter's dtype, and its scale.
         """
         if name in self._changes:  # a second pass over the weights
             return
@@ -67,7 +67,7 @@ class AdapterChanges:
         """Call after the last matrix.
 
         Raises:
-            EngineError: adapters whose B·A is not zero, and not one merged matrix that differs from its base.
+            EngineError: the product B·A of an adapter is not zero, but every merged matrix equals its base.
         """
         changed = {name: change for name, change in self._changes.items() if change.largest > 0}
         self._is_complete = True
@@ -81,7 +81,7 @@ class AdapterChanges:
             )
 
     def metrics(self) -> dict[str, float]:
-        """:data:`CHANGE_SHARE` and :data:`UNCHANGED` once all matrices are read and an adapter has a change."""
+        """Return :data:`CHANGE_SHARE` and :data:`UNCHANGED`, once all matrices are compared and one has a change."""
         if not self._is_complete:  # another thread may be reading the weights
             return {}
         changed = [change for change in self._changes.values() if change.largest > 0]

@@ -16,14 +16,14 @@ from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampli
 
 @dataclass
 class Limits:
-    """What an engine can serve; the methods raise ValueError for anything else.
+    """The limits of an engine. The methods raise ValueError for arguments beyond them.
 
     Attributes:
         vocab_size: rows of the model's embedding; None if unknown.
         max_length: maximum tokens of a prompt with its completion; None without a limit.
         has_tokenizer: whether there is a tokenizer, which stop strings need.
         extra: names of the further sampling parameters that the engine supports.
-        lowest_temperature: a lower one above 0 would be silently replaced.
+        lowest_temperature: lowest temperature above 0; the engine would silently replace a lower one.
     """
 
     vocab_size: int | None = None
@@ -60,7 +60,7 @@ class Limits:
             raise ValueError(f"stop is {sampling.stop!r} and there is no tokenizer: pass tokenizer=, or stop_token_ids")
 
     def check_prompts(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> None:
-        """Check the arguments of ``generate``; the message has the argument, the index of the prompt and the value."""
+        """Check the arguments of ``generate``. An error names the argument, the index of the prompt and the value."""
         if group_size < 1:
             raise ValueError(f"group_size is {group_size}, expected at least 1")
         if not prompts:
@@ -98,7 +98,7 @@ class Limits:
 
 
 def fill_texts(groups: Sequence[RolloutGroup], tokenizer: Any) -> list[RolloutGroup]:
-    """Return the groups with the text of completions that have none, as an engine of a user may leave it out."""
+    """Return the groups with the text of each completion, which an engine of the user may leave out."""
     if tokenizer is None or all(completion.text is not None for group in groups for completion in group.completions):
         return list(groups)
     filled = []
@@ -115,7 +115,7 @@ def fill_texts(groups: Sequence[RolloutGroup], tokenizer: Any) -> list[RolloutGr
 def make_groups(
     prompts: Sequence[Prompt], completions: Sequence[Completion], tokenizer: Any, policy_version: int
 ) -> list[RolloutGroup]:
-    """Make groups of equal size from the completions of all prompts in order; without a tokenizer they get no text."""
+    """Make groups of equal size from the completions of all prompts in order, with text if there is a tokenizer."""
     rows = [completion.token_ids.tolist() for completion in completions]
     texts = [None] * len(rows) if tokenizer is None else decode(tokenizer, rows)
     with_text = [replace(completion, text=text) for completion, text in zip(completions, texts, strict=True)]

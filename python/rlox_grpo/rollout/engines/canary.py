@@ -19,26 +19,26 @@ LENGTH = 17
 """Tokens of the canary prompt. The first one has no log-prob."""
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 0.01, "bfloat16": 0.25})
-"""Largest mean difference of the log-probs, in nats, by the coarser arithmetic of trainer and engine. Other arithmetic
-has that of bfloat16."""
+"""Largest mean difference of the log-probs, in nats, by the coarser arithmetic of trainer and engine. For any other
+arithmetic, the tolerance is that of bfloat16."""
 
 CANARY_GAP = "mismatch/canary_gap_max"
 """Metric: the largest mean difference of all engines."""
 
 STALE_SHARE = 0.1
-"""An engine with bit-identical log-probs is stale if the trainer's log-probs have changed by more than this share of
-the tolerance."""
+"""An engine whose log-probs stay bit-identical is stale if the trainer's log-probs have changed by more than this
+share of the tolerance."""
 
 
 @dataclass(frozen=True, eq=False)
 class Canary:
-    """A fixed prompt with the trainer's log-probs under the weights that are handed over.
+    """A fixed prompt with the trainer's log-probs under the weights that are transferred.
 
     Attributes:
-        token_ids: the prompt, T of them.
+        token_ids: the T token ids of the prompt.
         log_probs: ``float32 [T − 1]`` of all tokens but the first, at temperature 1 over every id of the output layer.
         dtype: the trainer's arithmetic.
-        tolerance: the user's, in nats; None: that of :data:`TOLERANCES`.
+        tolerance: tolerance set by the user, in nats; None: that of :data:`TOLERANCES`.
     """
 
     token_ids: Sequence[int]
@@ -50,8 +50,8 @@ class Canary:
 def choose_tokens(vocabulary: int, max_length: int | None = None) -> list[int]:
     """Return the canary prompt: :data:`LENGTH` ids evenly spread over ``vocabulary``, the same in every run.
 
-    Fewer with a small ``max_length`` (tokens of a prompt and its completion in the engine). A prompt of one token has
-    no log-prob to compare.
+    With a small ``max_length`` (tokens of a prompt and its completion in the engine) there are fewer ids. A prompt of
+    one token has no log-prob to compare.
     """
     count = LENGTH if max_length is None else min(LENGTH, max_length - 1)
     return [(2 * index + 1) * vocabulary // (2 * count) for index in range(count)]
@@ -61,7 +61,7 @@ class CanaryCheck:
     """Compares the answers of one engine, transfer by transfer.
 
     Attributes:
-        gap: Mean absolute difference of the last answer in nats; None before the first.
+        gap: Mean absolute difference of the last answer in nats; None before the first answer.
     """
 
     def __init__(self) -> None:

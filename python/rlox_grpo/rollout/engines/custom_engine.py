@@ -1,4 +1,4 @@
-"""Check what an engine of a user returns. The engines of this library are tested instead."""
+"""Check what an engine of the user returns. Engines of this library are not checked, because tests cover them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_groups(engine: Any, groups: Sequence[RolloutGroup], max_new_tokens: in
     """Check groups of single replies.
 
     Args:
-        engine: returned them.
-        groups: one for each prompt, of the right size.
+        engine: the engine that returned the groups.
+        groups: one group of the right size for each prompt.
         max_new_tokens: maximum number of tokens of a completion.
-        vocabulary: number of token ids; None: unknown, so ids are only at least 0.
+        vocabulary: number of token ids; None: unknown, so that ids are only checked to be at least 0.
 
     Raises:
         EngineError: ids, log-probs, masks, finish reasons or policy versions that cannot be trained on. The message
@@ -54,7 +54,7 @@ def check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: 
     """Check one reply of an episode, as :func:`check_groups` checks completions.
 
     Raises:
-        EngineError: see :func:`check_groups`; ``request.episode`` says which prompt and which completion it is of.
+        EngineError: see :func:`check_groups`; ``request.episode`` says of which prompt and completion the reply is.
     """
     prompt, number = request.episode
     name = f"engine {type(engine).__name__}"
@@ -92,7 +92,7 @@ def _check_arrays(where: str, token_ids: Any, log_probs: Any, max_new_tokens: in
 
 
 def _check_array(what: str, array: Any, dtype: str, length: int | None) -> None:
-    """Check an array ``[T]``; ``length`` is T, or None for any."""
+    """Check an array ``[T]``; ``length`` is T, or None for any length."""
     is_array = isinstance(array, np.ndarray)
     if is_array and array.dtype == dtype and array.ndim == 1 and length in (None, len(array)):
         return
@@ -104,10 +104,10 @@ def _check_array(what: str, array: Any, dtype: str, length: int | None) -> None:
 def _check_tokens(
     descriptions: Sequence[str], rows: Sequence[tuple[NDArray[Any], NDArray[Any]]], vocabulary: int | None
 ) -> None:
-    """Check all ids and log-probs at once; only an error looks for its completion and token.
+    """Check all ids and log-probs at once. The completion and the token at fault are looked up only for an error.
 
     Args:
-        descriptions: what each row is, for errors.
+        descriptions: names of the rows, for errors.
         rows: ``token_ids [T_i]`` and ``log_probs [T_i]``.
         vocabulary: see :func:`check_groups`.
     """
@@ -119,7 +119,7 @@ def _check_tokens(
     expected = "an id of at least 0" if vocabulary is None else f"an id from 0 to {bound}"
     for what, values, right, wanted in (
         ("token", ids, (ids >= 0) & (ids <= bound), expected),
-        # NaN is not at most ROUNDING.
+        # NaN fails this comparison too.
         (
             "the log-prob of token",
             log_probs,

@@ -11,8 +11,8 @@ from rlox_grpo.types import Sampling
 
 # Tokens in one block of the two-level search below.
 _BLOCK = 128
-# A nucleus is looked for among this many of the heaviest tokens before a row is sorted whole: one CPU thread,
-# 64 rows of 151,936: topk(1024) 63 ms, sort 962 ms.
+# A nucleus is searched among this many of the heaviest tokens before a whole row is sorted. On one CPU thread, for 64
+# rows of 151,936, topk(1024) takes 63 ms and sort 962 ms.
 _NUCLEUS_CANDIDATES = 1024
 
 
@@ -30,16 +30,17 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     """Sample one token for each row by inverting its cumulative distribution at the row's uniform number.
 
     The distribution is softmax(logits / temperature) cut to top-k, then top-p, then min-p, and renormalised.
-    Each filter keeps the tokens at or above a threshold, so tokens that tie at it all stay. Temperature 0 is
-    greedy: a point mass on the first largest logit, whose log-prob is 0.
+    Each filter keeps the tokens at or above a threshold, so tokens that tie at it all stay. Temperature 0 is greedy:
+    the first largest logit has probability 1 and log-prob 0.
 
     The search has two levels, blocks of tokens and then tokens of one block. Blocks are added in float32 (128 terms),
-    everything above and within the chosen block in float64: at 151,936 tokens each token's probability is right to
-    1.4e-7 relative, where a float32 cumsum misses by up to 0.4. One CPU thread, 64 such rows: 37 ms for the whole
-    draw; by a float64 cumsum, as exact, 160 ms; by `torch.multinomial`, which cannot be keyed by row, 416 ms.
+    everything above and within the chosen block in float64: at 151,936 tokens the relative error of each token's
+    probability is 1.4e-7, but up to 0.4 with a float32 cumsum. On one CPU thread, 64 such rows take 37 ms for the
+    whole draw. A float64 cumsum, which is as exact, takes 160 ms, and `torch.multinomial`, which cannot be keyed by
+    row, 416 ms.
 
     Args:
-        logits: ``[R, V]``, any floating dtype; computed in float32.
+        logits: ``[R, V]``, any floating dtype; the computation is in float32.
         uniforms: ``float64 [R]`` in [0, 1).
         sampling: Temperature and filters.
 
@@ -51,7 +52,8 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     top = logits.amax(dim=-1, keepdim=True)  # [R, 1]
     if sampling.temperature == 0:
         return logits.argmax(dim=-1), (top - top).squeeze(-1)
-    # Weights are relative to the heaviest token, which has 1. Subtracting first keeps a tiny temperature finite.
+    # Weights are relative to the heaviest token, which has 1. The subtraction comes first, so that a tiny temperature
+    # gives finite weights.
     weights = (logits - top).div_(sampling.temperature).exp_()  # [R, V]
     weights = _filter(weights, sampling)
     block_weights = _sum_blocks(weights)  # [R, V / _BLOCK], float64
@@ -121,7 +123,7 @@ def _find_nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
 
 
 def _find_lightest_needed(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the last weight needed to reach ``wanted`` going down ``ordered``, and whether it was reached."""
+    """Find the last weight of ``ordered`` that the sum ``wanted`` needs, and whether the sum was reached."""
     cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
     needed = (cumulative < wanted).sum(dim=-1, keepdim=True).clamp_(max=ordered.shape[1] - 1)
     return ordered.gather(1, needed), cumulative[:, -1] >= wanted.squeeze(-1)

@@ -1,4 +1,4 @@
-"""Stop strings: find the rows whose last token completed one."""
+"""Find the rows whose last token completed a stop string."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Tokens decoded beyond the bytes of the longest stop string: a character is cut at the head of the tail, or tokens
-# without text stand in between.
+# Tokens decoded beyond the bytes of the longest stop string, because the first character may be cut, or some tokens
+# may have no text.
 _SPARE_TOKENS = 16
 
 
@@ -41,7 +41,7 @@ class StopStrings:
     def _completing_tokens(self, vocab_size: int) -> Tensor:
         import torch  # `rlox-grpo serve` imports this module by way of the requests and needs no torch
 
-        # A decoder may strip the space that a first token begins with: nothing can be said of a single token then.
+        # A decoder may strip the space that a first token begins with. The text of a single token then says nothing.
         if any(string.endswith(" ") for string in self._strings):
             return torch.ones(vocab_size, dtype=torch.bool)
         # A part of a multi-byte character decodes to U+FFFD on its own.
@@ -52,6 +52,6 @@ class StopStrings:
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Text of each row of token ids, without special tokens; spaces are not cleaned up."""
+    """Return the text of each row of token ids, without special tokens. Spaces are not cleaned up."""
     texts: list[str] = tokenizer.batch_decode(list(rows), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return texts

@@ -23,9 +23,9 @@ class TurnRequest:
         stop: strings that end the reply, in addition to those of the sampling parameters.
         branch: 0 for the first conversation; in a branch, a number of at most 47 bits derived from its first tokens. An
             episode has at most one request per branch at a time.
-        replaces: the branch whose rewritten history begins this one, or None. A hint that changes no token: the
-            built-in engine reuses that branch's keys and values for the common prefix. vLLM ignores it, because its
-            prefix cache finds equal tokens of any request.
+        replaces: the branch whose rewritten history begins this one, or None. This hint changes no token: the
+            built-in engine reuses the keys and values of that branch for the common prefix. vLLM ignores it, because
+            its prefix cache finds equal tokens of any request.
         on_tokens: called with new tokens of the reply as they are sampled, in the thread of ``step``. An engine that
             cannot stream does not call it.
     """
@@ -41,7 +41,7 @@ class TurnRequest:
 
     @property
     def draw(self) -> int:
-        """Branch and turn as one number, part of the key of random draws; in branch 0 it is the turn."""
+        """Branch and turn as one number, which is part of the key of random draws. In branch 0 it is the turn."""
         return (self.branch << 16) + self.turn
 
     @property
@@ -111,5 +111,5 @@ class TurnEngine(Protocol):
     end_ids: tuple[int, ...]
 
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
-        """Open a session on the current weights for at most ``max_episodes`` episodes. It has the engine to itself."""
+        """Open a session on the current weights for at most ``max_episodes`` episodes. It is the engine's only user."""
         ...

@@ -29,9 +29,9 @@ def write_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest, pat
     The header precedes the data but is known only after it, so space is reserved for it.
 
     Args:
-        weights: iterated exactly once and to the end, also on an error, because gathering shards is a collective.
+        weights: iterated exactly once and to the end, even after an error, because gathering shards is a collective.
         expected: names and shapes of the engine's model.
-        path: the file; it is not left behind if this raises.
+        path: the file; it is removed if this raises.
 
     Raises:
         WeightMismatchError: names, shapes or types are not those of ``expected``.
@@ -71,7 +71,7 @@ def opened_weights(path: str, expected: Manifest) -> Iterator[Iterator[tuple[str
     """Open a file, check its names, shapes and types, and yield an iterator that reads one tensor at a time.
 
     Args:
-        path: the file; ``ray:PATH`` is a file of rank 0's node, which is read through Ray's object store.
+        path: the file; ``ray:PATH`` is a file on the node of rank 0, which is read through Ray's object store.
         expected: names and shapes of the engine's model.
 
     Raises:
@@ -119,7 +119,7 @@ def _open_remote(file: RemoteFile) -> tuple[dict[str, tuple[list[int], str]], Ca
 
 
 def _make_header(entries: Mapping[str, tuple[str, tuple[int, ...], int, int]]) -> bytes:
-    """The header of a safetensors file, padded to a multiple of 8 bytes, which aligns the tensors after it."""
+    """Return the header of a safetensors file, padded to a multiple of 8 bytes, which aligns the tensors after it."""
     header_entries: dict[str, Any] = {
         name: {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         for name, (dtype, shape, start, end) in entries.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 PREFIX = "rlox-grpo-weights-"
 _LOCK = "lock"
 _YOUNG_S = 60.0
-"""A younger folder is not removed: its process may be about to lock it."""
+"""Age in seconds. A younger folder is not removed, because its process may be about to lock it."""
 
 
 class WeightFolder:
@@ -51,7 +51,7 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Try to take the lock; returns False also if files cannot be locked (Windows, some network file systems)."""
+    """Try to take the lock. Returns False too if files cannot be locked (Windows, some network file systems)."""
     try:
         import fcntl
 

@@ -1,8 +1,8 @@
 """Policy weights for a generation engine: names of the checkpoint, merged adapters, and checks before a transfer.
 
-A reload that fails midway leaves a mixture of old and new weights, and engines do not report missing weights. So all
-names and shapes are checked before the engine gets the first weight. Both passes iterate a stream, in which only one
-merged or gathered weight exists at a time.
+A reload that fails midway leaves a mixture of old and new weights, and engines do not report missing weights. All
+names and shapes are therefore checked before the engine gets the first weight. Both passes iterate a stream, in which
+only one merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def collect_weights(
     Args:
         model: a transformers model, with or without LoRA adapters.
         whole: the gathered parameters of a sharded ``model``, by their names there. It is iterated in step with the
-            yielded weights, so that at most the parameters of one adapted layer are held.
+            yielded weights, so that at most the parameters of one adapted layer are in memory.
         copies: values to yield in place of parameters, by the ``id`` of the parameter.
         changes: measures how much of the adapters' changes survives the merge.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers, or on one of two tied layers.
-        EngineError: with ``changes``, after the last weight: no change of an adapter survived.
+        EngineError: with ``changes``, no change of an adapter survived. Raised after the last weight.
     """
     adapts = hasattr(model, "peft_config")
     if whole is not None and not adapts:
@@ -143,10 +143,10 @@ def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, T
 
 
 def hold_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool = True) -> Iterable[tuple[str, Tensor]]:
-    """Return weights that can be iterated at any time by this rank alone; none without ``keep``.
+    """Return weights that this rank can iterate at any time without other ranks; none if ``keep`` is False.
 
-    A collective stream is iterated here, by every rank, into host memory. The device holds one gathered weight at a
-    time.
+    A collective stream is iterated here, by every rank, into host memory. The device has only one gathered weight at
+    a time.
     """
     if isinstance(weights, WeightStream) and weights.is_collective:
         return [(name, tensor.cpu()) for name, tensor in weights if keep]
@@ -161,8 +161,9 @@ def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str
 class WeightDigest:
     """Digest of names, shapes and values, tensor by tensor; not cryptographic.
 
-    Each tensor is read once, on its device, as integers. Two sums of them in wrapping 64-bit arithmetic, one weighted
-    by position, do not depend on the order of additions. Example: the integers ``5 7`` give 12 and 5 · 1 + 7 · 2 = 19.
+    Each tensor is read once, on its device, as integers. The digest has two sums of these integers in wrapping 64-bit
+    arithmetic, one of them weighted by position, which do not depend on the order of additions. Example: the integers
+    ``5 7`` give 12 and 5 · 1 + 7 · 2 = 19.
     """
 
     def __init__(self) -> None:
@@ -179,7 +180,7 @@ class WeightDigest:
         self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums};".encode())
 
     def finish(self) -> str:
-        """16 hexadecimal digits, equal where weights are."""
+        """Return 16 hexadecimal digits, which are equal if the weights are."""
         return self._digest.hexdigest()
 
 
@@ -192,7 +193,7 @@ def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a causal LM's checkpoint, from its transformers ``config``; no weight is allocated."""
+    """Return names and shapes of a causal LM's checkpoint, from its transformers ``config``. No weight is allocated."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -204,7 +205,8 @@ def untie_output_layer(config: Any) -> Any:
     """Return the transformers ``config`` with a separate output layer.
 
     On the CPU, vLLM 0.32 packs the output layer only at its start. With an output layer that is tied to the embeddings,
-    it would keep using the first weights after a reload (6.3 nats off; 3e-7 with a separate layer).
+    it would still use the first weights after a reload (log-probs are then off by 6.3 nats, and by 3e-7 with a
+    separate layer).
     """
     untied = copy.deepcopy(config)
     untie_config(untied)
@@ -254,8 +256,8 @@ class WeightCheck:
         """Raise an error for all problems found; call this after the last tensor.
 
         Raises:
-            WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real
-                numbers; tensors without data. The message names the first few of each.
+            WeightMismatchError: a name is missing, unknown or repeated, a shape is wrong, a type is not one of real
+                numbers, or a tensor has no data. The message names the first few of each kind.
         """
         findings = {
             "missing": sorted(self._expected.keys() - self._counts.keys()),
@@ -273,7 +275,7 @@ class WeightCheck:
 
 
 def check_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest) -> None:
-    """Check all weights; see :class:`WeightCheck`. Goes over ``weights`` once."""
+    """Check all weights; see :class:`WeightCheck`. ``weights`` are iterated once."""
     check = WeightCheck(expected)
     for name, tensor in weights:
         check.add(name, tensor)
@@ -281,7 +283,7 @@ def check_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest) -> 
 
 
 def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
-    """The adapted layer of a tensor, and the tensor's name inside it; (None, name) if it is in none."""
+    """Return the adapted layer of a tensor, and the tensor's name inside this layer; (None, name) if there is none."""
     words = name.split(".")
     for cut in range(len(words) - 1, 0, -1):
         layer = adapted.get(".".join(words[:cut]))
@@ -293,7 +295,7 @@ def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str
 def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
     """Return a function that returns each tensor of ``gathered`` or ``others`` once, by name.
 
-    It iterates ``gathered`` up to the name, and holds the tensors before it until they are requested.
+    The function iterates ``gathered`` up to the name, and stores the tensors before it until they are requested.
     """
     held: dict[str, Tensor] = dict(others)
 

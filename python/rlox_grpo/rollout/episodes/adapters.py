@@ -29,9 +29,9 @@ class Environment:
 
     Attributes:
         play: ``await play(row, chat)`` returns an outcome.
-        name: name in metrics, and of the reward.
+        name: name of the environment in metrics, and of its reward.
         has_reward: whether the environment scores its episodes; otherwise reward functions do.
-        is_async: whether a deadline can cancel it.
+        is_async: whether a deadline can cancel the environment.
         tools: the policy's tools, whose schemas are in the first prompt. Methods of a class are unbound.
         needs: columns that every row must have.
         function: the user's function if the environment is a sync function ``episode(row, chat)``; else None.
@@ -98,7 +98,7 @@ class SyncChat:
         self._chat, self._loop = chat, loop
         self._waiting: Future[Any] | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of both: no call may begin after close()
+        self._lock = threading.Lock()  # for both: no call may begin after close()
 
     def close(self) -> None:
         """Raise asyncio.CancelledError in the thread, at its pending call or at its next one."""
@@ -237,7 +237,7 @@ def _read_reset(result: Any) -> Any:
 
 
 def _read_step(result: Any) -> tuple[Any, float, bool]:
-    """Return (message, reward, done) from a message, such a triple, or Gymnasium's five values.
+    """Return (message, reward, done) from a message, from such a triple, or from Gymnasium's five values.
 
     Raises:
         TypeError: another number of values.
@@ -300,10 +300,10 @@ def _find_name(environment: Any) -> str:
 
 
 def check_outcome(returned: Any, turns: int, ended: str | None) -> Outcome:
-    """Check the return value of an environment after ``turns`` replies. ``ended`` is the limit that ended its chat.
+    """Check what an environment returned after ``turns`` replies. ``ended`` is the limit that ended its chat, or None.
 
     Raises:
-        ValueError: not an outcome, no reply, or a number of turn rewards that is not ``turns``.
+        ValueError: the value is no outcome, there was no reply, or the number of turn rewards is not ``turns``.
     """
     outcome = read_outcome(returned)
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
@@ -322,7 +322,7 @@ def end_episode(environment: Environment, config: EpisodeConfig, reason: str) ->
 
 
 def check_columns(environment: Environment, row: Mapping[str, Any], name: str, advice: str = "") -> None:
-    """Raise ValueError if ``row`` lacks a column that the environment needs. ``name`` is its name in the message."""
+    """Raise ValueError if ``row``, which the message calls ``name``, lacks a column that the environment needs."""
     for needed in environment.needs:
         if needed not in row:
             raise ValueError(

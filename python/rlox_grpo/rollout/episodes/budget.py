@@ -19,7 +19,7 @@ class Budget:
         max_turns: maximum number of replies.
         max_new_tokens: maximum tokens of a reply.
         max_episode_tokens: maximum tokens of replies and observations; None: no limit but ``max_length``.
-        max_length: maximum tokens of a conversation in the model; None without a limit.
+        max_length: maximum tokens of a conversation that the model supports; None without a limit.
     """
 
     max_turns: int
@@ -34,7 +34,7 @@ class Usage:
     Attributes:
         replies: replies so far.
         pending: replies that are being sampled.
-        cancelled_replies: they count as turns, so that the number of calls is limited.
+        cancelled_replies: cancelled replies. They count as turns, so that the number of calls is limited.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -57,7 +57,7 @@ class Usage:
             raise EpisodeEnded("max_turns")
 
     def find_room(self, length: int, added: int, asked: int | None) -> int:
-        """Return the maximum number of tokens of the next reply.
+        """Return the maximum number of tokens for the next reply.
 
         Args:
             length: tokens of the conversation, new messages included.

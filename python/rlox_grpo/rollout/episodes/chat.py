@@ -41,7 +41,8 @@ class Chat:
         ended: the limit that has ended the episode, or None.
         has_reported_end: whether the endpoint has answered a call with the error ``episode_ended``.
         abandoned: whether the agent ignores this error and keeps calling, so that the episode must be cancelled.
-        waiting_since: ``time.monotonic()`` of the last return to the environment; None while it waits for the policy.
+        waiting_since: ``time.monotonic()`` of the last return to the environment; None while the environment waits
+            for the policy.
     """
 
     def __init__(
@@ -157,21 +158,21 @@ class Chat:
     ) -> Reply:
         """Append ``messages`` and sample one reply.
 
-        If the chat template rewrites earlier messages, such as one that drops earlier reasoning, the reply opens a
-        branch: a further row of the episode, whose prompt is the rewritten history.
+        If the chat template rewrites earlier messages, for example because it drops earlier reasoning, the reply
+        opens a branch. A branch is another row of the episode, whose prompt is the rewritten history.
 
         Args:
             messages: the text of one user message; a list of messages; or None, to continue a truncated reply or to
                 begin another reply after a complete one.
-            tools: functions that the policy may call in this episode, instead of those of the option ``tools``. Only at
-                the first turn, because templates list tools at the beginning.
+            tools: functions that the policy may call in this episode, instead of those of the option ``tools``. They
+                can be passed only at the first turn, because templates list tools at the beginning.
             max_new_tokens: limit of this reply, at most the option ``max_new_tokens``, which is the default.
             stop: one or several strings that end this reply, in addition to the option ``stop``.
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: no message at the first turn, a malformed message, an empty stop string, or one that holds a
-                lone surrogate.
+            ValueError: there is no message at the first turn, a message is malformed, or a stop string is empty or
+                has a lone surrogate.
             TemplateError: the chat template refuses the messages.
         """
         if self.ended is not None:  # stop an environment that ignored EpisodeEnded: it may never return
@@ -204,21 +205,21 @@ class Chat:
         """Sample the reply to a complete list of messages, as OpenAI's API does.
 
         If ``messages`` extend a conversation of this episode, they continue it. They open a branch if they go back to
-        an earlier reply, change a message, or begin anew, and while another reply to the same conversation is being
-        sampled. A reply that comes back unchanged keeps its sampled tokens; its text is never encoded again. Calls may
-        run concurrently.
+        an earlier reply, change a message or begin a new conversation, or if another reply to the same conversation
+        is being sampled. If a reply comes back unchanged, its sampled tokens are used; its text is never encoded
+        again. Calls may run concurrently.
 
         Args:
             messages: the conversation so far; the last message is not the policy's.
             tools: JSON schemas of the tools that the policy may call, as in OpenAI's API; None: those of the option
                 ``tools``. A list that differs from the previous one begins a branch.
             max_new_tokens, stop: see :meth:`turn`.
-            on_delta: called with each piece of the reply that later tokens cannot change, and with the rest at its end.
-                After the first piece, the reply is sampled to its end even if the call is cancelled.
+            on_delta: called with each piece of the reply that later tokens cannot change, and at the end with the
+                rest. After the first piece, the reply is sampled to its end even if the call is cancelled.
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: as :meth:`turn`.
+            ValueError: see :meth:`turn`.
             TemplateError: the chat template refuses the messages.
         """
         if self.ended is not None:
@@ -263,7 +264,7 @@ class Chat:
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: no token, or a token id that the tokenizer does not have.
+            ValueError: there is no token, or the tokenizer does not have a token id.
         """
         if self.ended is not None:
             raise EpisodeEnded(self.ended)
@@ -292,7 +293,7 @@ class Chat:
         added: Int64Array | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Reply:
-        """Append messages to a conversation, or token ids ``added`` in their place, and sample its reply.
+        """Append messages to a conversation, or the token ids ``added`` instead, and sample the reply.
 
         If the chat template rewrites the conversation, the reply is in a branch. A new branch is stored here.
         """
@@ -350,7 +351,7 @@ class Chat:
         return reply
 
     async def finish_streams(self) -> None:
-        """Wait for the replies that have begun to stream: they count even if the agent stops reading."""
+        """Wait for the replies that have begun to stream, which count even if the agent stops reading."""
         for pieces in list(self._streamed):
             if pieces.is_shown:
                 await pieces.is_sampled.wait()
@@ -358,10 +359,10 @@ class Chat:
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply`` concurrently; return their messages in the order of the calls.
 
-        Errors are messages for the policy. The list is empty if ``reply`` has no call.
+        An error becomes a message for the policy. The list is empty if ``reply`` has no call.
 
         Raises:
-            EpisodeEnded: an error, with ``on_parse_error`` or ``on_tool_error`` set to ``"end"``.
+            EpisodeEnded: there was an error, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
         """
         self.waiting_since = None
         try:
@@ -377,5 +378,5 @@ class Chat:
         return [tokens for _, tokens in self._conversations.list_rows()]
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
-        """Cut long observations. The ``first`` prompt is not cut; it raises ValueError above a limit."""
+        """Cut long observations. The ``first`` prompt is not cut, but raises ValueError above a limit."""
         return bound_messages(new, refuse_long_prompt if first else self.tools.bound)

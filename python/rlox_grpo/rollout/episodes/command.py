@@ -11,7 +11,7 @@ The program gets the episode's OpenAI-compatible endpoint and the data row in en
 
 The reward is the last line of stdout: a JSON number, null (unscored), or an object with ``reward`` and optional
 ``metrics`` and ``stop_reason``. Without output on stdout, the exit code decides: 0 is a reward of 1.0, and 1 is a
-reward of 0.0 if stderr is empty too. Everything else is an error of the environment.
+reward of 0.0 if stderr is empty too. Any other result is an error of the environment.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MAX_COMMANDS = 32
 """Maximum number of programs at the same time if ``max_live_episodes`` is not set."""
 
 _TAIL_BYTES = 64 * 1024
-"""Number of last bytes of stdout and of stderr that are kept."""
+"""Number of bytes at the end of stdout and of stderr that are stored."""
 _SHOWN = 1000
 """Number of last characters of stderr in an error message."""
 _GRACE = 5.0
-"""Seconds to wait for the streams of a killed program: a process that it started may keep them open."""
+"""Seconds to wait for the streams of a killed program, because a process that it started may keep them open."""
 
-# Parent process of the program. It kills the process group when the trainer dies: only the trainer holds the other end
-# of its stdin.
+# Parent process of the program. It kills the process group when its stdin is closed, which happens when the trainer
+# dies, because only the trainer has the other end.
 _GUARD = """
 import os, signal, subprocess, sys, threading
 program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
@@ -70,7 +70,7 @@ def read_command(environment: str) -> list[str]:
     """Split a command into its words.
 
     Raises:
-        ConfigError: no command, an unclosed quote, or a program that is not found.
+        ConfigError: there is no command, a quote is not closed, or the program is not found.
     """
     try:
         words = shlex.split(environment.removeprefix(PREFIX))
@@ -86,7 +86,7 @@ def read_command(environment: str) -> list[str]:
 
 
 def name_command(words: Sequence[str]) -> str:
-    """The environment's name in metrics: the program, or the script or module that Python runs (``my_agent``)."""
+    """Return the environment's name in metrics: the program, or the script or module that Python runs."""
     named = [word for word in words[1:] if not word.startswith("-")] if words[0] == sys.executable else words[:1]
     return Path(named[0]).stem if named else "command"
 
@@ -149,7 +149,7 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
 
 
 async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
-    """Wait for all, even if the task is cancelled meanwhile; then raise CancelledError."""
+    """Wait for all, even if the task is cancelled meanwhile. If it was, raise CancelledError at the end."""
     waiting = asyncio.ensure_future(asyncio.wait(awaited, timeout=timeout))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -1,7 +1,7 @@
-"""One conversation of an episode: its messages, and the exact tokens that the policy was given and sampled.
+"""One conversation of an episode: its messages, and the exact tokens that the policy got and sampled.
 
-An episode has one conversation, and one more for each branch. A branch shares the :class:`Span` objects before its
-beginning with the conversation that it branches off, so a shared reply is recognised by identity::
+An episode has one conversation, and one more for each branch. The :class:`Span` objects before the beginning of a
+branch are those of the conversation that it branches off, so a shared reply is recognised by identity::
 
     conversation   prompt | reply 1 | message 2 | reply 2
     branch         prompt | reply 1 | message 3 | reply 3      the same Span object for reply 1
@@ -90,7 +90,8 @@ class Conversation:
 
     Attributes:
         template: the chat template.
-        branch: see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`; −1 before it has a number.
+        branch: number of the branch, see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`; −1 before it is
+            numbered.
         messages: the messages so far.
         prompt_messages: number of messages in the first prompt.
         busy: whether a reply is being sampled.
@@ -107,7 +108,7 @@ class Conversation:
         self.prompt_messages = 0
         self.busy = self.is_cancelled = False
         self._end_ids = end_ids
-        self._keys: list[MessageKey] = []  # of the messages before they were cut
+        self._keys: list[MessageKey] = []  # keys of the messages from before the cut
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
         self._marks: list[Mark] = []
@@ -115,7 +116,7 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """Number of replies, including those before the beginning of a branch."""
+        """Number of replies, those before the beginning of a branch included."""
         return sum(span.sampled for span in self._spans)
 
     @property
@@ -187,14 +188,14 @@ class Conversation:
     def count_added(self, added: Int64Array) -> int:
         """Count the tokens of ``added`` against ``max_episode_tokens``.
 
-        A first prompt does not count. In a rewritten history, the tokens from the first changed one on count.
+        A first prompt does not count. In a rewritten history, all tokens from the first changed token on count.
         """
         if self.messages:
             return len(added)
         return 0 if self.rewrites is None else len(added) - _count_common(self.rewrites.token_ids, added)
 
     def append(self, new: Sequence[Message], added: Int64Array, keys: Sequence[MessageKey] | None = None) -> None:
-        """Append messages and their tokens. ``keys`` are those of the messages before they were cut, if they were."""
+        """Append messages and their tokens. ``keys`` are the keys of messages that were cut, from before the cut."""
         if not self.messages:
             self._prompt_ids = added
             self.prompt_messages = len(new)
@@ -211,7 +212,7 @@ class Conversation:
         ended_by = last if last in self._end_ids else None
         ids = turn.token_ids[:-1] if ended_by is not None else turn.token_ids
         text = self.template.decode(ids, with_special=False)
-        # Some call formats have special tokens.
+        # Some formats of tool calls have special tokens, so they are decoded too.
         is_marked = with_tools and not set(self.template.special_tokens).isdisjoint(MARKS[self.template.call_format])
         marked = self.template.decode(ids, with_special=True) if is_marked else text
         whole = state.open_text + marked if continues else marked
@@ -252,15 +253,15 @@ class Conversation:
         )
 
     def accept_shown(self, content: str, reasoning: str) -> None:
-        """Also recognise the last reply by its streamed content and reasoning, which can differ from the final ones."""
+        """Recognise the last reply by its streamed content and reasoning too, which can differ from the final ones."""
         role, forms, name, calls, earlier = self._keys[-1]
         self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or earlier
 
     def find(self, keys: Sequence[MessageKey]) -> tuple[Mark, int] | None:
-        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow.
+        """Find the last reply that ``keys`` contain with all messages before it, and after which more messages follow.
 
         Returns:
-            Its mark, and the number of messages up to it.
+            The mark of this reply, and the number of messages up to it.
         """
         same = 0
         for ours, theirs in zip(self._keys, keys, strict=False):
@@ -289,11 +290,11 @@ class Conversation:
         return conversation
 
     def list_tokens(self, trained: set[int]) -> ChatTokens | None:
-        """Return the tokens up to the last own reply; None if the conversation has no reply of its own.
+        """Return the tokens up to the last reply; None if the conversation has no reply after its branching point.
 
         Args:
-            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here. Those of
-                this row are added.
+            trained: ``id`` of the reply spans that earlier rows train, which are not marked as sampled here. The
+                spans of this row are added.
         """
         is_reply = [span.sampled and id(span) not in trained for span in self._spans]
         if not any(is_reply):

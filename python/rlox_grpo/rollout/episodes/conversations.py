@@ -24,7 +24,7 @@ class Conversations:
         self._end_ids = end_ids
         self.first = self.current = Conversation(template, end_ids)
         self._all = [self.first]
-        self._counts: dict[bytes, int] = {}  # branches that began with the same tokens, by the digest of these
+        self._counts: dict[bytes, int] = {}  # number of branches that begin with the same tokens, by their digest
 
     def find_longest(self, find: Callable[[Conversation], tuple[Mark, int] | None]) -> tuple[Conversation, int] | None:
         """Find the conversation that a request shares the most messages or tokens with.
@@ -49,7 +49,7 @@ class Conversations:
         return self.first
 
     def add(self, conversation: Conversation, context: Int64Array) -> None:
-        """Number and store a new branch that begins with ``context``; do nothing for a stored conversation."""
+        """Number and store a new branch that begins with ``context``, unless the conversation is stored already."""
         if conversation.branch >= 0:
             return
         conversation.branch = self._derive_branch(context)
@@ -60,7 +60,7 @@ class Conversations:
     def give_up(self, conversation: Conversation, *, is_new: bool) -> None:
         """Discard the pending reply of a cancelled call; later calls branch off before it.
 
-        With ``is_new``, the conversation had no other reply of its own and is discarded too.
+        ``is_new`` says that the conversation has no other reply of its own; then the conversation is discarded too.
         """
         conversation.is_cancelled = True
         if not is_new:
@@ -77,8 +77,8 @@ class Conversations:
     def list_rows(self) -> list[tuple[Conversation, ChatTokens]]:
         """List the conversations that have a reply of their own, with their tokens; :attr:`current` is the first.
 
-        If several conversations share a reply, its tokens are marked as sampled only in the first, so that each reply
-        is trained once.
+        If several conversations share a reply, its tokens are marked as sampled only in the first of them, so that
+        each reply is trained once.
         """
         rows: list[tuple[Conversation, ChatTokens]] = []
         trained: set[int] = set()
@@ -94,7 +94,7 @@ class Conversations:
     def list_branch_messages(self) -> list[list[dict[str, Any]]]:
         """Copy the messages of all rows but :attr:`current`, in the order of the rows.
 
-        A conversation that was rewritten is left out: its rewritten form has its messages.
+        A conversation that was rewritten is left out, because its rewritten form has the same messages.
         """
         rewritten = {id(conversation.rewrites) for conversation in self._all}
         rows = [conversation for conversation, _ in self.list_rows()]

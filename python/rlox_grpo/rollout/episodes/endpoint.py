@@ -40,7 +40,8 @@ from rlox_grpo.types import Sampling
 logger = logging.getLogger(__name__)
 
 CALLS_AFTER_END = 8
-"""Calls that are answered after a limit has ended the episode. One more call stops the episode: its agent may loop."""
+"""Number of calls that are answered with an error after a limit has ended the episode. The next call cancels the
+episode's task, because the agent ignores the error and may call forever."""
 
 _LOOK_AT_CLIENT = 0.2
 """Seconds between two checks whether the client of a call has disconnected."""
@@ -74,8 +75,8 @@ class Endpoints:
         """
         self._sampling = sampling
         self._loop = asyncio.get_running_loop()
-        # Generous times: a reply can wait for other replies, vLLM compiles in its first steps, and an agent in this
-        # process sends its request from the event loop that the engine's steps block.
+        # The times are generous, because a reply can wait for other replies, vLLM compiles in its first steps, and an
+        # agent in this process sends its request from the event loop that the engine's steps block.
         self._bounds = Bounds(
             connections=min(4096, 64 + 8 * max_episodes),
             body_bytes=2**24,
@@ -141,11 +142,11 @@ class Endpoints:
 
     def _authorize(self, header: str) -> _Open | None:
         scheme, _, key = header.partition(" ")
-        # By digest, so that the time of the look-up reveals nothing about a key.
+        # Keys are looked up by digest, so that the time of the look-up reveals nothing about a key.
         return self._open.get(_hash(key)) if scheme == "Bearer" else None
 
     def _post(self, episode: _Open, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
-        """Answer a call, with a stream of events if it asks for one. An error before the first event is a refusal.
+        """Answer a call, with a stream of events if it asks for one. An error before the first event sets the status.
 
         From the first event on, the reply is sampled to its end even if its client disconnects, so that the trained
         tokens do not depend on when the disconnection is noticed.
@@ -183,7 +184,7 @@ class Endpoints:
         return Answer(200, make_events(), "text/event-stream")
 
     def _describe(self, error: BaseException, episode: _Open) -> bytes:
-        """The error of a call as OpenAI's API writes it."""
+        """Return the error of a call in the form of OpenAI's API."""
         if isinstance(error, RequestError):
             return make_error(str(error), param=error.param)
         if isinstance(error, EpisodeEnded):
@@ -226,7 +227,7 @@ class Endpoints:
 def _wait_for_delta(
     deltas: queue.SimpleQueue[Delta | None], future: Future[Any], is_gone: Callable[[], bool], deadline: float
 ) -> Delta | None:
-    """Wait for the first piece of a reply, or for the end of the call, which is None.
+    """Wait for the first piece of a reply, or for the end of the call, for which None is returned.
 
     Raises:
         queue.Empty: the client disconnected, or the deadline passed; the call is cancelled.

@@ -1,4 +1,4 @@
-"""Convert finished episodes to groups of completions: a shared prompt, and a row for each conversation."""
+"""Convert finished episodes to groups of completions, with a shared prompt and one row for each conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
 
     The group's prompt is the longest common prefix of the first prompts of all rows. The rest of a first prompt is the
     beginning of its row, marked as not sampled. Without a common prefix, each row has its own prompt. An episode that
-    failed before its first reply is one end token, which is not sampled.
+    failed before its first reply becomes one end token, which is not sampled.
 
     Example: first prompts ``1 2 3`` and ``1 2 4`` give the group's prompt ``1 2``, and rows that begin with ``3`` and
     with ``4``.
@@ -60,7 +60,7 @@ def _make_completion(episode: Episode, rows: Sequence[ChatTokens], shared: int |
 
 
 def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
-    """Make a row after the first ``shared`` tokens of its prompt; None: the row has its own prompt."""
+    """Make a row from the tokens after the first ``shared`` tokens of its prompt. None: the row has its own prompt."""
     rest = tokens.prompt_ids[len(tokens.prompt_ids) if shared is None else shared :]
     token_ids = np.concatenate([rest, tokens.token_ids])
     sampled = np.concatenate([np.zeros(len(rest), dtype=bool), tokens.sampled])

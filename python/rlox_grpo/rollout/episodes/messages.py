@@ -12,7 +12,7 @@ from rlox_grpo.rewards.copies import copy_value
 
 Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000
-"""Maximum length of a message of the first prompt."""
+"""Maximum characters of a message of the first prompt."""
 
 MessageKey: TypeAlias = "tuple[str, tuple[str, ...], str | None, tuple[Any, ...], str | None]"
 """Key by which messages are compared: role, forms of the content, name or tool_call_id, tool calls, reasoning."""
@@ -106,7 +106,7 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
 
 
 def bound_messages(messages: Sequence[Message], bound: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Copies of ``messages``, with ``bound(text)`` in place of each text of their contents."""
+    """Return copies of ``messages``, with ``bound(text)`` in place of each text of their contents."""
     return [{**message, "content": _bound_content(message["content"], bound)} for message in messages]
 
 
@@ -140,7 +140,7 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Return one or several stop strings as a tuple.
 
     Raises:
-        ValueError: one is empty, not a text, or holds a lone surrogate; the message has its index.
+        ValueError: a stop string is empty, is not a text, or has a lone surrogate; the message has its index.
     """
     several = (stop,) if isinstance(stop, str) else tuple(stop)
     for index, text in enumerate(several):

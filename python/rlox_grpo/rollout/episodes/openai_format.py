@@ -25,7 +25,7 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
 _LARGE = 2**31
-"""Integers above it may be too large for floats."""
+"""Integers above this number may be too large for floats."""
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 """Parameters that do not change a reply."""
 _FIXED: Mapping[str, Any] = {
@@ -41,7 +41,7 @@ _NO_END = {"logprobs": None, "finish_reason": None}
 
 
 class RequestError(ValueError):
-    """A request that the endpoint cannot serve; answered with status 400. ``param`` is the parameter at fault."""
+    """A request that the endpoint cannot serve. Its answer has status 400. ``param`` is the parameter at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -199,7 +199,7 @@ class TextAnswer:
 
 
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
-    """A reply as a message of OpenAI's API: arguments of tool calls are JSON text, and the stop string is cut off."""
+    """Return a reply as a message of OpenAI's API, with arguments as JSON text, and without the stop string."""
     content = cut_reply(reply, stop)
     message = {**make_reply_message(content, reply.reasoning, reply.tool_calls), "refusal": None}
     for call in message.get("tool_calls", ()):
@@ -270,7 +270,7 @@ def _read_shared(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, Any]:
-    """Convert a message to the form of chat templates. ``names`` maps the ids of earlier tool calls to tool names."""
+    """Convert a message for chat templates. ``names`` maps ids of earlier tool calls to names of tools."""
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object with role and content", where)
     role = "system" if message.get("role") == "developer" else message.get("role")

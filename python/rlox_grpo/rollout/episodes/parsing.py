@@ -3,12 +3,13 @@
 There are six formats of tool calls, each with any number of calls in a reply:
 
 ``hermes``
-    Hermes' and Qwen's ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``; without that tag as ``json``.
+    Hermes' and Qwen's ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``. Without this tag, a reply is read as
+    ``json``.
 ``llama3``
     ``{"name": …, "parameters": {…}}``, optionally after ``<|python_tag|>``; calls are separated by ``;``.
 ``mistral``
-    ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]name[ARGS]{…}`` for each call; without that
-    token as ``json``.
+    ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]name[ARGS]{…}`` for each call. Without this
+    token, a reply is read as ``json``.
 ``qwen_xml``
     Qwen3-Coder's, Qwen 3.5's and Nemotron's ``<tool_call><function=name><parameter=x>…</parameter></function>
     </tool_call>``.
@@ -35,7 +36,7 @@ Call: TypeAlias = "tuple[str, Mapping[str, Any]]"
 Schemas: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 MAX_CALLS = 64
-"""Maximum number of calls in one reply; more are a parse error."""
+"""Maximum number of calls in one reply. More calls are a parse error."""
 
 _PYTHON, _CALLS, _ARGS, _CALL_ID = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -51,7 +52,7 @@ MARKS: Mapping[CallFormat, tuple[str, ...]] = {
     "glm": (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END),
     "json": (),
 }
-"""Tags of each format. If a tokenizer has one as a special token, replies are decoded with special tokens."""
+"""Tags of each format. If a tokenizer has one of them as a special token, replies are decoded with special tokens."""
 THINK, THOUGHT = "<think>", "</think>"
 
 _SPACE = re.compile(r"\s*")
@@ -172,7 +173,7 @@ def _read_hermes(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 
 
 def _read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """Read calls in tags. The outer tag may be missing, because these models sometimes omit it."""
+    """Read calls in tags. The outer tag may be missing, because models sometimes omit it."""
 
     def read(cursor: _Cursor) -> Call:
         is_open = cursor.take(_OPEN)
@@ -233,7 +234,7 @@ def _read_call(value: Any) -> Call:
 
 
 class _Cursor:
-    """A place in a text, which moves on as tags are read."""
+    """A position in a text, which moves on as tags are read."""
 
     def __init__(self, text: str, offset: int) -> None:
         self.text, self.offset = text, offset
@@ -271,7 +272,7 @@ class _Cursor:
 
 
 def _scan_calls(text: str, tags: Sequence[str], read: Callable[[_Cursor], Call]) -> tuple[str, list[Call]]:
-    """Return the text without the calls, and the calls. Each begins with one of ``tags``; ``read`` reads one."""
+    """Return the text without the calls, and the calls. A call begins with one of ``tags``, and ``read`` reads it."""
     rest: list[str] = []
     calls: list[Call] = []
     cursor = _Cursor(text, 0)
@@ -293,7 +294,7 @@ def _add(arguments: dict[str, Any], name: str, key: str, text: str, schemas: Sch
 
 
 def _read_value(text: str, types: Sequence[str], name: str) -> Any:
-    """Convert ``text`` to one of the JSON types ``types``; leave it as text if there are none."""
+    """Convert ``text`` to one of the JSON types ``types``; if there are none, return it as text."""
     if not types or [*types] == ["string"]:
         return text
     bare = text.strip()
@@ -335,7 +336,7 @@ def _parse_json(text: str) -> Any:
     """Parse ``text`` as one JSON value.
 
     Raises:
-        ToolCallError: not JSON, or text after the value.
+        ToolCallError: the text is not JSON, or there is text after the value.
     """
     text = text.strip()
     value, end = _parse_first(text)

@@ -1,8 +1,8 @@
 """State of partial rollouts: the recorded replies of unfinished episodes, and the gate between two rounds.
 
 Between two steps, only the replies of an episode are stored. In the next step its environment runs again from the
-beginning and gets the recorded replies, until it asks for a reply that has not been sampled. So the state of an
-environment is never saved, and a resumed run equals an uninterrupted one.
+beginning and gets the recorded replies, until it asks for a reply that has not been sampled. The state of an
+environment is therefore never saved, and a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RecordedReply:
 
     Attributes:
         context: digest of the tokens before the reply and of its stop strings.
-        turn: its tokens, their log-probs, and the policy version that sampled it.
+        turn: the tokens of the reply, their log-probs, and the policy version that sampled it.
     """
 
     context: str
@@ -43,8 +43,8 @@ class StartedEpisode:
 
     Attributes:
         replies: recorded replies by branch and turn; see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`.
-        seconds: time used of ``episode_timeout``.
-        played: its rows and outcome; None until it has finished.
+        seconds: the part of ``episode_timeout`` that the episode has used.
+        played: the rows and the outcome; None until the episode has finished.
     """
 
     replies: dict[tuple[int, int], RecordedReply] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class StartedGroup:
 class Gate:
     """Admits ``turns`` replies of each episode per round, and holds further requests until the next round.
 
-    The first round admits none: continued episodes first get their recorded replies, so that the batches of decoding
+    The first round admits no reply: continued episodes first get their recorded replies, so that the decoded batches
     do not depend on how long environments take.
 
     Attributes:
@@ -114,7 +114,7 @@ class Gate:
         return left > 0
 
     def record(self, request: TurnRequest, turn: SampledTurn) -> SampledTurn:
-        """Record a sampled reply; returns it with its policy version."""
+        """Record a sampled reply. Returns the reply with its policy version."""
         versioned = replace(turn, policy_version=self._version)
         self._started[request.episode].replies[request.branch, request.turn] = RecordedReply(
             _digest(request), versioned
@@ -126,7 +126,7 @@ class Gate:
         return {request.episode for request in self.waiting}
 
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
-        """Begin the next round of these episodes; returns the admitted requests in a fixed order."""
+        """Begin the next round of these episodes. Returns the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
         held, self.waiting = (
             sorted(self.waiting, key=lambda request: (request.episode, request.branch, request.turn)),
@@ -137,7 +137,7 @@ class Gate:
     def shift_start(self, episode: tuple[int, int], started: float) -> float:
         """Store the time that a waiting episode has used since ``started``; return its start without the waiting time.
 
-        In the first round it has used no time.
+        In the first round an episode has used no time.
         """
         state = self._started[episode]
         since = [when for request, when in self.waiting.items() if request.episode == episode]

@@ -36,7 +36,7 @@ class NoReplyError(Exception):
 
 
 class PlayedChat:
-    """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples.
+    """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples replies.
 
     Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` is None.
 
@@ -172,7 +172,7 @@ def play_episode(
         ConfigError: the environment or a tool cannot be used.
         ValueError: the row lacks a column that the environment needs.
         NoReplyError: the replies ended before the episode.
-        Exception: raised by the environment; its traceback was shown.
+        Exception: the environment raised it; its traceback was shown.
     """
     if isinstance(environment, str):
         raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")

@@ -1,7 +1,8 @@
 """Main function of the worker processes in which sync environments and tools run.
 
-The trainer sends jobs as pickles; it is trusted. The worker answers with lines of JSON of bounded length. While it
-plays an episode, it also sends requests, such as for a reply of the policy, and waits for the trainer's answer.
+The trainer sends jobs as pickles, because the worker trusts it. The worker answers with lines of JSON of bounded
+length. While it plays an episode, it also sends requests, such as for a reply of the policy, and waits for the
+trainer's answer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class WorkerSetup:
     Attributes:
         environment: the argument of :class:`rlox_grpo.GRPO`; None for a process that only runs tools.
         tools: functions, which jobs name by their index.
-        limits: limits of the tools, and of those that are methods of the environment, as in TRL's environments.
+        limits: limits of the tools, those that are methods of the environment included, as in TRL's environments.
         timeout: maximum seconds of a tool call, or between two turns of an episode.
     """
 
@@ -72,7 +73,8 @@ class TrainerPipe:
         self._jobs, self._answers = jobs, answers
         self._owner = os.getpid()
         self.timeout = 0.0
-        # A forked process that outlives the worker must not keep the pipe open: the trainer waits for its end of file.
+        # A forked process that outlives the worker must not keep the pipe open, because the trainer waits for the end
+        # of file.
         os.register_at_fork(after_in_child=self._close)
 
     def _close(self) -> None:
@@ -104,7 +106,7 @@ class TrainerPipe:
         return message
 
     def _set_alarm(self, seconds: float) -> None:
-        """End the process after some time, in case the trainer was killed and cannot; 0.0: never."""
+        """End the process after some seconds, in case the trainer was killed and cannot end it. 0.0: never."""
         if threading.current_thread() is threading.main_thread():
             set_alarm(seconds)
 

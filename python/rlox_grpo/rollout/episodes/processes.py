@@ -26,7 +26,7 @@ from rlox_grpo.rollout.episodes.tools import ToolLimits
 
 _ENTRY = "rlox_grpo.rollout.episodes.process_main"
 _ABANDON_SECONDS = 1.0
-"""Seconds to wait for the pipe of a killed worker: a process that the worker started may keep it open."""
+"""Seconds to wait for the pipe of a killed worker, because a process that the worker started may keep it open."""
 
 
 class EpisodeWorkerError(RuntimeError):
@@ -67,7 +67,7 @@ class ProcessPool:
 
     @contextlib.asynccontextmanager
     async def lend(self) -> AsyncIterator[LentWorker]:
-        """Lend a ready process for the block; wait for one if all are lent. A process that is not ``clean`` is killed.
+        """Lend a ready process for the block, or wait for one. At the end, a process that is not ``clean`` is killed.
 
         Raises:
             EpisodeWorkerError: the process cannot run the environment or the tools.
@@ -129,7 +129,7 @@ class LentWorker:
     """A process lent for one episode or one call.
 
     Attributes:
-        clean: whether the process can be reused; set by the user.
+        clean: whether the process can be reused. Whoever has borrowed the process sets this.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -223,7 +223,7 @@ class ToolProcesses:
         return inspect.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Call a sync tool. Returns its result, cut to ``max_chars`` characters, and the length that it had.
+        """Call a sync tool. Returns its result, cut to ``max_chars`` characters, and the length before the cut.
 
         Raises:
             TimeoutError: the call took too long; its process is killed.

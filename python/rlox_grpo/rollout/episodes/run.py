@@ -1,4 +1,4 @@
-"""Run episodes concurrently: each is a coroutine, and their pending replies are decoded together."""
+"""Run episodes concurrently. Each episode is a coroutine, and the pending replies of all are decoded together."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class EpisodeRunner:
         """Check the environment, the tools, the chat template and the deadlines.
 
         Args:
-            environment, tools: those of :class:`rlox_grpo.GRPO`.
+            environment, tools: the arguments of :class:`rlox_grpo.GRPO`.
             config: the options of episodes.
-            tokenizer: of the policy.
+            tokenizer: the policy's tokenizer.
             prompts: the options of prompts; the defaults when None.
             on_ended: called with the numbers of finished and of all episodes, as episodes finish.
-            check_turn: checks each reply of an engine of the user.
+            check_turn: checks each reply, if the engine is one of the user.
 
         Raises:
-            ConfigError: one of them cannot be used.
+            ConfigError: one of these cannot be used.
         """
         self.environment: Environment = adapt_environment(environment, tools)
         self.source = environment
@@ -93,7 +93,7 @@ class EpisodeRunner:
         self._environment_processes = None
         self._play_row = self.environment.play
         self._max_live = config.max_live_episodes or self.environment.max_live
-        # Maximum time between two turns of a sync environment. Without a deadline it needs no process.
+        # Maximum time between two turns of a sync environment. Without a deadline, the environment needs no process.
         timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
         if timeouts and not self.environment.is_async:
             foreign = WorkerSetup(environment, tuple(tools), self._limits, min(timeouts))
@@ -133,7 +133,7 @@ class EpisodeRunner:
     ) -> list[RolloutGroup]:
         """Run ``group_sizes[i]`` episodes for each ``prompts[i]`` of this rank's ``share``.
 
-        ``engine_share`` is ignored: engines that several ranks share do not run episodes.
+        ``engine_share`` is ignored, because engines that several ranks share do not run episodes.
 
         Raises:
             EpisodeError: the environment raised an exception, with ``on_environment_error="stop"``.
@@ -170,7 +170,7 @@ class EpisodeRunner:
         """Run the unfinished episodes of ``groups`` in rounds of ``partial_rollout_turns`` replies each.
 
         After each round, ``must_stop(finished)`` is called with the number of finished groups; True ends the call.
-        Replies and outcomes are stored in ``groups``, also on an error.
+        Replies and outcomes are stored in ``groups``, even after an error.
 
         Raises:
             EpisodeError: the environment raised an exception, with ``on_environment_error="stop"``.
@@ -235,7 +235,7 @@ class EpisodeRunner:
         gate: Gate | None = None,
         must_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Run an episode for each prompt and key of ``asked``; appends them to ``running``, with their outcomes."""
+        """Run an episode for each prompt and key of ``asked``, and append the episodes to ``running``."""
         if not isinstance(engine, TurnEngine):
             raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
         config, most = self._config, self._max_live
@@ -292,7 +292,7 @@ class EpisodeRunner:
         """Return the outcome of an episode whose environment raised ``cause``, and its description.
 
         Raises:
-            EpisodeError: with ``on_environment_error="stop"``.
+            EpisodeError: ``on_environment_error`` is ``"stop"``.
         """
         chat = state.chat
         reported_end = chat.ended if chat.has_reported_end else None  # the agent failed because its call was refused

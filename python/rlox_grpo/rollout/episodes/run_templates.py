@@ -1,4 +1,4 @@
-"""The chat templates of a run: one for each list of tools, tested once for rewrites and its format of tool calls."""
+"""The chat templates of a run, one for each list of tools, tested once for rewrites and the format of calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANSWER, _THOUGHT, _RESULT = "an answer", "a thought", "a result"
 
 
 class RunTemplates:
-    """Creates the template for a list of tools, and stores it."""
+    """Creates and stores the templates for lists of tools."""
 
     def __init__(self, tokenizer: Any, config: EpisodeConfig, prompts: PromptConfig) -> None:
         """Check the tokenizer and the variables of its chat template.
@@ -51,7 +51,7 @@ class RunTemplates:
         """Return the template for JSON schemas of tools.
 
         Raises:
-            ConfigError: the template cannot be used, or the run has too many lists of tools.
+            ConfigError: the template cannot be used, or the run has too many different lists of tools.
         """
         name = json.dumps(schemas)
         if name not in self._templates:
@@ -96,8 +96,8 @@ def find_rewrite(template: Template) -> str | None:
     """Describe what the template rewrites when a conversation continues; None if it rewrites nothing in any trial.
 
     Each trial has two replies. There are trials with and without a system message, with reasoning as ``<think>`` tags
-    and as ``reasoning_content``. If the template has tools, there are trials with tool calls and their results, also of
-    replies that hold text or reasoning as well.
+    and as ``reasoning_content``. If the template has tools, there are trials with tool calls and their results. In
+    some of them the reply has text or reasoning too.
 
     Raises:
         TemplateError: the template renders no conversation of several turns, or no tool result.

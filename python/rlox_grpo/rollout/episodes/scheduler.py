@@ -18,7 +18,7 @@ from rlox_grpo.rollout.episodes.partial import Gate
 from rlox_grpo.types import Episode, Prompt
 
 SETTLE_ROUNDS = 32
-"""Iterations of the event loop in which an environment that waits for nothing sends its next request."""
+"""Iterations of the event loop after which an environment that waits for nothing has sent its next request."""
 
 TICK = 0.05
 """Seconds between two checks of the deadlines while nothing is decoded."""
@@ -29,11 +29,11 @@ class Running:
     """One running episode.
 
     Attributes:
-        prompt, chat: its prompt and its chat.
+        prompt, chat: the prompt and the chat of the episode.
         key: index of the prompt in its step, and of the completion in its group.
         end_endpoint: closes the episode's endpoint.
         task: the task that runs it; None before it starts.
-        is_cancelled: whether this module has cancelled the task. If not, a CancelledError is the environment's own.
+        is_cancelled: whether this module has cancelled the task. If not, a CancelledError comes from the environment.
         started: ``time.monotonic()`` of its start; None while it waits for a worker process.
         episode: its outcome; None until it has finished.
     """
@@ -60,9 +60,9 @@ class Running:
 
 
 class Replies:
-    """The pending requests for replies. With a ``gate``, some wait for the next round of their episode.
+    """The pending requests for replies. With a ``gate``, some requests wait for the next round of their episode.
 
-    ``check`` is called with each request and its reply, and raises EngineError for a wrong one.
+    ``check`` is called with each request and its reply, and raises EngineError for a reply that cannot be trained on.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ async def run_episodes(
     on_ended: Callable[[int, int], None] | None,
     must_stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Run every episode to its end, at most ``max_live`` at a time. The first exception cancels all.
+    """Run every episode to its end, at most ``max_live`` at a time. The first exception cancels all episodes.
 
     With a gate, episodes run in rounds. ``must_stop()`` is called after each round; True cancels unfinished episodes.
 
@@ -137,7 +137,7 @@ async def run_episodes(
         running: the episodes, in the order in which they start.
         replies: their pending requests.
         play: runs one episode.
-        config: the deadlines.
+        config: options of the episodes; only ``turn_timeout`` and ``episode_timeout`` are used.
         max_live: maximum number of concurrent episodes; None: all.
         on_ended: called with the numbers of finished and of all episodes.
         must_stop: see above.
@@ -166,7 +166,7 @@ async def run_episodes(
             _cancel_late([episode for episode in live.values() if episode.key not in held], config)
             if len(replies.session):
                 replies.step()
-            # The round is over when every live episode waits at the gate.
+            # The round is over if every live episode waits at the gate.
             elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
                 for episode in live.values():
                     if episode.started is not None:
@@ -180,7 +180,8 @@ async def run_episodes(
                 replies.changed.clear()
                 if any(episode.is_done for episode in live.values()) or len(replies.session):
                     continue
-                # No reply to sample and no episode has ended: wait for a change, and check the deadlines every TICK.
+                # There is no reply to sample, and no episode has ended. Wait for a change, and check the deadlines
+                # every TICK.
                 try:
                     await asyncio.wait_for(replies.changed.wait(), TICK)
                 except (asyncio.TimeoutError, TimeoutError):
@@ -230,7 +231,7 @@ T = TypeVar("T")
 
 
 def run_coroutine(make: Callable[[], Awaitable[T]]) -> T:
-    """Await ``make()`` on a new event loop; in a thread if this one has a running loop, as in a notebook."""
+    """Await ``make()`` on a new event loop, in another thread if this thread has a running loop, as in a notebook."""
 
     async def main() -> T:
         return await make()

@@ -15,11 +15,11 @@ from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.types import Int64Array
 
 _REPLACEMENT = "\ufffd"
-"""The text of incomplete UTF-8."""
+"""The character that stands for incomplete UTF-8 in decoded text."""
 _THINK_TOKENS = 16
 """Number of last tokens of a prompt that are searched for ``<think>``."""
 _LONG, _EVERY = 16, 16
-"""After 16 tokens without a complete character, such as in a reply that is not text, decode only every 16 tokens."""
+"""After this many tokens without a complete character, as in a reply that is not text, decode only every 16 tokens."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Form:
     """How the text of a reply is parsed.
 
     Attributes:
-        call_format: the format of tool calls; None: calls are not parsed.
+        call_format: the format of tool calls; None: tool calls are not parsed.
         stop: strings that end the reply and are not shown.
         is_thinking: whether the prompt ends with ``<think>``.
         is_raw: the whole text is content, and each piece has its token ids.
@@ -54,8 +54,8 @@ def find_shown(text: str, form: Form) -> Delta:
     ``</think>`` ends the reasoning if the reply begins with ``<think>`` or its prompt ends with it. In other replies it
     is content, because the text before it has already been sent as content.
 
-    Examples, without tools and with the stop string ``"END"``: of ``"4 is the EN"``, ``"4 is the "`` is shown; of
-    ``"<think>hm</th"``, the reasoning ``"hm"``.
+    Examples, without tools and with the stop string ``"END"``: the content ``"4 is the "`` is
+    returned for the text ``"4 is the EN"``, and the reasoning ``"hm"`` for ``"<think>hm</th"``.
     """
     if form.is_raw:
         return Delta(_hold_content(text, form))
@@ -110,7 +110,7 @@ class ReplyPieces:
         """Begin an empty reply.
 
         Args:
-            template: has the tokenizer.
+            template: the chat template; its tokenizer decodes the tokens.
             end_ids: end tokens, which are not text.
             form: how the text is parsed.
             show: called with each piece.
@@ -128,7 +128,7 @@ class ReplyPieces:
         self._from = self._done = 0  # start of the tokens to decode, and number of the tokens in _text
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Add sampled tokens, and send the text that became final."""
+        """Add sampled tokens, and send the text that has become final."""
         self._num_added += len(token_ids)
         if self._form.is_raw:
             self._unseen += token_ids
@@ -141,7 +141,7 @@ class ReplyPieces:
         tail = len(self._ids) - self._done
         if not tail or (tail > _LONG and tail % _EVERY):
             return Delta()
-        # A tokenizer may strip the space of a first token, so decode new tokens together with earlier ones.
+        # A tokenizer may strip the space before a first token, so new tokens are decoded together with earlier ones.
         before, now = (
             self._template.decode(ids, with_special=bool(self._special))
             for ids in (self._ids[self._from : self._done], self._ids[self._from :])
@@ -155,8 +155,8 @@ class ReplyPieces:
     def finish(self, content: str, reasoning: str | None, token_ids: Sequence[int] = ()) -> None:
         """Send the rest of a complete reply: its content and reasoning, and the token ids of a raw reply.
 
-        Nothing is sent if ``content`` does not begin with the content sent so far. This happens when a reply has
-        ``</think>`` without ``<think>``: the text before it was sent as content and is reasoning.
+        Nothing is sent if ``content`` does not begin with the content sent so far. This happens if a reply has
+        ``</think>`` without ``<think>``: the text before ``</think>`` was sent as content, but is reasoning.
         """
         self._unseen += token_ids[self._num_added :]
         if content.startswith(self.content):

@@ -1,8 +1,8 @@
 r"""Render a conversation turn by turn: first the whole prompt, later only the new messages.
 
-The tokens of a reply stay as they were sampled. New messages are rendered after a placeholder reply in a short
-synthetic conversation. The text after the placeholder is the increment. It begins with the end of the reply's turn and
-the separator, and ends with the next generation prompt::
+The tokens of a reply are used as they were sampled. New messages are rendered after a placeholder reply in a short
+synthetic conversation. The text after the placeholder is the increment. It begins with the end of the reply's turn
+and the separator, and ends with the next generation prompt::
 
     rendered   <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nPLACEHOLDER<|im_end|>\n<|im_start|>user\n…
     increment                                                                   <|im_end|>\n<|im_start|>user\n…
@@ -36,7 +36,7 @@ class Template:
         tools: JSON schemas of the tools in the conversation, or None.
         special_tokens: texts of the tokenizer's special tokens.
         call_format: the format in which tool calls are parsed.
-        rewrites: whether the template may rewrite history, so that each turn is checked for it by :meth:`extends`.
+        rewrites: whether the template may rewrite history. If so, :meth:`extends` checks each turn.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Template:
         """Test whether the template takes the content of messages as text or as a list of parts.
 
         Raises:
-            TemplateError: no chat template, or a template that does not show the text of a user's message.
+            TemplateError: there is no chat template, or it does not show the text of a user's message.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise TemplateError("an environment needs a tokenizer with a chat_template: set tokenizer.chat_template")
@@ -73,7 +73,7 @@ class Template:
         """Render ``messages`` as text.
 
         Raises:
-            TemplateError: the template refuses them; the message has its error.
+            TemplateError: the template refuses the messages; the error has its reason.
         """
         shown = [dict(message) for message in messages]
         for message in shown:
@@ -89,10 +89,10 @@ class Template:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
 
     def encode(self, text: str) -> Int64Array:
-        """Token ids of rendered text, which already has its special tokens.
+        """Return the token ids of rendered text, which already has its special tokens.
 
         Raises:
-            TemplateError: the text holds a lone surrogate, which may be in any field of a message.
+            TemplateError: the text has a lone surrogate, which may come from any field of a message.
         """
         try:
             text.encode()
@@ -101,7 +101,7 @@ class Template:
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
     def decode(self, ids: Int64Array | Sequence[int], *, with_special: bool) -> str:
-        """Text of token ids, with or without special tokens."""
+        """Return the text of token ids, with or without special tokens."""
         options = {"skip_special_tokens": not with_special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode([int(token) for token in ids], **options))
 
@@ -131,11 +131,12 @@ class Template:
         raise refused or TemplateError("the chat template does not show a reply that other messages follow")
 
     def extend(self, messages: Sequence[Message], ended_by: int | None) -> Int64Array:
-        """Token ids of :meth:`render_increment`, without the end of the turn if the policy sampled it.
+        """Return the token ids of :meth:`render_increment`, without the end of the turn if the policy sampled it.
 
         Args:
             messages: the new messages.
-            ended_by: the end token of the reply. None: the reply has none, so the increment keeps the end of the turn.
+            ended_by: the end token of the reply. None: the reply has no end token, so the increment includes the end
+                of the turn.
         """
         ids = self.encode(self.render_increment(messages))
         if ended_by is None:
@@ -151,14 +152,15 @@ class Template:
     def extends(self, history: Sequence[Message], reply: Message, new: Sequence[Message], said: str) -> bool:
         r"""Whether rendering ``new`` messages leaves the text of ``history`` and ``reply`` unchanged.
 
-        A template that drops earlier reasoning changes it. It shows the reasoning of the last reply only::
+        A template that drops earlier reasoning changes this text, because it shows only the reasoning of the last
+        reply::
 
             prompt     <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n
             sampled    <think>\nhm\n</think>\n\nyes<|im_end|>
             later      <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n…
 
-        A template may render a reply differently from how it was sampled, such as a tool call with other spaces. This
-        counts as unchanged if later messages do not change that rendering.
+        A template may render a reply differently from how it was sampled, such as a tool call with other spaces. The
+        text counts as unchanged if later messages do not change that rendering.
 
         Args:
             history: the messages before the reply.
@@ -186,14 +188,14 @@ class Template:
         return reasoning in body
 
     def _cut_end(self, said: str) -> str:
-        """Cut off the end of the turn: ``"}}</tool_call>`` of ``"}}</tool_call><|im_end|>``."""
+        """Cut off the end of the turn: ``"}}</tool_call><|im_end|>`` becomes ``"}}</tool_call>``."""
         end = self._render_end()
         if end and said.endswith(end):
             return said.removesuffix(end)
         ends = [position for token in self.special_tokens if token in end and (position := said.find(token)) >= 0]
         if ends:
             return said[: min(ends)]
-        # A turn with a call may end by a token of its own, such as <|call|>, or by none.
+        # A turn with a tool call may end with a special token of its own, such as <|call|>, or with none.
         marks = {mark for form in MARKS.values() for mark in form}
         end_tokens = [token for token in self.special_tokens if token not in marks and said.rstrip().endswith(token)]
         return said.rstrip().removesuffix(max(end_tokens, key=len)) if end_tokens else said

@@ -26,7 +26,8 @@ class ToolLimits:
     Attributes:
         timeout: seconds for one call; None: no deadline.
         max_chars: maximum length of a message; a longer message is cut in its middle, with a mark.
-        on_parse_error, on_tool_error: ``"answer"`` sends the policy an error message, ``"end"`` ends the episode.
+        on_parse_error, on_tool_error: with ``"answer"`` the policy gets an error message, with ``"end"`` the episode
+            ends.
     """
 
     timeout: float | None = None
@@ -36,12 +37,12 @@ class ToolLimits:
 
 
 RunElsewhere = Callable[[Callable[..., Any], Mapping[str, Any]], Awaitable[tuple[str, int]]]
-"""Calls a sync tool in a process that a deadline can kill. Returns its result, cut by :func:`cut_text`, and the length
-before."""
+"""Calls a sync tool in a process that a deadline can kill. Returns its result, cut by :func:`cut_text`, and the
+length before the cut."""
 
 
 def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """JSON schemas from type hints and Google docstrings, by transformers' ``get_json_schema``.
+    """Make JSON schemas from type hints and Google docstrings, by transformers' ``get_json_schema``.
 
     Raises:
         ConfigError: a tool is not a function, or lacks hints or descriptions; the message has its index.
@@ -85,7 +86,7 @@ class Tools:
         self.seconds = 0.0
 
     def bind(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Replace the functions by these, which have the same schemas, such as methods of an instance."""
+        """Replace the functions by others with the same schemas, such as methods of an instance."""
         self._functions = {function.__name__: function for function in functions}
 
     def add(self, calls: int, errors: int, cut: int, seconds: float) -> None:
@@ -102,7 +103,7 @@ class Tools:
         """Run the tool calls of ``reply``; return their messages in the order of the calls.
 
         Raises:
-            EpisodeEnded: a malformed or failed call, with ``on_parse_error`` or ``on_tool_error`` set to ``"end"``.
+            EpisodeEnded: a call is malformed or failed, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
         """
         if reply.parse_error is not None:
             self.errors += 1
@@ -150,7 +151,7 @@ class Tools:
 
         Args:
             text: the text.
-            length: the length that it had, if a worker has cut it already.
+            length: the length of the text before a worker cut it; None: it was not cut.
         """
         text = text.encode("utf-8", "replace").decode()  # tokenizers refuse lone surrogates
         most = self._limits.max_chars
@@ -163,7 +164,7 @@ class Tools:
 
 
 def cut_text(text: str, max_chars: int) -> str:
-    """Return a text; of a longer one than ``max_chars`` its beginning, a mark and its end, where errors are."""
+    """Return ``text``. If it is longer than ``max_chars``, cut it in the middle, with a mark: errors are at the end."""
     cut = len(text) - max_chars
     if cut <= 0:
         return text

@@ -15,8 +15,8 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
-    """Create the engine for one rank; each samples from its own module."""
-    # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
+    """Create the engine for one rank. Each rank samples from its own module."""
+    # The engine needs its own weights if it samples during an update, or if the policy's weights are sharded.
     stages = config.split()
     takes_weights = stages.sampling.async_steps > 0 or stages.sharding.shards_weights
     model = _copy_model(policy) if takes_weights else policy.model
@@ -38,6 +38,6 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
 def _copy_model(policy: Policy) -> nn.Module:
     """Copy the model with its adapters merged, as ``load_weights`` will give it."""
     copied: Any = policy.copy_whole()
-    # Updates arrive merged (collect_weights): an adapter layer would have no place for them.
+    # Updates arrive merged (collect_weights), and a model with adapter layers could not load them.
     merged: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
     return merged.eval()

@@ -25,10 +25,10 @@ from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
 
-# Padded tokens of one prefill forward: bounds its activations.
+# Maximum padded tokens of one prefill, which bounds its activations.
 PREFILL_TOKENS = 16384
-# Free rows are refilled together, once they are this share of all: a prefill of one prompt at a time costs a forward
-# for each; waiting longer leaves rows empty.
+# Free rows are refilled together, once they are this share of all rows. To prefill each prompt alone would take a
+# forward pass for each; to wait longer would leave rows empty.
 _REFILL_FRACTION = 1 / 8
 
 
@@ -57,8 +57,8 @@ def decode_with_cache(
     have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
     then have similar lengths, and a later prompt always fits into the columns of the live rows.
     """
-    # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of one
-    # prompt that have sampled the same tokens read one line; `lines` maps rows to lines.
+    # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of
+    # one prompt that have sampled the same tokens share one line; `lines` maps rows to lines.
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
     cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
@@ -66,8 +66,8 @@ def decode_with_cache(
     while waiting or len(rows):
         first, free = 0, max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
-            # The first token of the new rows is drawn from the prefill's logits: the cache has their prompts, and that
-            # token not yet.
+            # The first token of the new rows is drawn from the prefill's logits: the cache has their prompts, but not
+            # yet this token.
             ids, prefilled, which = waiting.take(free)
             lines.add_rows(prefilled, which)
             first = rows.add(ids)
@@ -86,18 +86,18 @@ def decode_with_cache(
         if moved is not None:
             lines.move_rows(*moved, remaining=len(rows))
         if len(rows):
-            # After the retired rows have left: a line is copied only for rows that go on.
+            # The lines are split after finished rows have left, so that a line is copied only for rows that continue.
             lines.split(rows.last_tokens())
 
 
 def find_faster_cache(
     model: nn.Module, autocast: torch.dtype | None = None
 ) -> type[SharedPrefixCache | SlotCache] | None:
-    """Find a cache with which decoding gives the same logits as with a `RowCache` by a trial step; None: none does.
+    """Find a faster cache that gives the same logits as a `RowCache` in a test step; None if there is none.
 
-    A `SharedPrefixCache` on a CPU: only its attention kernel takes a mask and returns its log normalisers. A
-    `SlotCache` on a GPU: a CPU's kernel cannot take the places of each row's keys. ``autocast`` is the dtype of
-    generation, in which the trial on a GPU runs.
+    On a CPU this is a `SharedPrefixCache`, because only the CPU's attention kernel takes a mask and returns its log
+    normalisers. On a GPU it is a `SlotCache`, because only the GPU's kernels take the position of each row's keys.
+    ``autocast`` is the dtype of generation, in which the test on a GPU runs.
     """
     kind: type[SharedPrefixCache | SlotCache] = SlotCache
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
@@ -110,10 +110,10 @@ def find_faster_cache(
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Turn on evaluation mode without gradients; restore the mode of every submodule at exit, also after an error.
+    """Turn on evaluation mode without gradients; restore the mode of every submodule at exit, even after an error.
 
-    ``no_grad`` and not ``inference_mode``: a buffer that the forward pass replaces (dynamic RoPE) would become an
-    inference tensor, and the backward pass of the update raises on inference tensors.
+    It uses ``no_grad``, not ``inference_mode``: a buffer that the forward pass replaces (dynamic RoPE) would become
+    an inference tensor, and the backward pass of the update raises on inference tensors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -128,7 +128,8 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 def _gives_same_logits(
     model: nn.Module, kind: type[SharedPrefixCache | SlotCache], head: Tensor, autocast: torch.dtype | None
 ) -> bool:
-    # Two prompts, 0 1 2 and 3 4; rows 0 | 1 1. Unequal lengths and a shared prompt, which the caches treat differently.
+    # Two prompts, 0 1 2 and 3 4, and rows 0 | 1 1: unequal lengths and a shared prompt, which the caches treat
+    # differently.
     ids = np.arange(5) % head.shape[0]
     which = np.array([0, 1, 1])
     try:
@@ -165,7 +166,7 @@ class _WaitingRows:
         return bool(self._order) or self._num_taken < len(self._batch) * self._group_size
 
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
-        """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
+        """Return at least 1 and at most ``free`` rows of one prefill. Row i continues its prompt ``which[i]``."""
         if self._prefilled is None or self._num_taken == len(self._batch) * self._group_size:
             # As many prompts as fill the free rows, within the budget of padded tokens. The longest remaining prompt is
             # first.
@@ -175,7 +176,7 @@ class _WaitingRows:
             self._num_taken = 0
         rows = np.arange(self._num_taken, min(self._num_taken + free, len(self._batch) * self._group_size))
         self._num_taken += len(rows)
-        # Prompt-major: with groups of 4, row 6 of the prefill is completion 2 of its prompt 1.
+        # The rows are prompt-major: with groups of 4, row 6 of the prefill is completion 2 of its prompt 1.
         which, completion = np.divmod(rows, self._group_size)
         ids = [RowId(self._batch[prompt], int(index)) for prompt, index in zip(which, completion, strict=True)]
         return ids, self._prefilled, which
@@ -234,7 +235,8 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
     padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     width = int(lengths.max())
-    # [P, width]. Example: prompts `5 6 7` and `8`: on the left _ _ 8, positions 0 0 0; on the right 8 _ _.
+    # [P, width]. Example: prompts `5 6 7` and `8`. Padded on the left, the second row is `_ _ 8` with positions `0 0
+    # 0`; padded on the right, it is `8 _ _`.
     input_ids = np.zeros((len(prompts), width), dtype=np.int64)
     for row, prompt in enumerate(prompts):
         start = width - len(prompt) if padded_left else 0
@@ -245,8 +247,8 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
         options["position_ids"] = torch.from_numpy(np.maximum(np.arange(width) - padding, 0)).to(device)
         if padding.any():
             options["attention_mask"] = torch.from_numpy(np.arange(width) >= padding).to(device)
-    # Every prompt ends in the last column: the model computes logits [P, 1, V] there. Else `last [P]` selects the
-    # columns.
+    # If every prompt ends in the last column, the model computes logits [P, 1, V] there. Otherwise `last [P]` selects
+    # the columns.
     if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
     # Without the config every layer keeps all positions; with it, layers with a sliding window would drop some.

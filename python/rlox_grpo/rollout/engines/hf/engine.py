@@ -34,11 +34,12 @@ from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
 
-# Rows decoded at once unless the caller says otherwise: bounds the key-value cache.
+# Rows decoded at once by default, which bounds the key-value cache.
 DEFAULT_MAX_ROWS = 256
 
-# In float32 the keys of prompts of at most this many tokens are copied to each row: reading the copies costs less than
-# a second call of the attention kernel. Not in bfloat16: there copies drew other tokens than float32 does.
+# In float32 the keys of prompts of at most this many tokens are copied to each row: reading the copies takes less
+# time than a second call of the attention kernel. In bfloat16 they are not copied, because rows with copies drew
+# other tokens than in float32.
 _COPIED_TOKENS = 8
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
+        """Sample ``group_size`` completions for each prompt; ``prompts[0]`` has the index ``first_prompt`` in its step.
 
         Raises:
             ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
@@ -138,7 +139,7 @@ class HFEngine:
         longest = max(len(prompt) for prompt in token_ids)
         copies_prompts = self.exact and longest <= _COPIED_TOKENS
         share_prefixes = self.shares_prefixes and group_size > 1 and not copies_prompts
-        # Shared keys are read without the window's mask, so no row may outgrow the window.
+        # Attention to shared keys has no mask for a sliding window, so no row may be longer than the window.
         if share_prefixes:
             share_prefixes = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
@@ -169,7 +170,8 @@ class HFEngine:
         self._limits.check_sampling(sampling, seed)
 
         def describe(request: TurnRequest) -> Row:
-            # Keyed by the episode and the draw, so that a turn does not depend on when other episodes reach theirs.
+            # The numbers are keyed by the episode and the draw, so that a turn does not depend on the progress of
+            # other episodes.
             uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
             name = f"prompts[{request.episode[0]}], turn {request.turn}, token"
             return Row(name, uniforms, (*sampling.stop, *request.stop))
@@ -194,7 +196,7 @@ class HFEngine:
         self.policy_version = version
 
     def close(self) -> None:
-        """Do nothing: caches live only during ``generate``."""
+        """Do nothing, because caches exist only during ``generate``."""
 
     def _live_rows(self, max_rows: int, sampling: Sampling, describe: Callable[[Key], Row]) -> LiveRows[Key]:
         end_ids = [*self.end_ids, *sampling.stop_token_ids]
@@ -219,9 +221,9 @@ class HFEngine:
 
 @torch.no_grad()
 def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Check all names and shapes, then copy; one merged or gathered weight exists at a time."""
+    """Check all names and shapes, then copy. Only one merged or gathered weight exists at a time."""
     engine_weights = dict(collect_weights(model))
-    # A first pass over names and shapes alone, so that an error leaves the old weights as they are.
+    # The first pass only checks names and shapes, so that an error leaves the old weights unchanged.
     new_shapes = {name: tensor.shape for name, tensor in weights}
     if engine_weights.keys() != new_shapes.keys():
         raise ValueError(f"weights differ from the engine's in {sorted(engine_weights.keys() ^ new_shapes.keys())[:4]}")
@@ -233,7 +235,7 @@ def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> No
 
 
 def _find_vocab_size(model: nn.Module) -> int | None:
-    """Rows of a transformers model's input embedding; unknown for a plain module."""
+    """Return the number of rows of a transformers model's input embedding; None for a plain module."""
     if not hasattr(model, "get_input_embeddings"):
         return None
     embeddings: Any = model.get_input_embeddings  # peft and transformers alike

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rlox_grpo.types import Int64Array
 
-# Columns free after a relocation: a fraction of the live ones, and at least this many.
+# Free columns after a relocation: a fraction of the live columns, and at least this many.
 _MIN_SPARE_COLUMNS = 64
 
 
@@ -21,10 +21,10 @@ class PrefilledPrompts:
     """Prompts after prefill, padded to a common width.
 
     Attributes:
-        keys, values: One tensor per layer, ``[P, heads, width, head_dim]``; the padding is not read.
+        keys, values: One tensor per layer, ``[P, heads, width, head_dim]``; padding is ignored.
         logits: ``[P, V]``, logits of the token after each prompt.
         lengths: ``int64 [P]``, prompt lengths in tokens.
-        padded_left: whether prompts end at the last column; else they begin at the first.
+        padded_left: whether prompts end at the last column. Otherwise they begin at the first column.
     """
 
     keys: list[Tensor]
@@ -67,7 +67,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 class Writer(Protocol):
-    """Where the tokens of a step go; all layers of a cache share it."""
+    """The columns into which a step writes its tokens; all layers of a cache share one object."""
 
     def write(self, buffer: Tensor, states: Tensor) -> Tensor:
         """Write ``states [rows, heads, 1, head_dim]`` into ``buffer``, and return the part that the model reads."""
@@ -81,8 +81,8 @@ class Writer(Protocol):
 class BufferLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a cache that allocates and moves its buffers, with the interface of transformers' cache layers."""
 
-    # Masks and kernels implement sliding windows: such a layer also stores all tokens, which a row may need after a
-    # move.
+    # Masks and kernels implement sliding windows. A layer with a window therefore stores all tokens, which a row may
+    # need after a move.
     is_sliding = False
 
     def __init__(self, writer: Writer) -> None:
@@ -149,7 +149,7 @@ class RowCache:
                                        row 2   C     _ _ c c
         end 4, starts 0 1              end 4, starts 0 1 2            end 4, starts 2 1, begin 1
 
-    ``begin`` is the smallest start. Columns before it are not read.
+    ``begin`` is the smallest start. Columns before ``begin`` are not used.
 
     When the columns run out, the live ones move to new buffers with 50% more columns. Each column is copied less than
     twice over its life; concatenation would copy every column at every step.
@@ -178,10 +178,10 @@ class RowCache:
         extent, width, count = self._extent, prompts.width, len(which)
         if not self._layers:
             self._layers += [BufferLayer(extent) for _ in prompts.keys]
-        # No row is live: nothing before `end` is read any more.
+        # No row is live, so nothing before `end` is used any more.
         if extent.rows == 0:
             extent.begin = extent.end
-        # Prompts end at the common column: they need as many columns before it as they are wide.
+        # Prompts end at the common column, so they need as many columns before it as they have tokens.
         if extent.end < width or self._layers[0].keys is None:
             self._relocate(prompts, min_end=width)
         rows = slice(extent.rows, extent.rows + count)
@@ -210,14 +210,14 @@ class RowCache:
 
     def copy_rows(self, source: Int64Array) -> None:
         """Append copies of rows ``source`` as live rows."""
-        # A copy is a move that leaves its source live.
+        # A copy is a move after which the source stays live.
         rows = self._extent.rows + np.arange(len(source))
         self.move_rows(rows, source, remaining=self._extent.rows + len(source))
 
     def read_row(self, row: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copy the keys and values of one row: ``[heads, tokens, head_dim]`` for each layer."""
         columns = slice(int(self._starts[row]), self._extent.end)
-        # Clones, because the next row in this place overwrites the buffers.
+        # The tensors are cloned, because the next row at this index overwrites the buffers.
         keys = [layer.keys[row, :, columns].clone() for layer in self._layers]
         return keys, [layer.values[row, :, columns].clone() for layer in self._layers]
 
@@ -259,7 +259,8 @@ class RowCache:
             for name in ("keys", "values"):
                 current = getattr(layer, name)
                 old = current if like is None else getattr(like, name)[index]
-                # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
+                # The buffers are filled with zeros: attention multiplies a masked column by 0, and 0 times a leftover
+                # NaN is NaN.
                 new = old.new_zeros(self._max_rows, old.shape[1], capacity, old.shape[3])
                 if extent.rows:
                     new[rows, :, new_columns] = current[rows, :, columns]

@@ -24,7 +24,7 @@ class NonFiniteLogitsError(FloatingPointError):
 
 @dataclass(frozen=True)
 class RowId:
-    """A completion by its prompt's position in the call and its place in the group."""
+    """A completion, by the index of its prompt in the call and its own index in the group."""
 
     prompt: int
     completion: int
@@ -35,8 +35,8 @@ class Row:
     """What a row needs to be sampled.
 
     Attributes:
-        name: the place of its tokens, for errors, such as ``prompts[3], completion token``.
-        uniforms: ``float64 [T]``; number t decides token t, and the row has at most T tokens.
+        name: name of its tokens in errors, such as ``prompts[3], completion token``.
+        uniforms: ``float64 [T]``; number t decides token t, so the row has at most T tokens.
         stop: strings that end it.
     """
 
@@ -51,7 +51,8 @@ class LiveRows(Generic[Key]):
     :meth:`retire` returns the moves that close the gaps of finished rows; the key-value cache repeats them. Each step
     is a few tensor operations over all rows, and one transfer of a small array to the host.
 
-    Example: of rows A B C D, B finishes. D moves to its place: ``to`` is [1] and ``source`` is [3]; A D C are live.
+    Example: of rows A B C D, B finishes. D moves to the index of B: ``to`` is [1] and ``source`` is [3]; A D C are
+    live.
 
     Attributes:
         max_rows: number of rows that it can hold.
@@ -83,12 +84,12 @@ class LiveRows(Generic[Key]):
         self._token_ids = torch.zeros(shape, dtype=torch.long, device=self.device)
         self._log_probs = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self._uniforms = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        # int64 [max_rows]: tokens so far, and at most.
+        # int64 [max_rows]: the number of tokens so far, and its maximum.
         self._lengths = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._most = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._rows: list[Row] = []
         self._stops: list[tuple[str, ...]] = []  # of the live rows, each once
-        # On the host, since the loop of the decoder branches on them.
+        # These are on the host, because the loop of the decoder branches on them.
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
         self._full: BoolArray = np.zeros(max_rows, dtype=bool)
         self.keys: list[Key] = []
@@ -99,7 +100,7 @@ class LiveRows(Generic[Key]):
         return len(self.keys)
 
     def add(self, keys: list[Key]) -> int:
-        """Append live rows, which have no token yet; :meth:`append` theirs next. Return the index of the first."""
+        """Append live rows without tokens, for :meth:`append` to add to. Return the index of the first row."""
         first, new = len(self), [self._describe(key) for key in keys]
         lengths = [len(row.uniforms) for row in new]
         if (missing := max(lengths) - self._uniforms.shape[1]) > 0:
@@ -107,7 +108,7 @@ class LiveRows(Generic[Key]):
                 torch.nn.functional.pad(tensor, (0, missing))
                 for tensor in (self._token_ids, self._log_probs, self._uniforms)
             )
-        # Padding is never read: a row ends at its own number of uniforms.
+        # Padding is never used, because a row ends at its own number of uniforms.
         uniforms = np.zeros((len(new), max(lengths)))
         for index, row in enumerate(new):
             uniforms[index, : lengths[index]] = row.uniforms
@@ -121,12 +122,12 @@ class LiveRows(Generic[Key]):
         return first
 
     def next_uniforms(self, first: int = 0) -> Tensor:
-        """The numbers that decide the next token of live rows ``first`` on, ``float64 [rows]`` in [0, 1)."""
+        """Return the numbers that decide the next token of live rows ``first`` on, ``float64 [rows]`` in [0, 1)."""
         rows = slice(first, len(self))
         return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
 
     def append(self, token_ids: Tensor, log_probs: Tensor, first: int = 0) -> None:
-        """Append the next token of live rows ``first`` on, and find the rows that have finished.
+        """Append the next token of the live rows from ``first`` on, and find the rows that have finished.
 
         Args:
             token_ids, log_probs: ``int64 [rows]`` and ``float32 [rows]``, as sampled.
@@ -150,7 +151,7 @@ class LiveRows(Generic[Key]):
                 f"the model's logits are not finite at {self._rows[row].name} {int(self._lengths[row]) - 1}: "
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
-        # A stop string is found in the text of a row. The last token alone excludes most rows: only candidates are
+        # Stop strings are searched in the text of a row. The last token excludes most rows, so that only a few are
         # decoded.
         for stop, may_end in zip(self._stops, candidates, strict=True):
             ending = [index for index in may_end.nonzero()[0] if self._rows[first + index].stop == stop]
@@ -170,15 +171,15 @@ class LiveRows(Generic[Key]):
         return [line[:length] for line, length in zip(token_ids, lengths, strict=True)]
 
     def list_finished(self) -> Int64Array:
-        """Places of the rows that have finished and were not dropped."""
+        """Return the indices of the rows that have finished and were not dropped."""
         ended = self._stopped[: len(self)] | self._full[: len(self)]
         return (ended & ~self._mark_dropped()).nonzero()[0]
 
     def retire(self) -> tuple[Int64Array, Int64Array] | None:
-        """Move finished rows to ``finished`` and the last live rows into their places.
+        """Move finished rows to ``finished``, and the last live rows to the indices that become free.
 
         Returns:
-            ``to`` and ``source``: row ``source[i]`` now stands at ``to[i]``. None when no row leaves.
+            ``to`` and ``source``: row ``source[i]`` now has the index ``to[i]``. None if no row leaves.
         """
         done = self._stopped[: len(self)] | self._full[: len(self)] | self._mark_dropped()
         if not done.any():
@@ -201,7 +202,7 @@ class LiveRows(Generic[Key]):
         return to, source
 
     def _find_stops(self) -> None:
-        """Note the stop strings of the live rows, when rows come or go: not at every token."""
+        """Store the stop strings of the live rows. Called when rows come or go, not at every token."""
         self._stops = [stop for stop in dict.fromkeys(row.stop for row in self._rows) if stop]
         for stop in self._stops:
             if stop not in self._stop_strings:

@@ -28,7 +28,7 @@ from rlox_grpo.types import Int64Array
 
 
 class SharedLines:
-    """The line of ``cache`` that each live row reads. Rows and lines are both numbered from 0 without gaps."""
+    """The line of ``cache`` that each live row uses. Rows and lines are both numbered from 0 without gaps."""
 
     def __init__(self, cache: RowCache | SharedPrefixCache | SlotCache, device: torch.device) -> None:
         self._cache = cache
@@ -44,7 +44,7 @@ class SharedLines:
         self._num_lines += len(distinct)
 
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
-        """Move rows ``source`` to the places of rows ``to``; the first ``remaining`` rows and their lines stay live.
+        """Move rows ``source`` to the indices ``to``; the first ``remaining`` rows and their lines stay live.
 
         Example: the rows read lines ``0 2 1 0``. Row 2 ends: ``to`` is [2], ``source`` [3] and ``remaining`` 3, which
         leaves ``0 2 0``. No row reads line 1, so line 2, the last, moves into it: ``0 1 0``.
@@ -55,7 +55,7 @@ class SharedLines:
         if live.all():
             return
         self._num_lines = int(live.sum())
-        # Unread lines among the first, and read lines behind them: equally many.
+        # There are as many unused lines among the first as used lines after them.
         free, moving = (~live[: self._num_lines]).nonzero()[0], self._num_lines + live[self._num_lines :].nonzero()[0]
         renumbered = np.arange(len(live))
         renumbered[moving] = free
@@ -70,7 +70,7 @@ class SharedLines:
         ``0 0 1``. Branches 0 and 2 hold the first rows of lines 0 and 1 and stay. Branch 1 gets line 2, a copy of
         line 0: the rows now read ``0 2 2 1``.
         """
-        # Every row has its own line, and lines never join again: no transfer, no search.
+        # Every row has its own line, and lines never join again, so there is nothing to search.
         if self._num_lines == len(self._row_lines):
             return
         newest = tokens[:, 0].cpu().numpy()
@@ -103,7 +103,7 @@ class SharedLines:
 
     @property
     def _apart(self) -> bool:
-        """Whether row i reads line i."""
+        """Whether row i uses line i, for all rows."""
         return self._num_lines == len(self._row_lines) and bool(np.all(np.diff(self._row_lines) > 0))
 
     def _index(self, lines: Int64Array) -> Tensor:

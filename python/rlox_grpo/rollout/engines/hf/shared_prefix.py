@@ -1,8 +1,9 @@
 """A key-value cache in which the rows of a group share the keys and values of their prompt.
 
-Each decoding step reads every key and value once. Copied to each row, a prompt of P tokens is read G times for its
-group; held once, it is read once, and its scores are a matrix product instead of G products with a vector (Hydragen,
-arXiv:2402.05099). What a row samples itself lies in a `RowCache`; attention merges the two parts.
+Each decoding step reads every key and value once. If a prompt of P tokens is copied to each row, it is read G times
+for its group. If it is stored once, it is read once, and its scores are one matrix product instead of G products with
+a vector (Hydragen, arXiv:2402.05099). The tokens that a row samples are in a `RowCache`, and attention merges the two
+parts.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class SharedPrefixCache:
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
-        # The rows' own part begins empty; the prompt is in its slot.
+        # The part of the rows begins empty, because the prompt is in its slot.
         self._sampled.add_rows(prompts.without_tokens(), which)
-        # Prompts of the same prefill that rows joined earlier: a group may be added in several parts.
+        # Prompts of the same prefill that have a slot already: a group may be added in several parts.
         held = {index: slot for slot, (batch, index) in enumerate(self._prompts) if batch is prompts}
         new = [index for index in dict.fromkeys(which.tolist()) if index not in held]
         if new:
@@ -53,8 +54,8 @@ class SharedPrefixCache:
         self._sampled.move_rows(to, source, remaining)
         self._row_slots[to] = self._row_slots[source]
         self._row_slots = self._row_slots[:remaining]
-        # int64 [slots], the rows that read each slot. Unread slots go from the last to the first, so that the slot that
-        # moves into a gap is a read one.
+        # int64 [slots], the number of rows that use each slot. Unused slots are removed from the last to the first,
+        # so that a slot that moves into a gap is in use.
         live = np.bincount(self._row_slots, minlength=len(self._prompts))
         for slot in reversed(np.flatnonzero(live == 0).tolist()):
             last = len(self._prompts) - 1
@@ -81,7 +82,7 @@ class SharedPrefixCache:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         assert self._layout is not None
         options = self._sampled.model_options()
-        # Changes at every step; the rest of the layout only when rows come or go.
+        # This mask changes at every step, the rest of the layout only when rows come or go.
         self._layout.sampled_mask = _additive(options["attention_mask"], self._keys[0].dtype)
         return options | {
             "attention_mask": NO_MASK.to(self._device),
@@ -112,7 +113,7 @@ class SharedPrefixCache:
         autocast = autocast_dtype(self._device)
 
         def grown(tensor: Tensor, old: Tensor | None) -> Tensor:
-            # Zeros, not empty: a masked column weighs 0, and 0 times a stray NaN is NaN.
+            # The buffers are filled with zeros: a masked column has the weight 0, and 0 times a stray NaN is NaN.
             shape = (capacity, tensor.shape[1], width, tensor.shape[3])
             new = torch.zeros(shape, dtype=autocast or tensor.dtype, device=tensor.device)
             if old is not None:
@@ -124,7 +125,7 @@ class SharedPrefixCache:
         self._values = [grown(*pair) for pair in zip(like.values, self._values or none, strict=True)]
 
     def _rows_changed(self) -> None:
-        """Lay out the queries by slot: row s of ``row_table`` lists the rows that read slot s, padded with any row.
+        """Lay out the queries by slot: row s of ``row_table`` lists the rows that use slot s, padded with any row.
 
         Example: rows 0 to 3 read slots ``0 1 0 1``, and row 4 reads slot 1. ``row_table`` is ``0 2 0 | 1 3 4``, and the
         column of each row in it, ``columns_in_slot``, is ``0 0 1 1 2``.
@@ -137,7 +138,8 @@ class SharedPrefixCache:
         table = np.zeros((slots, int(counts.max())), dtype=np.int64)
         table[self._row_slots, columns_in_slot] = np.arange(count)
         lengths = np.array([batch.lengths[index] for batch, index in self._prompts])
-        # Views of the last columns, as wide as the longest live prompt: a longer prompt that has left is not read.
+        # Views of the last columns, as wide as the longest live prompt, so that a longer prompt that has left is not
+        # used.
         columns = slice(self._keys[0].shape[2] - int(lengths.max()), None)
         keys = [buffer[:slots, :, columns] for buffer in self._keys]
         padding = int(lengths.max()) - lengths

@@ -21,7 +21,7 @@ BUCKET = 256
 
 @dataclass
 class _WriteIndex:
-    """Where the tokens of a step go: ``int64 [rows]``, among the ``max_rows * capacity`` places of all slots."""
+    """Where a step writes its tokens: indices ``int64 [rows]`` into the ``max_rows * capacity`` tokens of all slots."""
 
     index: Any = None
 
@@ -38,7 +38,7 @@ class SlotCache:
     """Keys and values of the live rows, each row in a slot of ``capacity`` tokens that begins with its prompt.
 
     Rows differ in length, and kernels read no padding (:mod:`rlox_grpo.model.decoding_attention`). A step writes one
-    token for each row. It reads no length from the device, because the host keeps its own count. When the longest row
+    token for each row. It transfers no length from the device, because the host counts too. When the longest row
     fills its slot, the rows move to slots with 50% more tokens, rounded up to a multiple of `BUCKET`. Keys and values
     have the dtype of autocast. Live rows have no gaps: the last row takes the place of a row that leaves.
     """
@@ -61,7 +61,7 @@ class SlotCache:
         if not self._layers:
             self._layers += [BufferLayer(self._write_index) for _ in prompts.keys]
         if prompts.width > self._capacity:
-            # One more than the prompts, for the first token.
+            # The capacity is one more than the longest prompt, for the first token.
             self._grow(prompts.width + 1, prompts)
         rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self._device)
         for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
@@ -76,7 +76,7 @@ class SlotCache:
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
         """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
         if len(to) and remaining:
-            # Read on the host, without a transfer: the used part of the slots is copied.
+            # The lengths are those of the host, which need no transfer. Only the used part of the slots is copied.
             longest = int(self._lengths[source].max())
             device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
             for layer in self._layers:
@@ -98,8 +98,8 @@ class SlotCache:
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
-        # Example: capacity 256, rows of 3 and 5 tokens. starts is `0 256 512`, the new tokens go to the places `3 261`
-        # and have the positions 3 and 5, and attention reads 4 and 6 tokens of the slots.
+        # Example: capacity 256, rows of 3 and 5 tokens. starts is `0 256 512`, the new tokens are written at the
+        # indices `3 261` and have the positions 3 and 5, and attention uses 4 and 6 tokens of the slots.
         counts = self._counts[: self._rows + 1]
         positions, starts = self._device_lengths[: self._rows], counts * self._capacity
         self._write_index.index = (starts[:-1] + positions).long()
@@ -130,7 +130,8 @@ class SlotCache:
         for index, layer in enumerate(self._layers):
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                # Zeros, not empty: a kernel may weigh what lies past a row's end with 0, and 0 times NaN is NaN.
+                # The buffers are filled with zeros: a kernel may multiply values past a row's end by 0, and 0 times
+                # NaN is NaN.
                 if old is None:
                     assert like is not None
                     prefilled = getattr(like, name)[index]

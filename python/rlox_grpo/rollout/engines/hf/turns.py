@@ -20,14 +20,14 @@ from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.types import Int64Array
 
-# Waiting replies start together, once they are this share of the live replies or have waited this many steps: a
-# prefill for each single reply would delay all live ones.
+# Waiting replies start together, once they are this share of the live replies or have waited this many steps. A
+# prefill for each single reply would delay all live replies.
 _START_FRACTION, _START_STEPS = 1 / 8, 4
 
 
 @dataclass(frozen=True, eq=False)
 class _TurnCache:
-    """Keys and values of an episode between its turns, ``[heads, n, head_dim]`` for each layer, of tokens ``ids``."""
+    """Keys and values of an episode's tokens ``ids`` between its turns, ``[heads, n, head_dim]`` for each layer."""
 
     ids: Int64Array
     keys: list[Tensor]
@@ -37,8 +37,8 @@ class _TurnCache:
 class TurnDecoder:
     """Samples the replies of many episodes together; see :class:`rlox_grpo.rollout.engines.turns.TurnSession`.
 
-    With a key-value cache, the keys and values of a reply are kept when it ends, and the next turn runs only the later
-    tokens through the model. Without a cache, the model runs the whole sequence again for each token.
+    With a key-value cache, the keys and values of a reply are stored when it ends, and the next turn runs only the
+    later tokens through the model. Without a cache, the model runs the whole sequence again for each token.
 
     Attributes:
         prefilled_tokens: Tokens in prefills so far, without padding.
@@ -57,8 +57,8 @@ class TurnDecoder:
 
         Args:
             model: in evaluation mode.
-            rows: without rows.
-            limits: of each request.
+            rows: the state of the rows, without any row yet.
+            limits: the limits of each request.
             autocast: makes the context of a forward.
             window: tokens that every layer attends to; None: decode without a cache.
         """
@@ -109,7 +109,8 @@ class TurnDecoder:
     def _start(self, free: int) -> None:
         """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
-        # A prefill either continues kept keys and values or starts without; the oldest waiting reply decides which.
+        # A prefill either continues stored keys and values or starts without any. The oldest waiting reply decides
+        # which.
         caches = {request: self._find_cache(request) for request in self._waiting[:free]}
         continues = caches[self._waiting[0]] is not None
         batch = self._choose([request for request, old in caches.items() if (old is not None) == continues])
@@ -117,11 +118,11 @@ class TurnDecoder:
         self._waiting = [request for request in self._waiting if request not in chosen]
         if self._cache is None:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
-            # Without a cache nothing is kept: each token runs the whole sequence.
+            # Without a cache nothing is stored: each token runs the whole sequence.
             logits = self._run_whole([request.token_ids for request in batch])
         elif continues:
             olds = [old for request in batch if (old := caches[request]) is not None]
-            # The row has its own copy from here on, and is stored again when the reply ends.
+            # From here on the row has its own copy, which is stored again when the reply ends.
             for request in batch:
                 self._caches.pop(request.key, None)
                 if request.replaces is not None:
@@ -168,7 +169,7 @@ class TurnDecoder:
         return prefilled.logits[torch.from_numpy(which).to(self._rows.device)]
 
     def _continue(self, batch: Sequence[TurnRequest], olds: Sequence[_TurnCache]) -> PrefilledPrompts:
-        """Run the tokens after those whose keys and values are kept.
+        """Run the tokens after those whose keys and values are stored.
 
         Example: rows with 3 and 2 kept tokens get 1 and 2 new tokens. Both parts are padded on the left, and
         ``columns`` joins the two parts of each row::
@@ -177,7 +178,7 @@ class TurnDecoder:
             a a a | _ A         0 1 2 4   a a a A
             _ b b | B B         1 2 3 4   b b B B
         """
-        # int64 [rows] each: kept tokens, and new ones.
+        # int64 [rows] each: the number of stored tokens, and of new tokens.
         past = np.array([len(old.ids) for old in olds])
         news = [request.token_ids[count:] for request, count in zip(batch, past, strict=True)]
         added = np.array([len(new) for new in news])
@@ -193,7 +194,7 @@ class TurnDecoder:
         input_ids = np.zeros((rows, behind), dtype=np.int64)
         for row, new in enumerate(news):
             input_ids[row, behind - len(new) :] = new
-        # Place of each new token among the new ones of its row, negative on padding; in the example -1 0 | 0 1. The
+        # Index of each new token among the new tokens of its row, negative on padding; in the example -1 0 | 0 1. The
         # mask over both parts is 1 1 1 0 1 | 0 1 1 1 1.
         column = np.arange(behind) - (behind - added)[:, None]
         mask = np.concatenate([np.arange(before) >= (before - past)[:, None], column >= 0], axis=1)
@@ -207,7 +208,8 @@ class TurnDecoder:
             **options,
         )
         lengths = past + added
-        # The columns under the mask, right-aligned: padding between the two parts of a row goes to the front.
+        # The columns under the mask are right-aligned, so that padding between the two parts of a row moves to the
+        # front.
         columns = np.zeros((rows, int(lengths.max())), dtype=np.int64)
         for row in range(rows):
             columns[row, columns.shape[1] - lengths[row] :] = mask[row].nonzero()[0]
@@ -246,14 +248,14 @@ class TurnDecoder:
         logits: list[Tensor | None] = [None] * len(sequences)
         for length in sorted(set(map(len, sequences))):
             indices = [index for index, sequence in enumerate(sequences) if len(sequence) == length]
-            # Equal lengths need neither padding nor a mask, which a plain module may not take.
+            # Rows of equal length need neither padding nor a mask, which a plain module may not support.
             batch = torch.from_numpy(np.stack([sequences[index] for index in indices])).to(self._rows.device)
             for index, line in zip(indices, select_last_logits(self._model(batch)), strict=True):
                 logits[index] = line
         return torch.stack([line for line in logits if line is not None])
 
     def _tell(self, first: int) -> None:
-        """Pass on the newest token of each watched row from ``first`` on."""
+        """Call ``on_tokens`` with the newest token, for each row from ``first`` on that has this callback."""
         watched = [row for row, request in enumerate(self._rows.keys) if row >= first and request.on_tokens]
         if not watched:
             return
@@ -264,7 +266,7 @@ class TurnDecoder:
                 request.on_tokens([newest[row]])
 
     def _retire(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Remove the rows that are done, keep their keys and values, and move the last rows into the gaps."""
+        """Remove the rows that are done, store their keys and values, and move the last rows into the gaps."""
         cache, ended = self._cache, self._rows.list_finished().tolist()
         read = {} if cache is None else {self._rows.keys[row]: cache.read_row(row) for row in ended}
         moved = self._rows.retire()
@@ -274,7 +276,7 @@ class TurnDecoder:
         turns = []
         for request, reply in finished.items():
             if cache is not None:
-                # The model has not run the newest token yet: the next turn starts with it.
+                # The model has not run the newest token yet, so the next turn starts with this token.
                 self._caches[request.key] = _TurnCache(
                     np.concatenate([request.token_ids, reply.token_ids[:-1]]), *read[request]
                 )
@@ -287,7 +289,7 @@ def _cut(cache: _TurnCache | None, token_ids: Int64Array) -> _TurnCache | None:
     if cache is None:
         return None
     shorter = min(len(cache.ids), len(token_ids) - 1)
-    # Keys and values depend on the tokens before them alone, so those of a common prefix stay right.
+    # Keys and values depend only on the tokens before them, so those of a common prefix are still valid.
     differs = np.flatnonzero(cache.ids[:shorter] != token_ids[:shorter])
     same = int(differs[0]) if len(differs) else shorter
     if not same:

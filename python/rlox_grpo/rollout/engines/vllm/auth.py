@@ -27,7 +27,7 @@ CANCELLED = 499
 """Status of a request that was cancelled."""
 
 MOST_REQUESTS = 1024
-"""Maximum number of concurrent requests; one more gets status 503, and clients retry."""
+"""Maximum number of concurrent requests. A further request gets status 503, after which clients retry."""
 MOST_BODY_BYTES = 2**25
 BODY_SECONDS = 60.0
 """Time to send the body of a request."""
@@ -53,10 +53,10 @@ class TokenGuard:
     """Refuses requests without the token, and adds the mark of the server's weights to every answer.
 
     The mark is the value of the header ``x-rlox-weights`` in requests that change weights. ``loading`` takes effect
-    when the request arrives; any other value takes effect when it has succeeded. An answer has the mark at the arrival
-    of its request, or ``loading`` if the mark changed meanwhile. After a restart the mark is ``none``. So a client
-    notices answers from other weights than it sent. The headers of a stream of events are sent before its tokens are
-    sampled, so the mark is repeated in a comment after the last event.
+    when the request arrives; any other value takes effect when it has succeeded. An answer has the mark that was
+    valid when its request arrived, or ``loading`` if the mark has changed since then. After a restart the mark is
+    ``none``. A client therefore notices answers from other weights than it sent. The headers of a stream of events
+    are sent before its tokens are sampled, so the mark is repeated in a comment after the last event.
 
     A cancelled request looks to the application like a disconnected client, so vLLM stops sampling.
     """
@@ -81,7 +81,7 @@ class TokenGuard:
         if not self._allows(headers):
             return await _refuse(scope, send, 401, "a bearer token is needed")
         size = headers.get(b"content-length", b"0")
-        # Check the digits first: int() takes quadratic time in their number.
+        # The digits are checked first, because int() takes quadratic time in their number.
         if len(size) > 15 or not size.isdigit() or int(size) > MOST_BODY_BYTES:
             return await _refuse(scope, send, 413, f"one request may have {MOST_BODY_BYTES} bytes")
         if self._requests >= MOST_REQUESTS:

@@ -55,11 +55,11 @@ class VLLMServerEngine:
     the server's weights (version and digest). A server with another mark, such as after a restart, gets the current
     weights and the request again, so that no completion comes from stale weights.
 
-    A server that does not answer is excluded until the next transfer of weights. If it is the last one, the engine
-    waits for it until the deadline. A restarted server is also excluded if its weights no longer exist: with
+    A server that does not answer is excluded until the next transfer of weights. If it was the last server, the
+    engine waits for it until the deadline. A restarted server is also excluded if its weights no longer exist: with
     ``async_steps`` and NCCL transfers (``server_nccl_address``), the trainer may have changed them.
 
-    Several ranks can share the servers. Rank 0 transfers the weights while the others wait.
+    Several ranks can share the servers. Rank 0 transfers the weights while the other ranks wait.
 
     Random draws and log-probs are those of :class:`rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
 
@@ -126,7 +126,7 @@ class VLLMServerEngine:
             self._check_model(server)
         self._router = Router(self._servers, int(os.environ.get("WORLD_SIZE", "1")))
         self._revision = 0
-        """Revision of the list of servers, which changes when engines join or leave under Ray."""
+        """Revision number of the list of servers, which changes when engines join or leave under Ray."""
         self._transfer = WeightTransfer(
             sync_dir, nccl_address, is_first=self.reads_weights, timeout=timeout, note=self._router.note_transfer
         )
@@ -140,7 +140,7 @@ class VLLMServerEngine:
 
         Raises:
             ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
-            EngineError: no weights were loaded, no server answered within the deadline, or one refused a request.
+            EngineError: no weights were loaded, no server answered within the deadline, or a server refused a request.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
@@ -152,7 +152,7 @@ class VLLMServerEngine:
             body = self._body(prompt.token_ids, fields)
             return self._ask_any(index, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
 
-        # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
+        # These are indices in the whole step. If each rank counted from 0, all ranks would begin with the same servers.
         indices = range(first_prompt, first_prompt + len(prompts))
         limit = self._router.limit_requests(group_size)
         self._router.note_waiting(max(0, len(prompts) - limit))
@@ -206,7 +206,8 @@ class VLLMServerEngine:
                 of :meth:`expect_log_probs`.
         """
         start = time.perf_counter()
-        # A collective: with async_steps another rank may still sample from the old weights.
+        # This collective waits for all ranks, because with async_steps another rank may still sample from the old
+        # weights.
         self._follow_servers(self._ranks.gather(find_engines() if self.reads_weights else None)[0])
         if self.reads_weights:
             self._hand_over(weights, version)
@@ -265,7 +266,7 @@ class VLLMServerEngine:
         return {**self._router.take_metrics(), **self._transfer.take_metrics()}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
-        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`. Restarted servers are checked too."""
+        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`. Restarted servers are checked as well."""
         self._transfer.canary = canary
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.5
 
 _CONNECT_SECONDS = 5.0
 _NAMES = 256
-"""Maximum number of requests that one call cancels: their names are in a header."""
+"""Maximum number of requests that one call cancels, because their names are in a header."""
 
 SILENCE_SECONDS = 30
 """Seconds without an answer of the host after which a connection fails. The host's kernel answers for a busy server."""
@@ -46,7 +46,7 @@ class ServerConnection:
     """A server's address, the connections to it, and its state.
 
     Attributes:
-        named: URL of the server's start, ``http://host:port``.
+        named: URL at which the server was started, ``http://host:port``.
         url: current URL, which differs after Ray has moved the server to another node.
         failures: exceptions of requests that another server may answer.
         lock: held by the thread that transfers weights to the server.
@@ -75,11 +75,11 @@ class ServerConnection:
         self.rows = 0
 
     def get(self, path: str, deadline: float) -> Any:
-        """The answer to a GET; see :meth:`post`."""
+        """Return the answer to a GET; see :meth:`post`."""
         return self._usable(path, self._client.get(path, timeout=self._limits(deadline)))
 
     def post(self, path: str, deadline: float, **content: Any) -> Any:
-        """The answer to a POST with httpx's ``json`` and ``headers``, by ``deadline`` on the monotonic clock.
+        """Return the answer to a POST with httpx's ``json`` and ``headers``, by ``deadline`` on the monotonic clock.
 
         Raises:
             Unavailable, httpx.TransportError: the server's own failure (:attr:`failures`).
@@ -141,7 +141,7 @@ class ServerConnection:
 
     def _make_client(self) -> Any:
         limits = httpx.Limits(max_connections=2 * self._max_requests)
-        # Without the environment's proxy, which would see the token.
+        # The proxy of the environment is not used, because it would see the token.
         return httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self._token}"},
@@ -153,7 +153,7 @@ class ServerConnection:
         """Connect to the server's new address if Ray has moved it.
 
         Raises:
-            Unavailable: its node is gone, and it has no other node yet.
+            Unavailable: the server's node is gone, and the server has no other node yet.
         """
         now = find_address(self.named)
         if now == LOST:

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 256
 
-# Errors of vLLM's weight loaders.
+# Errors that vLLM's weight loaders raise.
 _RELOAD_FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -138,7 +138,7 @@ class VLLMEngine:
         self._sleeps = sleep and torch.cuda.is_available()
         self._asleep: set[str] = set()
         self._joined_groups = False
-        """Whether the process was in process groups that are not vLLM's when vLLM started."""
+        """Whether the process was in process groups other than vLLM's when vLLM started."""
         self._settings: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": self.max_length,
@@ -148,7 +148,8 @@ class VLLMEngine:
             "distributed_executor_backend": "external_launcher" if world_size > 1 else "uni",
             "enforce_eager": not torch.cuda.is_available(),
             "enable_sleep_mode": self._sleeps,
-            # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+            # vLLM 0.32 resets the random generator of a seeded request after each part of its prompt, which is not
+            # possible on the CPU.
             "enable_chunked_prefill": torch.cuda.is_available(),
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
@@ -221,8 +222,8 @@ class VLLMEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Load the policy's weights. Later completions have the policy version ``version``.
 
-        A reload that fails midway leaves vLLM unusable. It is then restarted with these weights on every rank, because
-        its start is a collective.
+        A reload that fails midway leaves vLLM unusable. vLLM is then restarted with these weights on every rank,
+        because its start is a collective.
 
         Raises:
             WeightMismatchError: names, shapes or types are not those of the model; the old weights stay in use.
@@ -318,7 +319,7 @@ class VLLMEngine:
         finally:
             for _ in stream:  # of shards: the other ranks gather all of them
                 pass
-        # Blocks of the cache hold keys and values of the old weights.
+        # The blocks of the cache have keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
 
@@ -343,7 +344,7 @@ class VLLMEngine:
             self._asleep -= asleep
 
     def _sleep(self) -> None:
-        # Level 1 keeps a copy of the weights in host memory, so that an evaluation needs no new sync.
+        # At level 1 vLLM has a copy of the weights in host memory, so that an evaluation needs no new sync.
         if self._sleeps:
             self._llm.sleep(level=1)
             self._asleep = {"weights", "kv_cache"}

@@ -1,7 +1,7 @@
 """Bounds on connections to a uvicorn server, before a request reaches its application.
 
 uvicorn waits for a request's headers without a time limit, and with httptools it accepts headers of any size. A
-middleware is called only when all headers have arrived, so these bounds are set in the protocol class.
+middleware is called only when all headers have arrived, so the bounds are set in the protocol class.
 """
 
 from __future__ import annotations

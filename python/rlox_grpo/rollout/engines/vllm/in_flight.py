@@ -1,4 +1,4 @@
-"""Requests in flight at vLLM servers: cancel those whose reply is no longer wanted, and read streams."""
+"""Requests in flight at vLLM servers: cancel requests whose reply is no longer wanted, and read streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CancelledRequestError(Exception):
 
 
 class InFlight:
-    """The requests in flight of one session of turns, by key."""
+    """The requests of one session of turns that are in flight, by key."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -41,7 +41,7 @@ class InFlight:
         """Register a request to ``server`` for the block, and yield the name by which it can be cancelled.
 
         Raises:
-            CancelledRequestError: it was cancelled, before the block or during it.
+            CancelledRequestError: the request was cancelled, before the block or during it.
         """
         name = secrets.token_hex(8)
         with self._lock:
@@ -59,7 +59,7 @@ class InFlight:
                 self._asked.pop(key, None)
 
     def cancel(self, keys: Sequence[Hashable]) -> None:
-        """Cancel requests at their servers, without waiting. A request that was not sent yet is never sent."""
+        """Cancel requests at their servers, without waiting. A request that has not been sent yet is never sent."""
         names: dict[ServerConnection, list[str]] = {}
         with self._lock:
             self._cancelled.update(keys)
@@ -98,7 +98,7 @@ def ask_streaming(
         server: the server.
         content: body of the request as ``json``, and ``headers``.
         mark: the expected mark of the server's weights. With another mark, the stream is not read.
-        deadline: on the monotonic clock.
+        deadline: time on the monotonic clock by which the stream must end.
         tell: called with all tokens so far, whenever there are new ones.
 
     Returns:
@@ -106,7 +106,8 @@ def ask_streaming(
         reason), and the mark at its end.
 
     Raises:
-        Unavailable, httpx.TransportError, EngineError: as in :meth:`ServerConnection.post`; also an incomplete stream.
+        Unavailable, httpx.TransportError, EngineError: as in :meth:`ServerConnection.post`. An incomplete stream is
+        Unavailable.
     """
     body = {**content["json"], "stream": True, "stream_options": {"include_usage": True}}
     with server.stream("/v1/completions", deadline, **{**content, "json": body}) as answer:

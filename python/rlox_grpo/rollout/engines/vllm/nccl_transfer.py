@@ -1,6 +1,7 @@
 """Transfer weights by NCCL from the trainer's GPU to the GPUs of one server, with vLLM's weight-transfer API.
 
-Written for vLLM 0.32. The transfer itself has not been run, because it needs two GPUs. vLLM's IPC transport is not
+This module is written for vLLM 0.32. The transfer itself has not been run, because it needs two GPUs. vLLM's IPC
+transport is not
 supported: over HTTP the server would unpickle its handles.
 """
 
@@ -32,7 +33,7 @@ class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        # Weights that were gathered from shards are in host memory.
+        # Weights that were gathered from shards are in host memory, so they are moved.
         on_gpu = torch.cuda.is_available()
         return ((name, tensor.cuda() if on_gpu else tensor) for name, tensor in self.weights)
 
@@ -44,15 +45,15 @@ class ControlPlane:
         self._post = post
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have the workers join the group; returns once they have."""
+        """Let the workers join the group. Returns when they have joined."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """Begin an update; until it is finished the server's weights are a mixture of old and new."""
+        """Begin an update. Until it is finished, the server's weights are a mixture of old and new."""
         self._post("/start_weight_update", None)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Have the workers receive the weights, concurrently with the broadcast."""
+        """Let the workers receive the weights, concurrently with the broadcast."""
         self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -64,7 +65,7 @@ class NCCLTransfer:
     """The trainer's side of an NCCL group with all workers of one server. After a failure the group is unusable."""
 
     def __init__(self, post: Post, num_workers: int, trainer_address: str, seconds: float) -> None:
-        """Form the group; ``trainer_address`` is this host's, as the server's host reaches it.
+        """Form the group. ``trainer_address`` is this host's address, as the server's host reaches it.
 
         Raises:
             TimeoutError: not every worker joined within ``seconds``.
@@ -79,10 +80,10 @@ class NCCLTransfer:
         )
 
     def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
-        """Broadcast every tensor; returns when the workers have them all.
+        """Broadcast every tensor. Returns when the workers have received all of them.
 
         Raises:
-            TimeoutError: they have not within ``seconds``; the thread that waits for NCCL is left behind.
+            TimeoutError: not all were received within ``seconds``. The thread that waits for NCCL keeps running.
         """
         self._source.weights = weights
         _within(seconds, self._engine.send_weights)
@@ -94,7 +95,7 @@ class NCCLTransfer:
 
 
 def _within(seconds: float, action: Callable[[], Any]) -> Any:
-    # Not a `with`: leaving it would wait for a thread that NCCL holds for ever.
+    # The executor is not in a `with`, because its end would wait for a thread that NCCL may block for ever.
     pool = ThreadPoolExecutor(1)
     try:
         return pool.submit(action).result(timeout=seconds)

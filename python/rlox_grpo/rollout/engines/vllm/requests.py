@@ -14,7 +14,7 @@ from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM silently replaces a lower temperature above 0 by this one."""
+"""vLLM silently replaces a lower temperature above 0 by this temperature."""
 
 MODEL_NAME = "policy"
 """The served model's name in requests."""
@@ -24,7 +24,7 @@ EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tok
 
 
 def find_limits(engine: str, model: Any, max_length: int | None, *, has_tokenizer: bool) -> Limits:
-    """Limits of vLLM for the policy's model; ``max_length`` None: the model's.
+    """Return the limits of vLLM for the policy's model. ``max_length`` None: that of the model.
 
     Raises:
         ValueError: not a transformers model.
@@ -52,9 +52,9 @@ def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
 
 
 def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters that vLLM's Python and HTTP interfaces share.
+    """Return the sampling parameters that vLLM's Python and HTTP interfaces share.
 
-    End tokens are those of the policy: vLLM would read them from files that the trainer may not have.
+    They include the end tokens of the policy, because vLLM would read them from files that the trainer may not have.
     """
     return {
         "n": group_size,
@@ -73,7 +73,7 @@ def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids:
 
 
 def make_parameters(fields: dict[str, Any], without_text: Sequence[int]) -> Any:
-    """``SamplingParams`` of vLLM's Python interface, which never samples the ids ``without_text``."""
+    """Return ``SamplingParams`` of vLLM's Python interface, with which the ids ``without_text`` are never sampled."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -89,7 +89,8 @@ def read_completion(
 ) -> Completion:
     """Convert one completion to the trainer's form, without its text.
 
-    At temperature 0 the log-probs are set to 0, those of the sampled point mass; vLLM reports those of the softmax.
+    At temperature 0 the log-probs are set to 0, because the sampled token has probability 1; vLLM reports those of
+    the softmax.
 
     Raises:
         EngineError: an unfinished completion, log-probs that do not fit, or a token that has no text.
@@ -149,7 +150,7 @@ SCORING: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0
 
 
 def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]:
-    """Log-probs of all tokens of a prompt but the first, from vLLM's Python or HTTP interface.
+    """Return the log-probs of all tokens of a prompt but the first, from vLLM's Python or HTTP interface.
 
     Raises:
         EngineError: entries that are not those of ``token_ids``.

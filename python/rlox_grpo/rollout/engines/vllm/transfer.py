@@ -1,4 +1,4 @@
-"""Transfer of the policy's weights to vLLM servers: by a file, Ray's object store or NCCL, then the canary prompt."""
+"""Transfer the policy's weights to vLLM servers by a file, Ray's object store or NCCL, then check the canary prompt."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class WeightTransfer:
-    """Holds the weights of one version, and transfers them to servers.
+    """Stores the weights of one version, and transfers them to servers.
 
     Attributes:
-        mark: ``version:digest`` of the weights; ``"none"`` before the first.
-        file: the safetensors file of the weights; None with NCCL and before the first.
+        mark: ``version:digest`` of the weights; ``"none"`` before the first weights.
+        file: the safetensors file of the weights; None with NCCL, and before the first weights.
         canary: the canary prompt that is checked after each transfer; None: no check.
         is_loading: whether ``load_weights`` is running. Afterwards the trainer may change the tensors.
     """
@@ -53,7 +53,7 @@ class WeightTransfer:
         """
         self._timeout, self._note = timeout, note
         self._loaded: set[ServerConnection] = set()
-        """Servers that have got weights before."""
+        """Servers that have received weights before."""
         self.mark = "none"
         self.file: Path | None = None
         self.canary: Canary | None = None
@@ -72,9 +72,9 @@ class WeightTransfer:
             weakref.finalize(self, self._folder.remove)
 
     def hold(self, weights: Iterable[tuple[str, Tensor]], expected: Manifest, version: int) -> None:
-        """Take new weights on rank 0, and write their file, which replaces the previous one.
+        """Store new weights on rank 0, and write their file, which replaces the previous one.
 
-        For NCCL, weights that can be iterated only once are held as a list, because each transfer iterates them.
+        For NCCL, weights that can be iterated only once are stored as a list, because each transfer iterates them.
 
         Raises:
             WeightMismatchError: names, shapes or types are not those of ``expected``; the previous weights stay.
@@ -130,13 +130,13 @@ class WeightTransfer:
             Unavailable, httpx.TransportError: a failure of the server.
             EngineError: the server refused the weights, or its log-probs differ from the canary's.
         """
-        # The server first finishes its running requests, with the old weights.
+        # The server first finishes its running requests with the old weights.
         server.post("/pause?mode=wait", deadline)
         if self._nccl_address is None:
             self._send_file(server, deadline)
         else:
             self._send_by_nccl(server, deadline)
-        # Blocks of the cache hold keys and values of the old weights.
+        # The blocks of the cache have keys and values of the old weights.
         if not server.post("/reset_prefix_cache", deadline).json()["success"]:
             raise Unavailable("it did not clear its prefix cache: requests are still running")
         server.post("/resume", deadline, headers={MARK: self.mark})
@@ -172,7 +172,7 @@ class WeightTransfer:
         return {CANARY_GAP: max(gaps)} if gaps else {}
 
     def close(self) -> None:
-        """Remove the weights' folder; so does the end of the process."""
+        """Remove the folder of the weights. The end of the process removes it too."""
         if self._folder is not None:
             self._folder.remove()
         self._weights, self.file = (), None
@@ -203,7 +203,7 @@ class WeightTransfer:
         except (TimeoutError, RuntimeError) as error:
             raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
         server.nccl = group
-        # With async_steps the trainer changes the policy's tensors after load_weights has returned.
+        # With async_steps, the trainer changes the policy's tensors after load_weights has returned.
         if not self.is_loading and f"{self._version}:{digest_weights(self._weights)}" != self.mark:
             raise Outdated(
                 f"it started again, and the trainer has changed the weights of version {self._version} since"

@@ -31,7 +31,7 @@ Tell: TypeAlias = Callable[[Sequence[int]], None]
 """Called with all tokens of a reply so far."""
 
 _WAIT_SECONDS = 0.01
-"""Maximum seconds that one step waits for servers' answers, while environments wait too."""
+"""Maximum seconds that one step waits for answers of servers, because environments wait during this time."""
 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
@@ -41,7 +41,7 @@ def derive_turn_seed(seed: int, request: TurnRequest) -> int:
 
 
 def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
+    """Return the sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
     turn_sampling = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
     fields = make_request_fields(turn_sampling, 1, derive_turn_seed(seed, request), end_ids)
     if "min_tokens" in fields:  # the end of a token budget leaves less, which vLLM would refuse
@@ -52,7 +52,7 @@ def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_id
 def make_turn_parameters(
     sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int], without_text: Sequence[int]
 ) -> Any:
-    """``SamplingParams`` of one reply, whose output is returned at its end, or after each step if it is streamed."""
+    """Return ``SamplingParams`` of one reply, whose output comes at its end, or after each step if it is streamed."""
     from vllm.sampling_params import RequestOutputKind
 
     parameters = make_parameters(make_turn_fields(sampling, request, seed, end_ids), without_text)
@@ -83,7 +83,7 @@ class EngineTurns:
             engine: vLLM's ``LLMEngine``.
             make_parameters: makes a request's ``SamplingParams``.
             sampling: the session's sampling parameters.
-            limits: of each request.
+            limits: the limits of each request.
             vocab_limit: ids from here on are never sampled.
         """
         self.prefilled_tokens = 0
@@ -173,7 +173,7 @@ class ServerTurns:
             ask: samples one reply, and returns it with the number of cached prompt tokens; called in threads. For a
                 streamed reply, its second argument is called with all tokens so far.
             max_requests: maximum number of requests in flight.
-            limits: of each request.
+            limits: the limits of each request.
             cancel: cancels pending replies at their servers, without waiting.
         """
         self.prefilled_tokens = 0
@@ -243,7 +243,7 @@ class ServerTurns:
         sent: list[int] = []
 
         def tell(token_ids: Sequence[int]) -> None:
-            """Pass on the new tokens. After a failure, another server starts again at the first token."""
+            """Pass on the new tokens. After a failure, another server begins again at the first token."""
             if list(token_ids[: len(sent)]) == sent:
                 new = list(token_ids[len(sent) :])
                 sent.extend(new)

@@ -26,7 +26,7 @@ class WeightReceiver:
     scheduler_config: Any
 
     def rlox_manifest(self) -> dict[str, list[int]]:
-        """Names and shapes of the checkpoint that this worker's model takes."""
+        """Return names and shapes of the checkpoint that this worker's model loads."""
         return {name: list(shape) for name, shape in self._rlox_expected().items()}
 
     def rlox_rows(self) -> int:
@@ -76,7 +76,7 @@ class WeightReceiver:
         if not hasattr(self, "_rlox_manifest"):
             config = AutoConfig.from_pretrained(self.model_config.model)
             self._rlox_manifest = build_manifest(config)
-            # Where the launcher gave vLLM an output layer of its own, it takes the embeddings' weights.
+            # If the launcher gave vLLM a separate output layer, this layer gets the weights of the embeddings.
             is_tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False)
             self._rlox_tied_layers = {} if is_tied else find_tied_layers(config)
         return self._rlox_manifest
