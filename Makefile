@@ -191,7 +191,7 @@ release-check: build wheel sdist ## before a release: metadata, licences, SBOM, 
 test-oldest: wheel ## tests that are not slow on the oldest dependencies and Python, in .venv-oldest; TESTS=<paths>, PYTHON=<version>
 	$(UV) venv --quiet --allow-existing --python $(or $(PYTHON),3.10) .venv-oldest
 	$(UV) pip install --quiet --python .venv-oldest --no-config --resolution lowest-direct \
-	  -r pyproject.toml --extra lora --extra tensorboard --extra gymnasium
+	  -r pyproject.toml --extra lora --extra gguf --extra tensorboard --extra gymnasium
 	$(UV) pip install --quiet --python .venv-oldest --no-config hypothesis pillow pytest pytest-xdist pyyaml
 	$(UV) pip install --quiet --python .venv-oldest --no-config --no-deps --reinstall dist/*.whl
 	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(TESTS)

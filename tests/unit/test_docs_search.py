@@ -110,6 +110,8 @@ MORE = {
     "save total limit checkpoints": "guides/resume",
     "greedy decoding evaluation": "guides/evaluate",
     "gguf llama.cpp": "guides/save_and_load",
+    "train from gguf file": "guides/save_and_load",
+    "convert gguf to hugging face": "guides/save_and_load",
     "curve looks healthy": "guides/reading_metrics",
     "speed compared with trl": "concepts/performance",
     "without full logits": "concepts/algorithm",
@@ -195,7 +197,6 @@ ABSENT = {
     "own advantage": "guides/own_parts",
     "judge": "guides/rewards",
     "several test sets": "concepts/limits",
-    "GGUF": "guides/save_and_load",
 }
 """What people ask for that is not there, or only in part: a page says so."""
 

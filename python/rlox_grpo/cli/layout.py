@@ -13,6 +13,7 @@ from rlox_grpo.distributed.ray_cluster.placement import Sizes
 from rlox_grpo.distributed.ray_cluster.remote_file import SCHEME
 from rlox_grpo.distributed.ray_cluster.servers import HOST, PORT, Servers
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.gguf import refuse_gguf
 from rlox_grpo.reference import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as ENGINE_TOKEN
 
@@ -24,6 +25,7 @@ def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
 
     Raises:
         ConfigError: ``server_urls`` or ``reference_url`` is set although Ray starts these servers.
+        ValueError: the engines would get a GGUF file.
     """
     layout = origin.layout or Layout()
     has_reference = layout.reference == "actor"
@@ -31,6 +33,8 @@ def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
         raise ConfigError(f"[layout] engines={layout.engines}: Ray starts the engines; leave server_urls out")
     if has_reference and config.reference_url != UNPLACED:
         raise ConfigError("[layout] reference='actor': Ray starts the reference; leave reference_url out")
+    if layout.engines:
+        refuse_gguf(origin.model, f"a vLLM engine ([layout] engines={layout.engines})")
     engine = ["serve", origin.model, "--host", HOST, "--port", PORT, "--dtype", config.dtype]
     if config.engine_max_length is not None:
         engine += ["--max-length", str(config.engine_max_length)]

@@ -1,4 +1,4 @@
-"""The commands ``memory``, ``merge``, ``serve`` and ``serve-reference``."""
+"""The commands ``memory``, ``merge``, ``convert``, ``serve`` and ``serve-reference``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlox_grpo.cli.values import Commands, parse_overrides
 
 
 def add_commands(commands: Commands) -> None:
-    """Add ``memory``, ``merge``, ``serve`` and ``serve-reference``."""
+    """Add ``memory``, ``merge``, ``convert``, ``serve`` and ``serve-reference``."""
     memory = commands.add_parser(
         "memory",
         help="estimate the GPU memory of training a model, by option",
         description="Print the estimated GPU memory of training MODEL with any options of a run (--dtype bfloat16), "
         "and of the usual layouts. Reads the model's configuration alone.",
     )
-    memory.add_argument("model", metavar="MODEL", help="a folder, a config.json, or a hub id")
+    memory.add_argument("model", metavar="MODEL", help="a folder, a config.json, a GGUF file, or a hub id")
     memory.add_argument(
         "--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: this machine's, else 80)"
     )
@@ -30,6 +30,16 @@ def add_commands(commands: Commands) -> None:
     merge.add_argument("adapter", help="what trainer.save(path) wrote, or a checkpoint of a LoRA run")
     merge.add_argument("out", help="folder for the whole model")
     merge.set_defaults(run=_merge)
+
+    convert = commands.add_parser(
+        "convert",
+        help="convert a GGUF file to a Hugging Face folder",
+        description="Write the model of a GGUF file, dequantized to float32, with its tokenizer and chat template, as "
+        "a folder that transformers and vLLM load. Needs the extra gguf.",
+    )
+    convert.add_argument("file", metavar="FILE.gguf", help="the file, or a folder that holds no other weights")
+    convert.add_argument("out", metavar="OUT", help="folder for the model")
+    convert.set_defaults(run=_convert)
 
     serve = commands.add_parser(
         "serve",
@@ -59,6 +69,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.gguf import find_gguf, read_config
     from rlox_grpo.model.memory import read_shape
     from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, format_table
 
@@ -68,7 +79,8 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
     config = GRPOConfig.create(**{"dtype": "bfloat16", **parse_overrides(rest)})
     try:
-        settings = AutoConfig.from_pretrained(arguments.model)
+        file = find_gguf(arguments.model)
+        settings = AutoConfig.from_pretrained(arguments.model) if file is None else read_config(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {' '.join(str(error).split())}") from error
     shape = read_shape(settings, config.lora_target_modules)
@@ -86,6 +98,20 @@ def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     policy = load_policy(arguments.adapter, None, GRPOConfig.create())
     export_model(Path(arguments.out), policy.model, policy.tokenizer, merged=True)
     print(f"{arguments.out}: {arguments.adapter} merged into its base model")
+
+
+def _convert(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    import torch
+
+    from rlox_grpo.model.gguf import find_gguf, load_gguf, load_tokenizer
+    from rlox_grpo.run.checkpoint import export_model
+
+    file = find_gguf(arguments.file)
+    if file is None:
+        raise ValueError(f"{arguments.file!r} is no GGUF file, and no folder with one")
+    Path(arguments.out).mkdir(parents=True, exist_ok=True)  # before the weights are read
+    export_model(Path(arguments.out), load_gguf(file, torch.float32), load_tokenizer(file))
+    print(f"{arguments.out}: {file} as a Hugging Face folder")
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ class Origin(Record, title="Run file"):
     ``module:callable``; the other keys are the arguments of the rule. It is required unless there is an environment.
     """
 
-    model: str = option(..., "Path or hub id of the model to train.")
+    model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")
     train_data: str = option(..., "File with a row for each prompt, .jsonl or .parquet.")
     eval_data: str | None = option(None, "File with held-out rows.")
     task: Literal["countdown", "gsm8k"] | None = option(

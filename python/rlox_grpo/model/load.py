@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,17 @@ from rlox_grpo.model.blank import (
     give_storage,
     make_blank,
     move_buffers,
+)
+from rlox_grpo.model.gguf import (
+    CONVERT,
+    find_gguf,
+    find_source,
+    get_base,
+    load_gguf,
+    load_tokenizer,
+    make_ordinary,
+    read_header,
+    take_metadata,
 )
 from rlox_grpo.model.load_checks import (
     ADAPTER_CONFIG,
@@ -69,7 +80,7 @@ def load_policy(
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
-            without an adapter or with a model object.
+            without an adapter, with a model object or with a GGUF file.
         ImportError: if LoRA is used and peft is not installed.
     """
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
@@ -82,8 +93,10 @@ def load_policy(
         # In shards, the model comes without weights, and `stored` has the files that hold them.
         in_shards = config.split().sharding.shards_weights and ranks.size > 1
         model, tokenizer, stored = _load_pretrained(str(model), tokenizer, config, in_shards=in_shards)
-    elif tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
-        tokenizer = _load_tokenizer(model.name_or_path)
+    else:
+        _make_savable(model)
+        if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
+            tokenizer = _load_tokenizer(model.name_or_path)
     refuse_other_architectures(model)
     if config.lora_rank > 0:
         if hasattr(model, "peft_config"):
@@ -136,6 +149,15 @@ def load_policy(
         stored.fill(model)
         stored = None
     return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored)
+
+
+def _make_savable(model: Any) -> None:
+    """Make a model, or the base of a PEFT model, that the user loaded from a GGUF file an ordinary one, in place."""
+    base = get_base(model)
+    file = find_source(base) if isinstance(base, transformers.PreTrainedModel) else None
+    make_ordinary(base)
+    if file is not None:
+        take_metadata(base, file, read_header(file))
 
 
 def _keep_float32_weights(model: nn.Module) -> None:
@@ -202,6 +224,7 @@ def _load_pretrained(
     in_shards: bool = False,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase, StoredWeights | None]:
     """Load model and tokenizer. With ``in_shards``, the model has no weights, and their files are returned too."""
+    file = find_gguf(source)
     if not Path(source).exists() and _looks_like_a_folder(source):
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     if (Path(source) / ADAPTER_CONFIG).is_file():
@@ -212,6 +235,17 @@ def _load_pretrained(
     stages = config.split()
     in_bfloat16 = frozen and stores_bfloat16(stages.update, stages.sharding, has_adapter=True)
     dtype = torch.bfloat16 if in_bfloat16 else torch.float32
+    if file is not None:
+        if config.load_in_4bit:
+            raise ConfigError(
+                f"load_in_4bit=True quantizes while it loads, and model={source!r} is a GGUF file, whose weights are "
+                f"dequantized then: {CONVERT}"
+            )
+        if in_shards:
+            logger.warning(
+                "model=%r is a GGUF file, loaded whole on each rank before it is sharded: %s", source, CONVERT
+            )
+        return load_gguf(file, dtype), tokenizer or load_tokenizer(file), None
     settings: dict[str, Any] = {"dtype": dtype}
     if config.load_in_4bit:
         settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
@@ -293,6 +327,9 @@ def _load_adapter(
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+    with suppress(ValueError):  # several files: then a model object says nothing of its tokenizer
+        if (file := find_gguf(source)) is not None:
+            return load_tokenizer(file)
     if Path(source).is_dir():
         if (Path(source) / "tokenizer.json").exists():
             # AutoTokenizer rebuilds the tokenizers of some model types with other normalisers and ids.

@@ -28,6 +28,7 @@ from rlox_grpo.batch.build import group_tokens
 from rlox_grpo.batch.rows import Rows
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.gguf import find_gguf, load_gguf
 from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.reference.client import Question, read_token, unpack_question
 from rlox_grpo.reference.protocol import fingerprint_model
@@ -173,10 +174,14 @@ def serve(model: str, *, host: str, port: int, token_file: str | None, token_bud
     from transformers import AutoModelForCausalLM
 
     token = read_token(token_file)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
+    loaded: Any
+    if (file := find_gguf(model)) is not None:
+        loaded = load_gguf(file, getattr(torch, dtype))
+    else:
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
     if torch.cuda.is_available():
         loaded = loaded.to("cuda")
     measuring = Measuring(loaded, token_budget=token_budget)

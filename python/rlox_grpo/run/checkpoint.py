@@ -183,8 +183,12 @@ def export_model(
         else:
             save_file(dict(weights), path / "model.safetensors")
         return
+    settings: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
+    adapters = getattr(model, "peft_config", {})
+    if any(Path(adapter.base_model_name_or_path or "").is_file() for adapter in adapters.values()):
+        settings["save_embedding_layers"] = False  # peft would ask the hub for the config of a GGUF file
     with _without_generation_config(model):
-        model.save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        model.save_pretrained(path, **settings)
     if weights and not merged and isinstance(model, transformers.PreTrainedModel):
         # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
         model.config.dtype = next(iter(weights.values())).dtype

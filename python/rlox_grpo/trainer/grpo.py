@@ -51,7 +51,8 @@ class GRPO:
     """Group relative policy optimization of a language model (DeepSeekMath, arXiv:2402.03300).
 
     Args:
-        model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
+        model: a path (a folder or a GGUF file) or hub id, a transformers causal LM, or any module with
+            ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
             (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.

@@ -49,7 +49,7 @@ def launch_on_ray(
     """Return a run whose ``train`` starts the ranks of ``layout`` on a Ray cluster. Nothing is started yet.
 
     Args:
-        model: a folder or hub id that every node can load.
+        model: a folder, a GGUF file or a hub id that every node can load.
         reward_fn: one reward function or several. Each is ``"module:function"``, a function of an importable
             module, a rule of :mod:`rlox_grpo.rewards` or its name in run files, or a table of ``[[rewards]]``.
         layout: the table ``[layout]`` of a run file, such as ``{"trainers": 2}``.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NoReturn
 
+from rlox_grpo.model.gguf import refuse_gguf
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
@@ -38,9 +39,10 @@ def serve(
 
     Raises:
         ImportError: vLLM is missing or too old; the message names the extra.
-        ValueError: The token is not set.
+        ValueError: The token is not set, or the model is a GGUF file.
         OSError: the port is in use.
     """
+    refuse_gguf(model, "vLLM here")
     check_vllm_version()
     token = os.environ.get(TOKEN_VARIABLE)
     if not token:
