@@ -89,7 +89,8 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
-# Environments of other packages. Folders of their own, because openenv and verifiers ask for different versions of mcp.
+# Environments of other packages. Folders of their own, because openenv and verifiers ask for different versions of mcp;
+# reasoning_gym's tasks, because a package that it needs is compiled when it is installed.
 # Their tests take one core: openenv's run beside the others'.
 OTHERS := .venv-environments
 .PHONY: test-environments
@@ -97,11 +98,11 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
-	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents $(REBUILD)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents --extra reasoning-gym $(REBUILD)
 	OMP_NUM_THREADS=1 $(OTHERS)/openenv/bin/python -m pytest tests/environments/test_{openenv,openrlhf,skyrl_gym}.py \
 	  >$(OTHERS)/openenv.log 2>&1 & testing=$$!; export OMP_NUM_THREADS=1; \
 	$(OTHERS)/verifiers/bin/python -m pytest tests/environments/test_verifiers.py && \
-	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_smolagents.py; \
+	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_{reasoning_gym,smolagents}.py; \
 	tested=$$?; wait $$testing; openenv=$$?; cat $(OTHERS)/openenv.log; exit $$((tested + openenv))
 
 # Ray too: it is large. DeepSpeed: training ranks in shards under Ray. Two workers, each with clusters of its own.

@@ -33,7 +33,15 @@ def add_commands(commands: Commands) -> None:
     )
     evaluate.add_argument("checkpoint", help="a checkpoint of a run (RUN/checkpoints/step_N), or any path or hub id")
     evaluate.add_argument(
-        "--data", help="rows with a prompt column, .jsonl, .parquet or .csv (default: the run's eval_data)"
+        "--data",
+        help="rows with a prompt column, .jsonl, .parquet or .csv; or reasoning_gym:TASK (default: the run's "
+        "eval_data)",
+    )
+    evaluate.add_argument(
+        "--data-args",
+        metavar="TABLE",
+        default="{}",
+        help="arguments of generated tasks, as a TOML table: {held_out = 200, max_terms = 3}",
     )
     evaluate.add_argument(
         "--reward",
@@ -85,6 +93,7 @@ def add_commands(commands: Commands) -> None:
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.run_file import load_task
     from rlox_grpo.errors import ConfigError
+    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
     from rlox_grpo.trainer import GRPO
@@ -95,6 +104,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         "environment": arguments.environment,
         "environment_args": parse_table("--environment-args", arguments.environment_args),
         "tools": arguments.tools,
+        "data_args": parse_table("--data-args", arguments.data_args),
         "task": arguments.task,
     }
     options = parse_options(rest, "eval", ("preset", "published", *EVALUATED))
@@ -115,7 +125,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if "eval_data" not in sources:
         what = "" if recorded is None else ": the run had no file of evaluation data"
         raise ConfigError(f"eval needs --data{what}")
-    if arguments.data is None and not Path(sources["eval_data"]).exists():
+    if arguments.data is None and not is_generated(sources["eval_data"]) and not Path(sources["eval_data"]).exists():
         raise ConfigError(f"the run's evaluation data {sources['eval_data']} is not there: pass --data")
     if not sources.get("rewards") and "environment" not in sources:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
@@ -126,9 +136,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     rewards = make_rewards(sources.get("rewards", ()), folders)
     trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **run.options)
     trainer.compared_with = None  # the differences are shown above
-    rows = load_task(
-        None if sources.get("task") == "none" else sources.get("task"), sources["eval_data"], trainer.config
-    )
+    task = None if sources.get("task") == "none" else sources.get("task")
+    rows = load_task(task, sources["eval_data"], trainer.config, sources.get("data_args"))
     metrics = trainer.evaluate(rows, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")
@@ -151,14 +160,16 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     from rlox_grpo.config.records import PromptConfig
     from rlox_grpo.prompts.load import list_rows
+    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated, load_split
     from rlox_grpo.rewards import check_rewards
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.types import Prompt
 
     options = PromptConfig.create(**parse_overrides(rest))
     template = options.prompt_template
+    data = load_split(arguments.data, {}, held_out=False) if is_generated(arguments.data) else arguments.data
     rows = list_rows(
-        arguments.data,
+        data,
         template,
         options.prompt_column,
         options.columns,

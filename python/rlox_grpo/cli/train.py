@@ -122,7 +122,7 @@ def _record_sources(origin: Origin, run_file: str) -> dict[str, Any]:
     """Return what a checkpoint records of the run file; see :mod:`rlox_grpo.run.recorded`."""
     from rlox_grpo.trainer.sources import resolve_path
 
-    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data"}
+    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
     return {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()} | folders

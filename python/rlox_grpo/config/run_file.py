@@ -15,7 +15,7 @@ from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumab
 from rlox_grpo.config.toml import read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike
-from rlox_grpo.prompts.tasks import countdown, gsm8k
+from rlox_grpo.prompts.tasks import countdown, gsm8k, reasoning_gym
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,8 +93,15 @@ class Origin(Record, title="Run file"):
     """
 
     model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")
-    train_data: str = option(..., "File with a row for each prompt, .jsonl or .parquet.")
-    eval_data: str | None = option(None, "File with held-out rows.")
+    train_data: str = option(
+        ...,
+        "File with a row for each prompt, .jsonl or .parquet; or generated tasks, such as reasoning_gym:chain_sum, or "
+        "several with + between them.",
+    )
+    eval_data: str | None = option(None, "File with held-out rows, or generated tasks.")
+    data_args: dict[str, Any] = option(
+        {}, "Arguments of generated tasks in train_data and eval_data, as a table; docs/guides/reasoning_gym.md."
+    )
     task: Literal["countdown", "gsm8k"] | None = option(
         None, "Check that the rows are of this data set, and use its prompts unless prompt_template is set."
     )
@@ -171,6 +178,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
             document["layout"] = _read_layout(document["layout"])
             document = {**derive_options(document["layout"], document), **document}
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
+        if origin.data_args and not any(map(reasoning_gym.is_generated, (origin.train_data, origin.eval_data))):
+            raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
         if not origin.rewards and origin.environment is None:
             raise ConfigError(f"rewards: expected at least one reward function, or an environment; {_REWARDS_HINT}")
     except ConfigError as error:
@@ -210,14 +219,35 @@ def _read_layout(table: Mapping[str, Any]) -> Layout:
 def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:
     """Return the training data and the evaluation data: paths of files, or with ``task`` the checked rows.
 
-    The rows get the prompts of the task, unless ``config`` has a prompt template, which the trainer applies.
+    Generated tasks give their training rows and their held-out rows. The rows get the prompts of the task, unless
+    ``config`` has a prompt template, which the trainer applies.
     """
-    load = partial(load_task, origin.task, config=config)
-    return load(origin.train_data), None if origin.eval_data is None else load(origin.eval_data)
+    load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
+    return load(origin.train_data, held_out=False), None if origin.eval_data is None else load(origin.eval_data)
 
 
-def load_task(task: str | None, data: str, config: GRPOConfig) -> PromptsLike:
-    """Return the path ``data``, or with a ``task`` its checked rows; see :func:`load_data`."""
+def load_task(
+    task: str | None,
+    data: str,
+    config: GRPOConfig,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    held_out: bool = True,
+) -> PromptsLike:
+    """Return the path ``data``, or the rows of a ``task`` or of generated tasks with ``arguments``.
+
+    See :func:`load_data`.
+
+    Raises:
+        ConfigError: generated tasks cannot be made, or have a ``task`` too.
+    """
+    if reasoning_gym.is_generated(data):
+        if task is not None:
+            raise ConfigError(f"task is {task!r}, and the data is {data!r}: leave task out")
+        rows = reasoning_gym.load_split(data, arguments or {}, held_out=held_out)
+        if config.prompt_template is None:
+            return rows
+        return [{name: value for name, value in row.items() if name != "prompt"} for row in rows]
     if task is None:
         return data
     module = {"countdown": countdown, "gsm8k": gsm8k}[task]

@@ -12,6 +12,7 @@ from rlox_grpo import rewards
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.rewards.calls import RewardFn
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.rewards.reasoning_gym import ReasoningGym
 from rlox_grpo.rewards.reward_model import RewardModel
 
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
@@ -28,14 +29,17 @@ def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**dict(_list_rules()), "published": rewards.published})
 """Rules by name. ``published`` has the argument ``system`` and returns several rules; the others return one."""
 
-REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType({**RULES, "reward_model": RewardModel})
-"""Names in the tables of run files: the rules, and reward models."""
+REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {**RULES, "reward_model": RewardModel, "reasoning_gym": ReasoningGym}
+)
+"""Names in the tables of run files: the rules, reward models, and the scorers of reasoning_gym."""
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:
     """Create the reward functions of ``rewards`` tables.
 
-    A table has a ``name``, which is a key of :data:`REWARDS` or ``module:callable``, and the arguments of the rule. The
+    A table has a ``name``, which is a key of :data:`REWARDS`, ``reasoning_gym:<task>`` or ``module:callable``, and the
+    arguments of the rule. The
     arguments ``rule``, ``accuracy`` and ``rules`` (a list) are again names or tables. For ``folders`` see
     :func:`~rlox_grpo.rewards.import_callable.import_callable`.
 
@@ -87,6 +91,8 @@ def _make_rule(where: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
     name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{where} has no name")
+    if name.startswith("reasoning_gym:"):
+        name, _, arguments["task"] = name.partition(":")
     if ":" in name:
         if arguments:
             raise ConfigError(

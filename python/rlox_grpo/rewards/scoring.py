@@ -217,7 +217,8 @@ def _score_by_rule(name: str, rule: Rule, arguments: Mapping[str, Any]) -> _Func
     verdicts = attempt(name, partial(rule.verdicts, arguments["completions"], columns))
     if isinstance(verdicts, RewardError):
         raise verdicts
-    return _FunctionScores(check_scores(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
+    scores = check_scores(name, verdicts.scores, len(verdicts.scores))
+    return _FunctionScores(scores, statuses=verdicts.statuses, measures=verdicts.measures)
 
 
 def _score_by_workers(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -42,10 +42,14 @@ _UNJUDGED = (UNDECIDED, OUT_OF_MEMORY, KILLED)
 
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """Scores ``float64 [N]``, NaN where there is none; statuses ``uint8 [N]``, indices of ``STATUSES``."""
+    """Scores ``float64 [N]``, NaN where there is none; statuses ``uint8 [N]``, indices of ``STATUSES``.
+
+    ``measures`` are further metrics by name, ``float64 [N]``, NaN where there is no value.
+    """
 
     scores: Float64Array
     statuses: UInt8Array
+    measures: Mapping[str, Float64Array] = field(default_factory=dict)
 
     @property
     def failed(self) -> BoolArray:

@@ -148,12 +148,12 @@ def in_workers(
 
 @contextmanager
 def closing_workers(functions: Sequence[RewardFn]) -> Iterator[None]:
-    """End the workers of the functions after the block. A later call starts new ones."""
+    """End the workers of the functions and rules after the block. A later call starts new ones."""
     try:
         yield
     finally:
         for function in functions:
-            if isinstance(function, InWorkers):
+            if isinstance(function, (InWorkers, Rule)) and hasattr(function, "close"):
                 function.close()
 
 

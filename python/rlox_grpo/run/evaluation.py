@@ -13,7 +13,7 @@ from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import episode_metrics
+from rlox_grpo.run.metrics import by_name, episode_metrics
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 
@@ -37,9 +37,8 @@ def evaluate(
         share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
         k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1), over the prompts with at least k scored
         samples. Samples without a first reward are left out of both; ``frac_unscored`` is their share, if there are
-        any. A mean over nothing is NaN. ``rewards/<name>`` is the mean of each
-        component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of
-        sampled tokens.
+        any. A mean over nothing is NaN. ``rewards/<name>`` is the mean of each component and of each measure;
+        ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of sampled tokens.
     """
     ranks = ranks or Ranks()
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
@@ -58,6 +57,8 @@ def evaluate(
     metrics["mean_length"] = float(np.mean(lengths))
     for name in groups[0].components:
         metrics[f"rewards/{name}"] = _mean(np.concatenate([group.components[name] for group in groups]))
+    for name, arrays in by_name(group.measures for group in groups).items():
+        metrics[f"rewards/{name}"] = _mean(np.concatenate(arrays))
     metrics |= episode_metrics(groups)
     return metrics, groups
 

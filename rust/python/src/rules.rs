@@ -6,6 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use rlox_grpo_kernels::ragged::Ragged;
+use rlox_grpo_rules::answer_form::AnswerForm;
 use rlox_grpo_rules::blocks::{LengthUnit, ReasoningLength, TagBlocks};
 use rlox_grpo_rules::choice::MultipleChoice;
 use rlox_grpo_rules::countdown::Countdown;
@@ -157,6 +158,17 @@ fn extract_answer(text: &str) -> Option<std::borrow::Cow<'_, str>> {
 }
 
 #[pyfunction]
+fn extract_by_form(py: Python<'_>, text: PyBackedStr, form: &str) -> PyResult<Option<String>> {
+    let form = AnswerForm::from_name(form).ok_or_else(|| PyValueError::new_err(format!("form is {form:?}")))?;
+    Ok(py.detach(|| form.extract(&text)))
+}
+
+#[pyfunction]
+fn answer_forms() -> Vec<&'static str> {
+    AnswerForm::NAMES.iter().map(|(name, _)| *name).collect()
+}
+
+#[pyfunction]
 fn score_tag_blocks<'py>(
     py: Python<'py>,
     completions: List<PyBackedStr>,
@@ -197,5 +209,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(score_tag_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(score_reasoning_length, module)?)?;
     module.add_function(wrap_pyfunction!(extract_answer, module)?)?;
+    module.add_function(wrap_pyfunction!(extract_by_form, module)?)?;
+    module.add_function(wrap_pyfunction!(answer_forms, module)?)?;
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! cannot fail. [`score_batch`] is the parallel map over completions. Every rule takes time linear in the length of the
 //! text and is deterministic for any number of threads.
 
+pub mod answer_form;
 pub mod blocks;
 pub mod choice;
 pub mod countdown;
