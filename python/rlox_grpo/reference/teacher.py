@@ -140,11 +140,11 @@ def _load(source: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase | None
     return loaded.model, loaded.tokenizer
 
 
-def _refuse_other_tokens(own: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None) -> None:
+def _refuse_other_tokens(tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None) -> None:
     """Raise ConfigError if the same id stands for different tokens."""
-    if own is None or other is None:
+    if tokenizer is None or other is None:
         return
-    ours, theirs = ({index: token for token, index in side.get_vocab().items()} for side in (own, other))
+    ours, theirs = ({index: token for token, index in side.get_vocab().items()} for side in (tokenizer, other))
     if ours == theirs:
         return
     index = next(index for index in sorted(ours.keys() | theirs.keys()) if ours.get(index) != theirs.get(index))
@@ -157,11 +157,11 @@ def _refuse_other_tokens(own: PreTrainedTokenizerBase | None, other: PreTrainedT
 
 def _refuse_fewer_ids(policy: Policy, teacher: nn.Module) -> None:
     """Raise ConfigError if the policy samples ids that the teacher does not have."""
-    own, other = policy.vocabulary or count_vocabulary(policy.model), count_vocabulary(teacher)
-    if own is None or other is None:
+    sampled, size = policy.vocabulary or count_vocabulary(policy.model), count_vocabulary(teacher)
+    if sampled is None or size is None:
         return
-    if other < own or (policy.tokenizer is None and other != own):
-        raise ConfigError(f"teacher has another vocabulary: {other} ids, and the policy samples {own}")
+    if size < sampled or (policy.tokenizer is None and size != sampled):
+        raise ConfigError(f"teacher has another vocabulary: {size} ids, and the policy samples {sampled}")
 
 
 def _take_log_probs(distributions: TokenDistributions, ids: Tensor, temperature: float) -> Tensor:

@@ -86,8 +86,8 @@ def build_step(
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
             which has the errors too.
     """
-    given = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
-    _check_arguments(config, ref_model, optimizer, **given)
+    arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
+    _check_arguments(config, ref_model, optimizer, **arguments)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = in_workers(
