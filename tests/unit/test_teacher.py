@@ -107,22 +107,19 @@ def test_a_run_is_resumed_with_its_teacher(tmp_path: Any) -> None:
         trainer.train(ranked.PROMPTS)
         return trainer
 
-    def teacher(scale: float) -> Any:
-        model = ranked.tiny_policy()
-        with torch.no_grad():
-            model.get_input_embeddings().weight.mul_(scale)
-        return model
-
-    run(2, teacher(2.0))
+    sharper = ranked.tiny_policy()
+    with torch.no_grad():
+        sharper.get_input_embeddings().weight.mul_(3.0)
+    run(2, ranked.other_policy())
     with pytest.raises(CheckpointError, match="teacher: not those of the run"):
-        run(4, teacher(3.0))
+        run(4, sharper)
     with pytest.raises(CheckpointError, match="teacher: not those of the run"):
         run(4, None)
-    resumed = run(4, teacher(2.0))
+    resumed = run(4, ranked.other_policy())
     whole = GRPO(
         ranked.tiny_policy(),
         ranked.share_of_even,
-        teacher=teacher(2.0),
+        teacher=ranked.other_policy(),
         **ranked.options(None, max_steps=4, kl_coef=0.0),
     )
     whole.train(ranked.PROMPTS)
