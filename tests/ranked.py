@@ -54,6 +54,14 @@ def tiny_policy(*, tied=False):
     return AutoModelForCausalLM.from_config(config)
 
 
+def other_policy():
+    """A teacher of the tiny policy: the same model with other embeddings."""
+    model = tiny_policy()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2.0)
+    return model
+
+
 def save_policy(folder, *, tied=False, dtype=torch.float32):
     """Save the tiny policy with a tokenizer whose words are the ids; trained by ``source=folder``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -145,13 +153,15 @@ def train(
     broken_at=None,
     source=None,
     by_steps=False,
+    taught=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
     broken = [] if broken_at is None else [Break(broken_at)]
     policy = tiny_policy(tied=tied) if source is None else source
     reward = even_tokens if by_steps else share_of_even
-    trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, **options(folder, **changes))
+    teacher = other_policy() if taught else None
+    trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
         callback.model = trainer.model
     if HOW == "nan":

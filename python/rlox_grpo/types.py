@@ -270,13 +270,18 @@ class TokenLogProbs:
         sampling: as the engine reported them; None if they are unknown.
         old: of the policy that sampled, as the trainer computes them; None: it is the policy in training.
         ref: of the reference; None without a reference, and for ``kl_estimator="full"``.
-        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
+        teacher: of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where it excludes a token.
+        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
+            with ``teacher_kl="full"`` they are the teacher's.
+        is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
     """
 
     sampling: Tensor | None = None
     old: Tensor | None = None
     ref: Tensor | None = None
+    teacher: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
+    is_teacher_top: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

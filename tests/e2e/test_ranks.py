@@ -87,6 +87,8 @@ WHOLE_STEP = {
     "reward_variance_share": {"reward_variance_share": 0.6},
     "own": {"policy_loss": "own_parts:standardized", "advantage_fn": "own_parts:fading"},
     "steps": {"by_steps": True},
+    "teacher": {"taught": True, "loss_aggregation": "token_mean"},
+    "teacher, exact": {"taught": True, "teacher_in": "loss", "teacher_kl": "full", "kl_coef": 0.0},
 }
 TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}
 WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}

@@ -141,6 +141,23 @@ def test_a_run_against_a_served_reference_is_that_against_a_frozen_one(served, t
         torch.testing.assert_close(weights(asked)[name], tensor, rtol=0, atol=2e-5)
 
 
+def test_a_served_teacher_is_one_in_this_process(served, token_file, tmp_path):
+    """The policy is another model than the one that is served."""
+    url, _ = served
+
+    def taught(folder, teacher, **options):
+        options = ranked.options(tmp_path / folder, max_steps=4, kl_coef=0.0, temperature=0.8, **options)
+        trainer = GRPO(ranked.other_policy(), ranked.share_of_even, teacher=teacher, **options)
+        return trainer, trainer.train(ranked.PROMPTS)
+
+    here, _ = taught("here", ranked.tiny_policy())
+    asked, metrics = taught("asked", url, teacher_token_file=token_file)
+    assert metrics["teacher/kl"] > 1e-3
+    assert "teacher/top1_agreement" not in metrics
+    for name, tensor in weights(here).items():
+        torch.testing.assert_close(weights(asked)[name], tensor, rtol=0, atol=2e-5)
+
+
 def test_several_clients_at_once_get_their_own_answers(served, token_file, monkeypatch):
     url, _ = served
     model = ranked.tiny_policy()

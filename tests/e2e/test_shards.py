@@ -30,6 +30,7 @@ RUNS = {
     "ahead": {"async_steps": 1, "max_steps": 5},
     "sgd": {"momentum": 0.9, "learning_rate": 1.0, "max_steps": 4, "checkpoint_steps": 2},  # an optimizer= of one's own
     "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
+    "taught": {"taught": True, "max_steps": 4},
 }
 TIED = {"max_steps": 4, "tied": True}
 

@@ -271,8 +271,8 @@ def test_a_run_file_without_rewards(run_file):
     with pytest.raises(ConfigError) as caught:
         read_run_file(run_file, {})
     assert str(caught.value) == (
-        f"{run_file}: rewards: expected at least one reward function, or an environment; write a table for each reward "
-        'function, below all other keys: [[rewards]] and then name = "gsm8k"'
+        f"{run_file}: rewards: expected at least one reward function, an environment or a teacher; write a table for "
+        'each reward function, below all other keys: [[rewards]] and then name = "gsm8k"'
     )
 
 

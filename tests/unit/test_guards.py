@@ -51,6 +51,7 @@ HOLLOW = {
 FALLEN = {"rewards__countdown__mean": (0.4, 0.1), "rewards__countdown__std": (0.5, 0.3)}
 CASES = {
     "constant_rewards": (run(rollout__frac_reward_zero_std=(1.0, 0.97)), "97% of the groups"),
+    "growing_teacher_kl": (run(teacher__kl=(0.5, 1.0)), "teacher/kl has grown from 0.5"),
     "reward_collapse": (fallen(0.7, 0.02), "to 0.02, below its 0.3"),
     "short_completions": (run(completions__mean_length=(300, 40)), "fallen from 2"),
     "long_completions": (run(completions__mean_length=(100, 400)), "to 400 tokens"),
@@ -92,6 +93,8 @@ NEAR = {
     "reward_collapse, to above the start": fallen(0.9, 0.38),  # 0.35 at the start, 0.71 before the fall
     "reward_collapse, by less than half a deviation": fallen(0.4, 0.22),
     "constant_rewards": run(rollout__frac_reward_zero_std=(1.0, 0.93)),
+    "constant_rewards, with a teacher": run(rollout__frac_reward_zero_std=(1.0, 1.0), teacher__kl=(0.5, 0.4)),
+    "growing_teacher_kl": run(teacher__kl=(0.5, 0.7)),
     "short_completions": run(completions__mean_length=(300, 130)),
     "long_completions": run(completions__mean_length=(100, 240)),
     "truncated_completions": run(completions__clipped_ratio=(0.1, 0.45)),

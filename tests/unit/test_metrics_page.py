@@ -74,6 +74,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "baseline": "moving",
         "reward_scaling": "none",
     },
+    "taught": {"teacher_coef": 0.5},
 }
 
 
@@ -83,9 +84,11 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
     names: set[str] = set()
     for run, options in RUNS.items():
         folder = tmp_path_factory.mktemp(run)
+        teacher = make_tiny_model("qwen2", vocab_size=259, initializer_range=0.1) if run == "taught" else None
         trainer = GRPO(
             make_tiny_model("qwen2", vocab_size=259, eos_token_id=1),
             [first_token_is_even, Repetition(unit="tokens")],
+            teacher=teacher,
             tokenizer=byte_tokenizer,
             group_size=2,
             prompts_per_step=3,

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ FENCE = r"^( *)```{language}(?: +title=\"[^\"]*\")? *\n(.*?)^\1``` *$"
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -96,7 +98,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, b
     return folder
 
 
-def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.fixture(scope="module")
+def teacher_model(tiny_model: Path, make_tiny_model: Any) -> Path:
+    """A folder with the same tokenizer and another model."""
+    folder = tiny_model.with_name("teacher")
+    shutil.copytree(tiny_model, folder)
+    options = {"vocab_size": 259, "max_position_embeddings": 1024, "eos_token_id": 1, "initializer_range": 0.1}
+    make_tiny_model("qwen2", **options).save_pretrained(folder)
+    return folder
+
+
+def test_the_pages_run(tmp_path: Path, tiny_model: Path, teacher_model: Path) -> None:
     """In one process, forked from one that has imported torch and transformers; each page in a folder of its own."""
     rows = [{"question": f"{number} + {number}?", "answer": str(2 * number)} for number in range(4)]
     runs = []
@@ -111,6 +123,7 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
         folder = tmp_path / page.removesuffix(".md")
         (folder / MODEL).parent.mkdir(parents=True)
         (folder / MODEL).symlink_to(tiny_model)
+        (folder / TEACHER).symlink_to(teacher_model)
         for name in ("train", "held_out"):
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -52,8 +52,8 @@ ROWS = [
         "no rewards",
         MODEL,
         (),
-        "rewards: expected at least one reward function, or an environment; write a table for each reward function, "
-        "below all other keys: [[rewards]] and",
+        "rewards: expected at least one reward function, an environment or a teacher; write a table for each reward "
+        "function, below all other keys: [[rewards]] and",
     ),
     (
         "a boolean group size",

@@ -48,6 +48,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
     yield from _check_advantages(options)
     yield from _check_loss(options)
     yield from _check_kl_and_reference(options)
+    yield from _check_teacher(options)
     yield from _check_update(options)
 
 
@@ -113,12 +114,6 @@ def _check_advantages(options: Options) -> Iterator[str]:
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
-    chooses = options.advantage_fn is None
-    if chooses and options.group_size == 1 and options.max_group_size is None and baseline == "mean":
-        yield (
-            "group_size=1 with baseline='mean': every advantage is 0 and nothing is trained; set group_size to at "
-            "least 2, or baseline='batch' or 'moving'"
-        )
     if baseline == "moving" and options.zero_variance == "refill":
         yield (
             "baseline='moving' trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
@@ -204,8 +199,24 @@ def _check_kl_and_reference(options: Options) -> Iterator[str]:
             yield "kl_estimator='full' needs whole distributions, and reference='server' sends log-probs of tokens"
         if options.reference_offload:
             yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
+        if options.teacher_kl == "full":
+            yield "teacher_kl='full' and kl_estimator='full': one KL over the whole vocabulary is computed; set one"
         if split_options(options).sharding.shards_weights:
             yield "kl_estimator='full' with sharded parameters was never tried: keep them whole on each rank"
+
+
+def _check_teacher(options: Options) -> Iterator[str]:
+    if options.teacher_kl == "sampled":
+        return
+    if options.teacher_in == "advantage":
+        yield (
+            "teacher_kl='full' with teacher_in='advantage': an advantage is of the sampled token alone; set "
+            "teacher_in='loss'"
+        )
+    if options.teacher_offload:
+        yield "teacher_kl='full' reads the teacher's output layer in each update: set teacher_offload=False"
+    if split_options(options).sharding.shards_weights:
+        yield "teacher_kl='full' with sharded parameters was never tried: keep them whole on each rank"
 
 
 def _check_update(options: Options) -> Iterator[str]:

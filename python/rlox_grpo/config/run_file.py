@@ -89,10 +89,14 @@ class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
     ``rewards`` is a list of tables. ``name`` is a key of :data:`rlox_grpo.rewards.registry.REWARDS` or
-    ``module:callable``; the other keys are the arguments of the rule. It is required unless there is an environment.
+    ``module:callable``; the other keys are the arguments of the rule. It is required unless there is an environment
+    or a teacher.
     """
 
     model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")
+    teacher: str | None = option(
+        None, "Path or hub id of a teacher model, or the URL of a reference server with it; then rewards are optional."
+    )
     train_data: str = option(
         ...,
         "File with a row for each prompt, .jsonl or .parquet; or generated tasks, such as reasoning_gym:chain_sum, or "
@@ -115,7 +119,7 @@ class Origin(Record, title="Run file"):
     environment_args: dict[str, Any] = option({}, "Arguments of an environment of another package, as a table.")
     tools: tuple[str, ...] = option((), "Functions that the policy may call, as module:callable.", hint=_IMPORT_HINT)
     rewards: tuple[dict[str, Any], ...] = option(
-        (), "Reward functions; at least one unless there is an environment.", hint=_REWARDS_HINT
+        (), "Reward functions; at least one unless there is an environment or a teacher.", hint=_REWARDS_HINT
     )
     launcher: Literal["ray"] | None = option(
         None, "ray: start the ranks of [layout] as Ray actors, like the argument --ray auto."
@@ -180,8 +184,10 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
         if origin.data_args and not any(map(reasoning_gym.is_generated, (origin.train_data, origin.eval_data))):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
-        if not origin.rewards and origin.environment is None:
-            raise ConfigError(f"rewards: expected at least one reward function, or an environment; {_REWARDS_HINT}")
+        if not origin.rewards and origin.environment is None and origin.teacher is None:
+            raise ConfigError(
+                f"rewards: expected at least one reward function, an environment or a teacher; {_REWARDS_HINT}"
+            )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return origin, GRPOConfig.create(

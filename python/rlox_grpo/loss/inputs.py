@@ -19,6 +19,7 @@ from torch import Tensor
 from rlox_grpo.config.records.loss import LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
+from rlox_grpo.loss.teacher import add_teacher_advantages
 from rlox_grpo.types import Batch, StepTotals
 
 
@@ -30,7 +31,7 @@ class LossInputs:
         log_probs: ``[N, T]`` with gradient, of the current policy at the sampling temperature; 0 outside ``mask``.
         old_log_probs: ``[N, T]`` of the policy that sampled, computed by the trainer; 0 outside ``mask``.
         log_ratio: ``[N, T]``, log_probs − old_log_probs with gradient, clamped to ±20; 0 outside ``mask``.
-        advantages: ``[N, T]``; 0 outside ``mask``.
+        advantages: ``[N, T]``; 0 outside ``mask``. With a teacher in the advantage, its part is in them.
         mask: ``bool [N, T]``, the tokens that are trained: a subset of those that the policy sampled.
         sequences: ``int64 [N]``, the number of the sequence that each row belongs to. The branches of an episode have
             the same number.
@@ -148,6 +149,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)  # [N], or [N, T] where each token has its own
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    advantages = add_teacher_advantages(advantages, old_log_probs, batch, options)
     return LossInputs(
         log_probs=log_probs,
         old_log_probs=old_log_probs,

@@ -16,6 +16,7 @@ from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import token_kl
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.published import shift_lengths
+from rlox_grpo.loss.teacher import measure_teacher, teacher_loss
 from rlox_grpo.types import Batch, LossOutput
 
 _DEFAULTS = LossConfig()
@@ -142,7 +143,8 @@ def combine_terms(
     """
     config, mask = inputs.options, batch.loss_mask
     kl_coef, entropy_coef = config.kl_coef, config.entropy_coef
-    if kl_coef > 0 and batch.log_probs.ref is None and distribution_kl is None:
+    is_measured = batch.log_probs.ref is not None or (distribution_kl is not None and config.teacher_kl != "full")
+    if kl_coef > 0 and not is_measured:
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.log_probs.ref is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
@@ -153,7 +155,12 @@ def combine_terms(
     token_loss = term.loss if batch.policy.mask is None else torch.where(batch.policy.mask, term.loss, 0)
     if batch.policy.importance is not None:
         token_loss = token_loss * batch.policy.importance
-    kl = token_kl(config, inputs.log_probs, batch, distribution_kl)
+    # The KL over the whole vocabulary is that to the teacher, or else that to the reference.
+    teacher_kl = distribution_kl if config.teacher_kl == "full" else None
+    kl = token_kl(config, inputs.log_probs, batch, distribution_kl if teacher_kl is None else None)
+    distillation = teacher_loss(inputs.log_probs, batch, config, teacher_kl)
+    if distillation is not None:
+        token_loss = token_loss + distillation
     if kl is not None:
         # The tokens were sampled by the old policy. The ratio, with its gradient, turns the mean into one over the
         # current policy.
@@ -191,6 +198,10 @@ def combine_terms(
         "policy/clip_fraction_high": token_mean((nowhere if term.high is None else term.high).float()),
     }
     metrics |= {f"policy/{name}": token_mean(values.detach()) for name, values in term.metrics.items()}
+    metrics |= {
+        f"teacher/{name}": token_mean(values)
+        for name, values in measure_teacher(inputs.log_probs, batch, teacher_kl).items()
+    }
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     if environment_loss is not None:

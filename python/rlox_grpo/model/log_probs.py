@@ -150,6 +150,35 @@ def score_norms(
     return norms
 
 
+@torch.no_grad()
+def is_most_likely(
+    distributions: TokenDistributions, token_ids: Tensor, *, tile: tuple[int, int] | None = None
+) -> Tensor:
+    """Return whether each token has the largest logit of its distribution, also in a tie: ``bool [M]``.
+
+    Args:
+        distributions: of M tokens; logits where there is no head.
+        token_ids: ``int64 [M]``.
+        tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
+    """
+    hidden, head = distributions.hidden, distributions.head
+    if head is None:
+        return hidden.gather(-1, token_ids[:, None]).squeeze(-1) >= hidden.amax(dim=-1)
+    tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
+    tiles = Tiles(hidden, head.weight, head.bias, TileSettings(head.scale, head.softcap, 1.0, False, False, *tile))
+    is_top = torch.empty(hidden.shape[0], dtype=torch.bool, device=hidden.device)
+    for rows in tiles.token_slices():
+        top = torch.full((len(token_ids[rows]),), -torch.inf, dtype=tiles.dtype, device=hidden.device)
+        taken = top.clone()  # the logit of the token, once its tile was seen
+        for columns in tiles.vocabulary_slices():
+            logits = tiles.logits(rows, columns)
+            column, inside = _find_columns(token_ids[rows], columns)
+            taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
+            top = torch.maximum(top, logits.amax(dim=-1))
+        is_top[rows] = taken >= top
+    return is_top
+
+
 @dataclass(frozen=True)
 class TileSettings:
     """Scaling of the logits, the wanted outputs, and the sizes of a tile."""

@@ -84,6 +84,11 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
     return functions
 
 
+def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Return 0 for each completion: the reward of a run in which a teacher alone trains the policy."""
+    return [0.0] * len(completions)
+
+
 def _make_rule(where: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
     if not isinstance(table, (str, Mapping)):
         raise ConfigError(f"{where} is {table!r}, expected a rule's name or a table with a name")

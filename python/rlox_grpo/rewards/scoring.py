@@ -403,7 +403,8 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
     """
     if not functions:
         raise ValueError(
-            "reward_fn is empty: expected at least one reward function, or an environment that scores its episodes"
+            "reward_fn is empty: expected at least one reward function, an environment that scores its episodes, or a "
+            "teacher"
         )
     if weights is None:
         weights = [getattr(function, "weight", 1.0) for function in functions]

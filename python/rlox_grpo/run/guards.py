@@ -65,7 +65,7 @@ def constant_rewards(history: History) -> str | None:
     """Almost all groups have constant rewards. At the start of a run, all groups of every step so far have."""
     name = "rollout/frac_reward_zero_std"
     _, before, share = history.means(name)
-    if share is None:
+    if share is None or "teacher/kl" in history.recent[-1]:  # a teacher trains these groups too
         return None
     if history.is_long():
         is_constant = share >= 0.95 and (before or 0.0) >= 0.9
@@ -92,6 +92,18 @@ def reward_collapse(history: History) -> str | None:
         "was learned is lost. Continue from a checkpoint before the fall with half the learning_rate, which "
         "on_collapse='restore' does by itself; see whether "
         "policy/entropy, update/grad_norm or completions/mean_length changed first"
+    )
+
+
+def growing_teacher_kl(history: History) -> str | None:
+    """The KL to the teacher has grown by half since the first steps, and is still growing."""
+    start, before, now = history.means("teacher/kl")
+    if start is None or before is None or now is None or now < 1.5 * start or now <= before:
+        return None
+    return (
+        f"teacher/kl has grown from {start:.3g} to {now:.3g} nats a token: the policy moves away from the teacher. "
+        "Rewards may pull it away (raise teacher_coef, or lower reward_weights), or the learning_rate is too high. A "
+        "teacher that has other chat tokens or never saw such prompts scores them badly: see teacher/surprised_share"
     )
 
 
@@ -255,6 +267,7 @@ def gradient_spikes(history: History) -> str | None:
 
 GUARDS: tuple[Guard, ...] = (
     constant_rewards,
+    growing_teacher_kl,
     reward_collapse,
     short_completions,
     long_completions,

@@ -33,9 +33,10 @@ from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.reference.teacher import Teacher, make_teacher
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards.registry import list_rewards, no_reward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.steps import declares_steps
 from rlox_grpo.rollout.engines import make_engine
@@ -72,6 +73,7 @@ def build_step(
     *,
     environment: Any,
     tools: Sequence[Callable[..., Any]],
+    teacher: str | Path | nn.Module | None,
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
@@ -81,10 +83,11 @@ def build_step(
     Args:
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
-        model, reward_fn, ref_model, environment, tools, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`, which has
-            the errors too.
+        model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
+            which has the errors too.
     """
-    _check_arguments(config, ref_model, optimizer, environment=environment is not None, tools=bool(tools))
+    arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
+    _check_arguments(config, ref_model, optimizer, **arguments)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = in_workers(
@@ -121,6 +124,9 @@ def build_step(
         _refuse_branches(config, episodes)
         if episodes.environment.has_reward:
             reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
+    _check_group_size(config, has_teacher=teacher is not None, has_rewards=bool(reward_fns))
+    if teacher is not None and not reward_fns:
+        reward_fns.append(no_reward)
     weights = reward_weights(reward_fns, config.reward_weights)
     sampler = Sampler(
         make_engine(config, sampled_by, ranks),
@@ -132,9 +138,11 @@ def build_step(
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))
-    forward, reference, updater = build_update(stages, sharded, ref_model, optimizer, ranks)
+    forward, reference, distiller, updater = build_update(stages, sharded, ref_model, teacher, optimizer, ranks)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
-    batcher = MiniBatcher(stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks)
+    batcher = MiniBatcher(
+        stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks, teacher is not None
+    )
     is_exact = sampler.engine.exact and sampler.partial is None
     level = correction_level(stages.importance, exact=is_exact)
     step = TrainStep(
@@ -155,6 +163,7 @@ def build_step(
             stages=stages,
             forward=forward,
             reference=reference,
+            teacher=distiller,
             level=level,
             # With an exact engine and one update for each batch, the old log-probs are those of the update, detached.
             needs_old_log_probs=not config.bypass_old_log_probs
@@ -177,10 +186,11 @@ def build_update(
     stages: StageConfigs,
     policy: Policy,
     ref_model: nn.Module | None,
+    teacher: str | Path | nn.Module | None,
     optimizer: OptimizerFactory | None,
     ranks: Ranks,
-) -> tuple[Forward, Reference | None, Updater]:
-    """Build the policy's forward pass under its updater, the reference, and the updater.
+) -> tuple[Forward, Reference | None, Teacher | None, Updater]:
+    """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
     Each tests the model in its own dtype, so that its frozen layers are cast after them. A reference that copies the
     weights is made before the updater rounds them; one that is the policy without its adapter runs under the updater.
@@ -215,6 +225,17 @@ def build_update(
 
     is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
     reference = None if is_policy else build_reference(plain)
+    distiller = None
+    if teacher is not None:
+        distiller = make_teacher(
+            teacher,
+            policy,
+            plain,
+            stages.reference,
+            is_full=stages.loss.teacher_kl == "full",
+            in_bfloat16=in_bfloat16,
+            **forward_options,
+        )
     updater = make_updater(stages, policy, plain, ranks, optimizer)
     forward = replace(updater.forward, distributions=plain.distributions)
     if is_policy:
@@ -228,7 +249,7 @@ def build_update(
         cast_frozen_layers(policy.model, torch.bfloat16)
     # No dropout: the policy in training must be the policy that sampled.
     policy.model.train(policy.recomputes)
-    return forward, reference, updater
+    return forward, reference, distiller, updater
 
 
 def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFactory | None, **has: bool) -> None:
@@ -257,6 +278,20 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
             "published runs have 1e-7 to 1e-3",
             config.learning_rate,
         )
+
+
+def _check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool) -> None:
+    """Refuse groups of one completion whose rewards cannot differ from their mean.
+
+    A teacher needs no group: it gives each token an advantage of its own.
+    """
+    is_compared = config.advantage_fn is None and config.baseline == "mean" and config.max_group_size is None
+    if config.group_size > 1 or not is_compared or (has_teacher and not has_rewards):
+        return
+    raise ConfigError(
+        "group_size=1 with baseline='mean': every advantage is 0 and nothing is trained; set group_size to at least 2, "
+        "or baseline='batch' or 'moving'" + ("; a teacher without rewards needs no group" if has_teacher else "")
+    )
 
 
 def _count_most_sampled_tokens(stages: StageConfigs) -> int:

@@ -60,6 +60,8 @@ class GRPO:
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
+        teacher: a model whose distributions the policy learns: a path or hub id, a model, or the URL of a reference
+            server; see docs/guides/teacher.md. Rewards are then optional.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -82,6 +84,7 @@ class GRPO:
         *,
         environment: Any = None,
         tools: Sequence[Callable[..., Any]] = (),
+        teacher: str | Path | nn.Module | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
@@ -101,6 +104,7 @@ class GRPO:
             ref_model,
             environment=environment,
             tools=tools,
+            teacher=teacher,
             tokenizer=tokenizer,
             optimizer=optimizer,
             on_episodes=self._show_episodes,
@@ -281,6 +285,11 @@ class GRPO:
                 prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
             )
         reference = None if self.reference is None else self.reference.fingerprint
+        teacher = step.fixed_tensors.teacher
+        frozen = {
+            "frozen reference": reference,
+            "teacher": None if teacher is None else teacher.reference.fingerprint,
+        }
         self._run = run = Run(
             self.config,
             self.policy,
@@ -295,7 +304,7 @@ class GRPO:
                 "kl_weight": step.kl_weight,
             },
             rewards=self._reward_digests,
-            data={**digest_data(train_prompts), "frozen reference": reference, **self._digests},
+            data={**digest_data(train_prompts), **frozen, **self._digests},
             origin=self.origin,
             sources={**_record_data(eval_prompts), **self.sources},
             callbacks=self.callbacks,

@@ -43,6 +43,7 @@ def launch_on_ray(
     ray_address: str = "auto",
     environment: Any = None,
     tools: Sequence[Any] = (),
+    teacher: str | Path | None = None,
     config: GRPOConfig | None = None,
     **options: Any,
 ) -> RayRun:
@@ -56,6 +57,7 @@ def launch_on_ray(
         ray_address: see ``rlox-grpo train --ray``.
         environment: as ``"module:callable"``, or a function or class of an importable module.
         tools: as ``environment``, one for each tool.
+        teacher: a path, a hub id or a URL.
         config: a whole configuration, instead of options as keywords.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required. The other arguments of
             :class:`rlox_grpo.GRPO` are refused, because they cannot be sent.
@@ -87,6 +89,10 @@ def launch_on_ray(
     }
     if environment is not None:
         document["environment"] = name_callable("environment", environment)
+    if teacher is not None:
+        if not isinstance(teacher, (str, Path)):
+            raise ConfigError(f"teacher is a {type(teacher).__name__}: {STAYS_HERE} it; pass its folder or URL")
+        document["teacher"] = resolve_path(teacher)
     if tools:
         document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn

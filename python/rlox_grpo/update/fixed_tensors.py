@@ -26,6 +26,7 @@ from rlox_grpo.loss.kl import sequence_kl, token_kl
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.reference.teacher import Teacher
 from rlox_grpo.types import Batch, Float32Array, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
@@ -39,6 +40,7 @@ class FixedTensors:
         stages: the options; those of the loss, importance weights, advantages and sampling are used.
         forward: the policy's forward pass.
         reference: the reference policy, or None.
+        teacher: the teacher, or None.
         level: the level of the importance weights, or None.
         needs_old_log_probs: whether old log-probs are computed by ``forward``. With an exact engine and one update
             for each batch, the log-probs of the update, detached, are used instead.
@@ -49,6 +51,7 @@ class FixedTensors:
     stages: StageConfigs
     forward: Forward
     reference: Reference | None
+    teacher: Teacher | None
     level: ImportanceLevel | None
     needs_old_log_probs: bool
     batcher: MiniBatcher
@@ -62,7 +65,7 @@ class FixedTensors:
             scored: the groups of the step, the same on every rank, with the rewards of their advantages.
         """
         config = self.stages.advantages
-        with torch.no_grad(), self._reference_in_use():
+        with torch.no_grad(), self._reference_in_use(), self._teacher_in_use():
             filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
                 return filled
@@ -102,7 +105,8 @@ class FixedTensors:
                 entropies.append(entropy)
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
-            filled.append(batch if self.reference is None else self._add_reference(self.reference, batch))
+            batch = batch if self.reference is None else self._add_reference(self.reference, batch)
+            filled.append(batch if self.teacher is None else self.teacher.add(batch))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
@@ -132,6 +136,9 @@ class FixedTensors:
         """Return the squared norms ``[M]`` of the scores of the tokens under ``loss_mask``."""
         ids = batch.completion_ids[batch.loss_mask]
         return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
+
+    def _teacher_in_use(self) -> Any:
+        return nullcontext() if self.teacher is None else self.teacher.reference.in_use()
 
     def _reference_in_use(self) -> Any:
         return nullcontext() if self.reference is None else self.reference.in_use()

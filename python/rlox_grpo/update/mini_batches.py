@@ -33,6 +33,7 @@ class MiniBatcher:
         shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
         end_ids: ids that end a completion, for ``train_end_token=False``.
         ranks: the ranks that share the micro-batches.
+        has_teacher: whether a teacher gives each token an advantage of its own, so that every group is trained.
     """
 
     stages: StageConfigs
@@ -40,11 +41,13 @@ class MiniBatcher:
     shares_prompts: bool
     end_ids: tuple[int, ...]
     ranks: Ranks
+    has_teacher: bool = False
 
     def make_mini_batches(self, scored: Sequence[ScoredGroup], advantages: Advantages, step: int) -> list[list[Batch]]:
         """Return this rank's micro-batches of each mini-batch; ``step`` counts from 0.
 
-        Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``.
+        Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``
+        or there is a teacher.
         ``reward_variance_share`` excludes further groups.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
@@ -96,7 +99,7 @@ class MiniBatcher:
         trained = [
             index
             for index, numbers in enumerate(rows)
-            if config.zero_variance == "keep" or has_signal(advantages, numbers)
+            if self.has_teacher or config.zero_variance == "keep" or has_signal(advantages, numbers)
         ]
         if config.reward_variance_share == 1:
             return trained

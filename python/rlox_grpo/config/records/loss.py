@@ -39,6 +39,7 @@ _CORRECTS: tuple[Condition, ...] = (
     {"importance_correction": ("auto",), "partial_rollout_turns": SET, "bypass_old_log_probs": (False,)},
 )
 _PERIODIC = {"reference": ("periodic",)}
+_HAS_TEACHER = {"teacher": SET}
 _server_option = partial(option, only_with={"reference": ("server",)}, resumable=True)
 
 
@@ -195,6 +196,31 @@ class LossConfig(Record, title="Loss"):
         source="arXiv:1909.08593, section 2.2",
     )
 
+    teacher_coef: float = option(
+        1.0,
+        "Weight c of the teacher. Above 1 the policy is moved past the teacher.",
+        gt=0,
+        only_with=_HAS_TEACHER,
+        source="Thinking Machines, On-Policy Distillation, 2025; above 1: G-OPD, arXiv:2602.12125",
+    )
+    teacher_in: Literal["advantage", "loss"] = option(
+        "advantage",
+        "advantage: c·(log q − log π_old) is added to the advantage of each token, q the teacher; loss: c·KL(π ‖ q) "
+        "is added to the loss.",
+        only_with=_HAS_TEACHER,
+        source="Thinking Machines, On-Policy Distillation, 2025; loss: GKD, arXiv:2306.13649",
+    )
+    teacher_kl: Literal["sampled", "full"] = option(
+        "sampled",
+        "sampled: from the log-probs of the sampled tokens; full: over the whole vocabulary, for teacher_in='loss'.",
+        only_with=_HAS_TEACHER,
+        choices={
+            "sampled": "d = log q − log π of the sampled token; in the loss (log q − log π)²/2, whose gradient is −d "
+            "times that of log π.",
+            "full": "Σ π (log π − log q) over the whole vocabulary: the same mean gradient with less variance.",
+        },
+    )
+
 
 class ImportanceConfig(Record, title="Train/inference mismatch"):
     """Importance weights that correct for the difference between the sampler's log-probs and the trainer's."""
@@ -216,8 +242,8 @@ class ImportanceConfig(Record, title="Train/inference mismatch"):
     )
 
 
-class ReferenceConfig(Record, title="Reference policy"):
-    """The policy that the KL penalty measures against."""
+class ReferenceConfig(Record, title="Reference policy and teacher"):
+    """The policy that the KL penalty measures against, and the teacher."""
 
     reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = option(
         "auto",
@@ -244,4 +270,21 @@ class ReferenceConfig(Record, title="Reference policy"):
     )
     reference_timeout: float = _server_option(
         120.0, "Timeout of a request to the reference server with its retries, in seconds.", gt=0, le=LONGEST_TIMEOUT
+    )
+    teacher_offload: bool = option(
+        False, "Keep the teacher in host memory between uses.", only_with=_HAS_TEACHER, resumable=True
+    )
+    teacher_token_file: str | None = option(
+        None,
+        "File with the token of a teacher behind a URL; None: the environment variable RLOX_GRPO_REFERENCE_TOKEN.",
+        only_with=_HAS_TEACHER,
+        resumable=True,
+    )
+    teacher_timeout: float = option(
+        120.0,
+        "Timeout of a request to a teacher behind a URL with its retries, in seconds.",
+        gt=0,
+        le=LONGEST_TIMEOUT,
+        only_with=_HAS_TEACHER,
+        resumable=True,
     )

@@ -1,0 +1,181 @@
+"""A teacher's signal: gradients by enumeration of every sequence, and values by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlox_grpo.batch.build import build_batch, group_tokens
+from rlox_grpo.loss import grpo_loss
+from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.log_probs import is_most_likely
+from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.reference.teacher import Teacher
+from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+
+VOCABULARY, LENGTH = 4, 3
+SEQUENCES = list(product(range(VOCABULARY), repeat=LENGTH))
+PROMPT = np.array([0])
+
+
+class Table(nn.Module):
+    """Logits of their own for each prefix of at most two tokens after a prompt of one token."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        prefixes = sum(VOCABULARY**length for length in range(LENGTH))
+        self.logits = nn.Parameter(torch.randn(prefixes, VOCABULARY, generator=generator, dtype=torch.float64))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        # The prefix () has row 0, (a) has 1 + a, (a, b) has 5 + 4 a + b; the last position predicts nothing.
+        first, second = input_ids[:, 1], input_ids[:, 2]
+        rows = torch.stack([torch.zeros_like(first), 1 + first, 5 + 4 * first + second], dim=1)
+        logits = self.logits[rows]
+        return torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+
+
+def lay_out(sequences: list[tuple[int, ...]]) -> Batch:
+    group = group_tokens(PROMPT, [np.array(sequence) for sequence in sequences])
+    return build_batch([group], np.zeros(len(sequences)))
+
+
+def make_table_teacher(model: nn.Module, *, is_full: bool, temperature: float = 1.0) -> Teacher:
+    forward = make_forward(model, temperature=temperature)
+    reference = Reference(lambda batch: forward(batch)[0], None, forward.distributions)
+    return Teacher(reference, temperature, is_full, has_distributions=True)
+
+
+def expected_gradient(policy: Table, teacher: Teacher, **options: Any) -> torch.Tensor:
+    """The gradient of the loss over the policy's own samples: every sequence, with its probability."""
+    forward = make_forward(policy)
+    total = torch.zeros_like(policy.logits)
+    for sequence in SEQUENCES:
+        policy.zero_grad()
+        batch = teacher.add(lay_out([sequence]))
+        log_probs, _, *kl = forward(batch)
+        probability = log_probs.detach().sum().exp()
+        terms = {"distribution_kl": kl[0]} if kl else {}
+        grpo_loss(log_probs, batch, loss_aggregation="sequence_sum", **terms, **options).loss.backward()
+        total += probability * policy.logits.grad
+    return total
+
+
+def exact_gradient(policy: Table, other: Table) -> torch.Tensor:
+    """Σ over prefixes of their probability under the policy, times the gradient of KL(policy ‖ teacher) there."""
+    policy.zero_grad()
+    log_p, log_q = policy.logits.log_softmax(-1), other.logits.detach().log_softmax(-1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    p = log_p.detach().exp()
+    first, second = p[0], (p[0][:, None] * p[1:5]).flatten()  # of the prefixes of one and of two tokens
+    weights = torch.cat([torch.ones(1, dtype=torch.float64), first, second])
+    (weights * kl).sum().backward()
+    assert policy.logits.grad is not None
+    return policy.logits.grad.clone()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"teacher_in": "loss"}, {"teacher_in": "loss", "teacher_kl": "full"}],
+    ids=["advantage", "k2", "full"],
+)
+def test_each_form_has_the_gradient_of_the_kl(options: dict[str, Any]) -> None:
+    policy, other = Table(0), Table(1)
+    teacher = make_table_teacher(other, is_full=options.get("teacher_kl") == "full")
+    found = expected_gradient(policy, teacher, teacher_coef=0.7, **options)
+    torch.testing.assert_close(found, 0.7 * exact_gradient(policy, other), rtol=1e-6, atol=1e-7)
+
+
+def test_the_whole_vocabulary_has_less_variance() -> None:
+    policy, other = Table(0), Table(1)
+    variances = []
+    for options in ({"teacher_in": "loss"}, {"teacher_in": "loss", "teacher_kl": "full"}):
+        teacher = make_table_teacher(other, is_full="teacher_kl" in options)
+        mean, squares = torch.zeros(21, 4, dtype=torch.float64), torch.zeros(21, 4, dtype=torch.float64)
+        forward = make_forward(policy)
+        for sequence in SEQUENCES:
+            policy.zero_grad()
+            batch = teacher.add(lay_out([sequence]))
+            log_probs, _, *kl = forward(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            grpo_loss(log_probs, batch, loss_aggregation="sequence_sum", **terms, **options).loss.backward()
+            probability = log_probs.detach().sum().exp()
+            mean += probability * policy.logits.grad
+            squares += probability * policy.logits.grad**2
+        variances.append(float((squares - mean**2).sum()))
+    assert variances[1] < variances[0] / 2
+
+
+def test_ratio_and_clip_treat_it_as_an_advantage() -> None:
+    """Second update: old log-probs log 0.5, now log 0.7: r = 1.4. Teacher log 0.8 and log 0.2."""
+    batch = lay_out([(1, 2, 3), (0, 0, 0)])
+    half, ratio = math.log(0.5), 1.4
+    log_probs = torch.full((2, 3), math.log(0.7), dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([[math.log(0.8)] * 3, [math.log(0.2)] * 3], dtype=torch.float64)
+    known = replace(batch.log_probs, old=torch.full((2, 3), half, dtype=torch.float64), teacher=teacher)
+    batch = replace(batch, log_probs=known, advantages=torch.tensor([0.5, 0.0]))
+    output = grpo_loss(log_probs, batch, loss_aggregation="token_mean", teacher_coef=2.0)
+    high, low = 0.5 + 2 * math.log(1.6), 2 * math.log(0.4)  # advantages: above 0 and clipped at 1.2; below 0
+    assert float(output.loss.detach()) == pytest.approx(-(1.2 * high + ratio * low) / 2, rel=1e-6)
+    output.loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad[0].tolist() == [0.0] * 3  # clipped
+    assert log_probs.grad[1].tolist() == pytest.approx([-ratio * low / 6] * 3, rel=1e-6)
+    # The metrics are of the current policy: log π − log q.
+    assert float(output.metrics["teacher/kl"]) == pytest.approx((math.log(0.7 / 0.8) + math.log(0.7 / 0.2)) / 2)
+
+
+def test_a_token_that_the_teacher_excludes_is_clamped_and_counted() -> None:
+    batch = lay_out([(1, 2, 3)])
+    log_probs = torch.full((1, 3), -1.0, requires_grad=True)
+    teacher = torch.tensor([[-torch.inf, -1.0, -7.0]])
+    batch = replace(batch, log_probs=replace(batch.log_probs, teacher=teacher))
+    output = grpo_loss(log_probs, batch, loss_aggregation="sequence_sum")
+    output.loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [[20.0, 0.0, 6.0]]
+    shares = {name: float(value) for name, value in output.metrics.items() if name.startswith("teacher/")}
+    assert shares == pytest.approx(
+        {"teacher/kl": 26 / 3, "teacher/surprised_share": 2 / 3, "teacher/excluded_share": 1 / 3}
+    )
+
+
+def test_both_models_have_the_temperature_of_the_run() -> None:
+    policy, other = Table(0), Table(1)
+    batch = make_table_teacher(other, is_full=False, temperature=2.0).add(lay_out(SEQUENCES[:4]))
+    expected = (other.logits.detach() / 2).log_softmax(-1)
+    assert batch.log_probs.teacher is not None
+    assert batch.log_probs.teacher[:, 0].tolist() == pytest.approx([float(expected[0, 0])] * 4, rel=1e-6)
+    assert batch.log_probs.teacher[:, 2].tolist() == pytest.approx(expected[5].tolist(), rel=1e-6)
+    log_probs = make_forward(policy, temperature=2.0)(batch)[0]
+    gap = float((log_probs.detach() - batch.log_probs.teacher).mean())
+    assert float(grpo_loss(log_probs, batch).metrics["teacher/kl"]) == pytest.approx(gap, rel=1e-6)
+    assert batch.log_probs.is_teacher_top is not None
+    tops = [int(other.logits[row].argmax()) for row in (0, 1, 5)]
+    assert batch.log_probs.is_teacher_top.tolist() == [
+        [token == top for token, top in zip(sequence, tops, strict=True)] for sequence in SEQUENCES[:4]
+    ]
+
+
+def test_the_most_likely_token_in_tiles() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(40, 5, generator=generator), torch.randn(30, 5, generator=generator)
+    logits = hidden @ weight.t()
+    ids = torch.where(torch.arange(40) % 2 == 0, logits.argmax(dim=-1), torch.arange(40) % 30)
+    expected = ids == logits.argmax(dim=-1)
+    found = is_most_likely(TokenDistributions(hidden, OutputHead(weight)), ids, tile=(7, 4))
+    assert found.tolist() == is_most_likely(TokenDistributions(logits, None), ids).tolist() == expected.tolist()
+
+
+def test_a_log_prob_that_is_no_number_is_an_error() -> None:
+    batch = lay_out(SEQUENCES[:2])
+    broken = Reference(lambda batch: torch.full(batch.loss_mask.shape, torch.nan), None)
+    with pytest.raises(ValueError, match="the teacher's log-probs are not finite"):
+        Teacher(broken, 1.0, is_full=False, has_distributions=False).add(batch)
