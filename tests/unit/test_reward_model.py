@@ -1,6 +1,7 @@
 """A reward model by path: its scores are those of a plain transformers forward."""
 
 import copy
+import linecache
 import warnings
 
 import pytest
@@ -200,7 +201,9 @@ def test_settings_are_checked_pickled_and_digested(folder):
         assert model.__name__ == "judge"
 
 
-def test_a_function_without_a_module_has_no_source_to_digest():
+def test_a_function_without_a_file_has_no_source_to_digest(monkeypatch):
+    lines = ["print('another program')\n"]  # what Python 3.13 keeps of ``python -c``
+    monkeypatch.setitem(linecache.cache, "<string>", (len(lines[0]), None, lines, "<string>"))
     names = {"__name__": None}
     exec("def reward(completions): return [1.0] * len(completions)", names)  # noqa: S102
     assert digest_reward(names["reward"]) is None

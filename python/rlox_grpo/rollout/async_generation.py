@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine, ReceivingEngine
+from rlox_grpo.rollout.engines import GenerationEngine, is_checked, is_measured, is_receiving
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.custom_engine import check_version
 from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
@@ -89,7 +89,7 @@ class BackgroundEngine:
         self._unread: list[_Handover] = []
         self._canary: Canary | None = None
         self.takes_weights = engine.takes_weights
-        self.checks_log_probs = isinstance(engine, CheckedEngine)
+        self.checks_log_probs = is_checked(engine)
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T], *, is_load: bool = False) -> Future[T]:
@@ -116,7 +116,7 @@ class BackgroundEngine:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the engine's metrics, {} if it has none. They are about the batches of later steps."""
-        return self._engine.take_metrics() if isinstance(self._engine, MeasuredEngine) else {}
+        return self._engine.take_metrics() if is_measured(self._engine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
         """See :class:`rlox_grpo.rollout.engines.CheckedEngine`."""
@@ -129,13 +129,13 @@ class BackgroundEngine:
         threads. A rank whose engine does not read weights (``reads_weights``) stores none.
         """
         engine = self._engine
-        snapshot = hold_weights(weights, keep=not isinstance(engine, ReceivingEngine) or engine.reads_weights)
+        snapshot = hold_weights(weights, keep=not is_receiving(engine) or engine.reads_weights)
         handover = _Handover(snapshot, self._last)
         self.policy_version, canary = version, self._canary
 
         def load(engine: GenerationEngine) -> None:
             try:
-                if isinstance(engine, CheckedEngine):
+                if is_checked(engine):
                     engine.expect_log_probs(canary)
                 engine.load_weights(handover.read(), version)
                 check_version(engine, version)

@@ -223,6 +223,8 @@ def _digest_code(function: Any) -> str | None:
         defaults = [target.__defaults__, target.__kwdefaults__]
         bound = f"+{digest_content(defaults)}" if any(defaults) else ""
         return f"python{version}:{_sha256(_code_text(code))}{bound}"
+    if isinstance(code, CodeType) and code.co_filename == "<string>":
+        return None  # of exec or eval: from Python 3.13 on, inspect returns lines of the program of ``python -c``
     if (target.__module__ or "").split(".")[0] == __package__.split(".")[0] and fields:
         return f"rule:{_sha256(fields)}"  # a rule of this library is its options
     try:

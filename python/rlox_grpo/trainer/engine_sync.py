@@ -15,7 +15,7 @@ from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.rollout.async_generation import BackgroundEngine
-from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine
+from rlox_grpo.rollout.engines import GenerationEngine, is_checked
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.custom_engine import check_version
@@ -81,7 +81,7 @@ class EngineSync:
     def _expect_log_probs(self) -> AdapterChanges | None:
         """Send the engine the log-probs to compare its next weights with; None if weights are not checked."""
         engine, options = self._engine, self._stages.engine
-        if not isinstance(engine, CheckedEngine):
+        if not is_checked(engine):
             return None
         if isinstance(engine, BackgroundEngine) and not engine.checks_log_probs:
             return None
@@ -89,7 +89,7 @@ class EngineSync:
         if options.check_weights:
             model: Any = self._policy.model
             vocabulary = self._policy.vocabulary or model.config.get_text_config(decoder=True).vocab_size
-            token_ids = choose_tokens(vocabulary, engine.max_length)
+            token_ids = choose_tokens(vocabulary, self._engine.max_length)
             log_probs = self.measure_tokens(token_ids)
             canary = Canary(token_ids, log_probs, self._stages.update.dtype, options.check_weights_tolerance)
         engine.expect_log_probs(canary)

@@ -37,7 +37,7 @@ from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
-from rlox_grpo.rollout.engines import MeasuredEngine
+from rlox_grpo.rollout.engines import is_measured
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.episodes.partial import measure_dropped
@@ -375,7 +375,7 @@ class TrainStep:
             **measure_memory(),
             **seconds,
             **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
-            **(engine.take_metrics() if isinstance(engine, MeasuredEngine) else {}),
+            **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
             **mismatch_metrics(batches),
         }

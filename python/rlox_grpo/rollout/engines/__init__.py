@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.import_callable import find_folder, import_callable, search_also
@@ -93,6 +93,25 @@ class ReceivingEngine(Protocol):
     """
 
     reads_weights: bool
+
+
+def is_measured(engine: object) -> TypeGuard[MeasuredEngine]:
+    """Return whether an engine has metrics of its own.
+
+    Here and below, a member counts wherever ``getattr`` finds it, also in a wrapper with ``__getattr__``. From Python
+    3.12 on, ``isinstance`` with a protocol does not see such members.
+    """
+    return hasattr(engine, "take_metrics")
+
+
+def is_checked(engine: object) -> TypeGuard[CheckedEngine]:
+    """Return whether an engine compares its log-probs with the trainer's."""
+    return hasattr(engine, "expect_log_probs")
+
+
+def is_receiving(engine: object) -> TypeGuard[ReceivingEngine]:
+    """Return whether only some ranks of an engine read new weights."""
+    return hasattr(engine, "reads_weights")
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from rlox_grpo.types import Completion, Float32Array, Int64Array, Sampling
 
@@ -113,3 +113,8 @@ class TurnEngine(Protocol):
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
         """Open a session on the current weights for at most ``max_episodes`` episodes. It is the engine's only user."""
         ...
+
+
+def runs_turns(engine: object) -> TypeGuard[TurnEngine]:
+    """Return whether an engine samples turn by turn; see :func:`rlox_grpo.rollout.engines.is_measured`."""
+    return hasattr(engine, "open_turns")

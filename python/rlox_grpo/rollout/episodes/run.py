@@ -19,7 +19,7 @@ from rlox_grpo.rewards.copies import copy_row
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.custom_engine import TurnCheck
-from rlox_grpo.rollout.engines.turns import TurnEngine
+from rlox_grpo.rollout.engines.turns import runs_turns
 from rlox_grpo.rollout.episodes.adapters import (
     Environment,
     adapt_environment,
@@ -236,7 +236,7 @@ class EpisodeRunner:
         must_stop: Callable[[], bool] | None = None,
     ) -> None:
         """Run an episode for each prompt and key of ``asked``, and append the episodes to ``running``."""
-        if not isinstance(engine, TurnEngine):
+        if not runs_turns(engine):
             raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
         config, most = self._config, self._max_live
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
