@@ -188,7 +188,7 @@ MORE = {
 ABSENT = {
     "own policy loss": "guides/own_parts",
     "process rewards": "guides/own_parts",
-    "distillation": "concepts/limits",
+    "distillation": "guides/teacher",
     "best checkpoint": "concepts/limits",
     "MoE": "concepts/limits",
     "mixture of experts": "concepts/limits",

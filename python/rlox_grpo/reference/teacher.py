@@ -40,6 +40,7 @@ class Teacher:
     is_full: bool
     has_distributions: bool
 
+    @torch.no_grad()
     def add(self, batch: Batch) -> Batch:
         """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions.
 

@@ -56,7 +56,8 @@ mod tests {
 
     #[test]
     fn each_form_reads_its_own_place() {
-        let text = "<think>7 <answer>0</answer></think> So <answer> a b </answer>, or \\boxed{x_{1}}, or −$1,234.50 in all.";
+        let text =
+            "<think>7 <answer>0</answer></think> So <answer> a b </answer>, or \\boxed{x_{1}}, or −$1,234.50 in all.";
         for (form, expected) in [
             (Tag, "a b"),
             (Box, "x_{1}"),
@@ -69,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_missing_or_blank_answer_is_none() {
-        for (form, text) in [(Tag, "<answer> </answer>"), (Tag, "4"), (Box, "4"), (Number, "four"), (Text, "<think>4")] {
+        for (form, text) in [(Tag, "<answer> </answer>"), (Tag, "4"), (Box, "4"), (Number, "four"), (Text, "<think>4")]
+        {
             assert_eq!(form.extract(text), None, "{text}");
         }
     }
