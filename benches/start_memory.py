@@ -114,7 +114,7 @@ def measure(folder: Path, *, kl: bool, gather_dtype: str, whole: bool, zero3: bo
     policy = load_policy(model, None, config, ranks=ranks)
     if policy.shards is None and policy.stored is None:
         ranks.broadcast(policy.model, policy.masters)
-    _, reference_policy, updater = build_update(config.split(), policy, None, None, ranks)
+    _, reference_policy, _, updater = build_update(config.split(), policy, None, None, None, ranks)
     blocks = [sum(4 * p.numel() for p in block.parameters()) for block in policy.model.model.layers]
     parameters = sum(p.numel() for p in policy.model.parameters())
     if zero3:  # the buffer for gradients, of 2 GB, takes no memory before they are written: not counted
