@@ -192,7 +192,7 @@ def make_forward(
         # A pass with gradients predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
         policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
-        log_probs, entropy = _take_log_probs(
+        log_probs, entropy = take_log_probs(
             policy,
             batch.completion_ids[mask] if row is None else row.predicted_ids,
             temperature=1.0 if is_unscaled else temperature,
@@ -202,7 +202,7 @@ def make_forward(
         if row is not None:
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
             log_probs, entropy = log_probs[row.prediction_indices], entropy[row.prediction_indices]
-        outputs = _scatter_to_rectangle(log_probs, mask), _scatter_to_rectangle(entropy, mask)
+        outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
         if batch.log_probs.ref_distributions is None:
             return outputs
         # [M, H] of the tokens under the mask. The environment's tokens, which have no KL, are left out below.
@@ -210,7 +210,7 @@ def make_forward(
         if batch.environment is not None:
             hidden = hidden[batch.loss_mask[mask]]
         kl = distribution_kl(replace(policy, hidden=hidden), batch.log_probs.ref_distributions, temperature=temperature)
-        return (*outputs, _scatter_to_rectangle(kl, batch.loss_mask))
+        return (*outputs, scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
         policy, row = read(batch, vocabulary)
@@ -219,7 +219,7 @@ def make_forward(
     return Forward(compute, packs, distributions, is_split=split is not None)
 
 
-def _take_log_probs(
+def take_log_probs(
     policy: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
@@ -349,7 +349,7 @@ def _select_predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
     return logits[_find_predicting_positions(batch)]
 
 
-def _scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
+def scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
     """Put the values ``[M]`` where ``mask [N, T]`` is True, and zeros elsewhere; differentiable."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
 

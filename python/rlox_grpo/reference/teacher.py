@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,13 @@ from torch import Tensor, nn
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.forward import Forward
+from rlox_grpo.model.forward import Forward, scatter_to_rectangle, take_log_probs
 from rlox_grpo.model.load import count_vocabulary, load_policy
-from rlox_grpo.model.log_probs import is_most_likely, token_log_probs
+from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
-from rlox_grpo.types import Batch, TokenDistributions
+from rlox_grpo.types import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,6 +41,11 @@ class Teacher:
     is_full: bool
     has_distributions: bool
 
+    @property
+    def in_use(self) -> Callable[[], Any]:
+        """The context manager around the forward passes of a step; it moves an offloaded model to the device."""
+        return self.reference.in_use
+
     @torch.no_grad()
     def add(self, batch: Batch) -> Batch:
         """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions.
@@ -54,11 +60,15 @@ class Teacher:
             return replace(batch, log_probs=replace(batch.log_probs, teacher=_check(self.reference(batch))))
         distributions, mask = self.reference.distributions(batch), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
-        log_probs = torch.zeros(mask.shape, device=mask.device)
-        log_probs[mask] = _check(_take_log_probs(distributions, ids, self.temperature))
-        is_top = torch.zeros_like(mask)
-        is_top[mask] = is_most_likely(distributions, ids)
-        return replace(batch, log_probs=replace(batch.log_probs, teacher=log_probs, is_teacher_top=is_top))
+        log_probs, _ = take_log_probs(
+            distributions, ids, temperature=self.temperature, with_entropy=False, entropy_gradient=False
+        )
+        taken = replace(
+            batch.log_probs,
+            teacher=scatter_to_rectangle(_check(log_probs), mask),
+            is_teacher_top=scatter_to_rectangle(is_most_likely(distributions, ids), mask),
+        )
+        return replace(batch, log_probs=taken)
 
 
 def make_teacher(
@@ -163,15 +173,6 @@ def _refuse_fewer_ids(policy: Policy, teacher: nn.Module) -> None:
         return
     if size < sampled or (policy.tokenizer is None and size != sampled):
         raise ConfigError(f"teacher has another vocabulary: {size} ids, and the policy samples {sampled}")
-
-
-def _take_log_probs(distributions: TokenDistributions, ids: Tensor, temperature: float) -> Tensor:
-    """Log-probs ``float32 [M]`` of ``ids``."""
-    if distributions.head is None:
-        logits = distributions.hidden / temperature
-        return torch.log_softmax(logits, dim=-1).gather(-1, ids[:, None]).squeeze(-1).float()
-    head = distributions.head
-    return token_log_probs(distributions.hidden, ids, head, temperature=temperature, with_entropy=False)[0].float()
 
 
 def _check(log_probs: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class FixedTensors:
             scored: the groups of the step, the same on every rank, with the rewards of their advantages.
         """
         config = self.stages.advantages
-        with torch.no_grad(), self._reference_in_use(), self._teacher_in_use():
+        with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
             filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
                 return filled
@@ -83,7 +83,7 @@ class FixedTensors:
         # The penalty is part of the reward, so completions that are not trained have it too.
         batches = self.batcher.make_micro_batches(scored, np.zeros_like(rewards), train_truncated=True)
         batches = [fill_if_empty(batch, scored[0]) for batch in batches]
-        with torch.no_grad(), self._reference_in_use():
+        with torch.no_grad(), _in_use(self.reference):
             # float64 [N], the KL in nats of each completion of the whole step, on every rank.
             kl = sequence_kl(batches, self._compute_token_kl, num_rows=len(rewards), ranks=self.ranks)
         penalised = (rewards - kl_coef * kl).astype(np.float32)
@@ -137,8 +137,7 @@ class FixedTensors:
         ids = batch.completion_ids[batch.loss_mask]
         return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
 
-    def _teacher_in_use(self) -> Any:
-        return nullcontext() if self.teacher is None else self.teacher.reference.in_use()
 
-    def _reference_in_use(self) -> Any:
-        return nullcontext() if self.reference is None else self.reference.in_use()
+def _in_use(owner: Reference | Teacher | None) -> Any:
+    """The context in which the model of a reference or a teacher is on the device."""
+    return nullcontext() if owner is None else owner.in_use()
