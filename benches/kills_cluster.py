@@ -1,6 +1,6 @@
 """Random ``kill -9`` in a Ray cluster: of an engine, a training rank, a raylet and the command that started the run.
 
-    .venv-cluster/bin/python benches/kills_cluster.py --kills 20 --out runs/kills_cluster
+    .venv-engines/bin/python benches/kills_cluster.py --kills 20 --out runs/kills_cluster
 
 Runs of two ranks and two engines on a cluster of three nodes of this machine. Each is killed at a random moment of its
 training, at most twice, and started again by the same command until it is complete. Asserted of each: the command ends
