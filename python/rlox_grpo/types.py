@@ -267,10 +267,11 @@ class TokenLogProbs:
     """Log-probs of the completion tokens that stay fixed during the updates, ``float32 [N, T]``.
 
     Attributes:
-        sampling: as the engine reported them; None if they are unknown.
-        old: of the policy that sampled, as the trainer computes them; None: it is the policy in training.
-        ref: of the reference; None without a reference, and for ``kl_estimator="full"``.
-        teacher: of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where it excludes a token.
+        sampling: those that the engine reported; None if they are unknown.
+        old: those of the policy that sampled, computed by the trainer; None if that is the policy in training.
+        ref: those of the reference; None without a reference, and for ``kl_estimator="full"``.
+        teacher: those of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where the teacher
+            excludes a token.
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
             with ``teacher_kl="full"`` they are the teacher's.
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.

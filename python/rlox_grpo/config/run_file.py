@@ -140,7 +140,8 @@ def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
     """Refuse a folder with the run of another run file, for a folder that the user has not named.
 
     Raises:
-        ConfigError: its ``config.toml`` has another model, other data, or an option that a resumed run cannot change.
+        ConfigError: the folder's ``config.toml`` has another model, other data, or an option that a resumed run cannot
+            change.
     """
     file = Path(config.output_dir or "") / "config.toml"
     if not file.exists():

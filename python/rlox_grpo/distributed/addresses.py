@@ -33,7 +33,7 @@ class ServerRegistry:
 
         Args:
             url: the server's URL when the ranks were started.
-            now: its URL now, or :data:`LOST`.
+            now: the server's current URL, or :data:`LOST`.
         """
         self._write(_key(url), now)
 

@@ -69,8 +69,8 @@ def select_largest(step: StepInputs) -> list[Tensor]:
 def select_drawn(step: StepInputs) -> list[Tensor]:
     """Draw s tokens at random, without replacement: ``bool [N, T]`` for each micro-batch (clip-cov).
 
-    They are drawn from the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
-    clipped. If there are fewer than s such tokens, all of them are selected.
+    The candidates are the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
+    clipped. If there are fewer than s candidates, all of them are selected.
     """
     low, high = step.options.covariance_bounds
 

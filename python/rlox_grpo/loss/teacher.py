@@ -23,7 +23,7 @@ def teacher_gap(log_probs: Tensor, batch: Batch) -> Tensor:
 
     Args:
         log_probs: ``[N, T]``, the policy's.
-        batch: with the log-probs of the teacher, −inf for a token that it excludes.
+        batch: a micro-batch with the teacher's log-probs, −inf for a token that the teacher excludes.
     """
     assert batch.log_probs.teacher is not None
     gap = (batch.log_probs.teacher - log_probs.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -157,7 +157,7 @@ def is_most_likely(
     """Return whether each token has the largest logit of its distribution, also in a tie: ``bool [M]``.
 
     Args:
-        distributions: of M tokens; logits where there is no head.
+        distributions: the distributions of M tokens; logits where there is no head.
         token_ids: ``int64 [M]``.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
     """

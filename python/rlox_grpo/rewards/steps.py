@@ -41,8 +41,8 @@ def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Seque
     """Return the samples of which a step ends outside the completion: row → what is wrong.
 
     Args:
-        name: of the function.
-        steps: of all completions.
+        name: the name of the function.
+        steps: the steps of each completion.
         groups: the groups of the completions, in order.
     """
     wrong = {}

@@ -73,7 +73,7 @@ class BackgroundEngine:
 
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.
-        takes_weights, max_length: as those of the engine.
+        takes_weights, max_length: the attributes of the engine.
         checks_log_probs: whether the engine is a :class:`rlox_grpo.rollout.engines.CheckedEngine`.
         policy_version: version of the last ``load_weights``.
     """
@@ -126,7 +126,7 @@ class BackgroundEngine:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
-        threads. A rank whose engine does not read weights (``reads_weights``) stores none.
+        threads. A rank whose engine does not read weights (``reads_weights``) stores no copy of them.
         """
         engine = self._engine
         snapshot = hold_weights(weights, keep=not is_receiving(engine) or engine.reads_weights)
@@ -239,7 +239,7 @@ class BatchQueue(deque[PendingBatch]):
         """Restore the queue from :meth:`state`.
 
         Args:
-            state: of all ranks; see :func:`join_states`.
+            state: the state of all ranks; see :func:`join_states`.
             prompts: the prompts of the run, by their index.
             generate: ``generate(prompts, position)`` samples a batch whose completions were not saved again.
             share: ``share(count)`` returns this rank's slice of ``count`` prompts.

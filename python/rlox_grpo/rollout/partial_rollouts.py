@@ -32,7 +32,7 @@ class _StepBatch:
     """The finished groups that one step trains, from all ranks.
 
     Attributes:
-        groups: in the order in which their prompts were drawn.
+        groups: the groups, in the order in which their prompts were drawn.
         carried: the number of unfinished episodes, and the oldest policy version among their replies.
         prefilled: tokens run through the model to prepare replies, on all ranks.
     """

@@ -319,7 +319,7 @@ class Watch:
 def resume_watch(run_dir: Path, step: int) -> Watch:
     """Return the watch of a run that resumes after ``step``, and remove later rows of ``warnings.jsonl``.
 
-    Its history is read from ``metrics.jsonl``, if that file exists. The file must have no later steps.
+    The history is read from ``metrics.jsonl``, if that file exists. That file must have no later steps.
 
     Raises:
         ValueError: A line of a file cannot be read; the message names the file and the line.

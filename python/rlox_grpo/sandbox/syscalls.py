@@ -89,7 +89,7 @@ def make_filter(machine: str, pid: int) -> bytes:
 
     Args:
         machine: a key of :data:`NUMBERS`.
-        pid: of the process, the only one that it may signal.
+        pid: the id of the process, the only one that it may signal.
     """
     numbers = NUMBERS[machine]
     steps: list[_Step] = [
