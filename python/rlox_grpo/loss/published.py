@@ -41,4 +41,5 @@ def shift_lengths(lengths: Tensor, max_length: int) -> Tensor:
     A token at ``max_length`` is added to the sum of its sequence, but not counted in the denominator (the preset
     ``rl_from_scratch``).
     """
+    # Example: lengths 3 8 0 and max_length 8: denominators 3 7 1. The 1 is for a sequence without tokens.
     return lengths.clamp(max=max_length - 1).clamp(min=1)
