@@ -89,8 +89,8 @@ class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
     ``rewards`` is a list of tables. ``name`` is a key of :data:`rlox_grpo.rewards.registry.REWARDS` or
-    ``module:callable``; the other keys are the arguments of the rule. It is required unless there is an environment
-    or a teacher.
+    ``module:callable``; the other keys are the arguments of the rule. ``rewards`` is required unless there is an
+    environment or a teacher.
     """
 
     model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")

@@ -1,7 +1,7 @@
 """Formulas of published code that do not compute what their names say, such as a KL estimate with the wrong sign.
 
 Presets with ``published=True`` select them to reproduce that code; the preset's file in ``rlox_grpo/config/presets``
-names the lines of the published code. They have no other use.
+names the lines of the published code. The formulas have no other use.
 """
 
 from __future__ import annotations

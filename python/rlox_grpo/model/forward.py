@@ -141,7 +141,8 @@ def make_forward(
         run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
-        like: the forward of a model with the same architecture. Its choice is reused without running the model.
+        like: the forward of a model with the same architecture. The choice of that forward is reused without running
+        the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:

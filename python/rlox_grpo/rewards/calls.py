@@ -136,7 +136,7 @@ def call(function: RewardFn, arguments: Mapping[str, Any]) -> Any:
     """Call ``function`` with those of ``arguments`` that its signature has.
 
     Raises:
-        RewardError: It requires an argument that is not given.
+        RewardError: The function requires an argument that is missing.
     """
     positional, keywords = select_arguments(function, arguments)
     return function(*positional, **keywords)
@@ -284,7 +284,7 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
 
 
 def find_nan_rows(values: Sequence[Any]) -> list[int]:
-    """Return the indices of NaN. It counts as None (does not apply), but is often a mistake such as 0/0."""
+    """Return the indices of NaN. NaN counts as None (does not apply), but is often a mistake such as 0/0."""
     return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
 
 

@@ -13,7 +13,7 @@ from rlox_grpo.types import Completion, RolloutGroup, ScoredGroup, StepScores
 
 
 def split_steps(name: str, values: Any) -> tuple[Any, tuple[StepScores | None, ...] | None]:
-    """Split what a function returned into the rewards of the completions and their steps, if it returned any.
+    """Split what a function returned into the rewards of the completions and, if there are steps, their scores.
 
     Raises:
         RewardError: some values are StepScores and others are numbers.

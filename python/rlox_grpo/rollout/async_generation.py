@@ -1,7 +1,8 @@
 """Asynchronous generation: the engine runs in a thread, and batches are sampled ahead of the update.
 
 With ``async_steps = k`` the batch of step t is sampled from the weights at the start of step t − k, while an earlier
-step is updated. Its staleness is exactly k (less at the start) and does not depend on timing, so runs are reproducible.
+step is updated. The staleness of the batch is exactly k (less at the start) and does not depend on timing, so runs are
+reproducible.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class BackgroundEngine:
     """A generation engine that runs in a background thread, one call after another.
 
     :meth:`load_weights` does not copy: the engine reads the policy's own tensors, one at a time. Call
-    :meth:`keep_weights` before an update. It waits until the engine has read them, or copies them if the engine is
-    still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
+    :meth:`keep_weights` before an update. It waits until the engine has read the tensors, or copies them if the engine
+    is still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
 
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.
@@ -115,7 +116,7 @@ class BackgroundEngine:
         ).result()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the engine's metrics, {} if it has none. They are about the batches of later steps."""
+        """Return the engine's metrics, {} if it has none. The metrics are about the batches of later steps."""
         return self._engine.take_metrics() if is_measured(self._engine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:

@@ -39,7 +39,7 @@ def make_sinks(
     """Start the sinks of a run.
 
     Args:
-        run_dir: The run folder. Its name is the name of the run in trackio and W&B.
+        run_dir: The run folder. The folder's name is the name of the run in trackio and W&B.
         total_steps: Number of steps of the run, for the progress bar and the time left.
         resume_step: Last step already done. Metrics of later steps are removed from files.
         config: Options that trackio and W&B show with the run.

@@ -160,7 +160,7 @@ class TrainStep:
 
         Args:
             draw_prompts: ``draw_prompts(step)`` draws the prompts of ``step``, with ``async_steps`` those of a later
-                step. It is called once for each step, in order, and returns no prompts after the last.
+                step. The function is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
         stages, sampler = self.stages, self.sampler

@@ -40,7 +40,7 @@ LOOK_S = 2.0
 
 
 class HeadLostError(RankError):
-    """The head node of the Ray cluster does not answer. Ray's calls wait for it, and end this process after 60 s."""
+    """The head node of the Ray cluster does not answer. Ray's own calls would wait, and end this process after 60 s."""
 
 
 class Head:
