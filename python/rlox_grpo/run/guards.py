@@ -33,7 +33,7 @@ class History:
     recent: Sequence[Metrics]
 
     def means(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return the means over the first steps, the latest steps without the last :data:`LAST`, and the last ones.
+        """Return three means of a metric: at the start, before the last :data:`LAST` steps, and over these last steps.
 
         A mean is None if fewer than half of its steps have a finite value.
         """
