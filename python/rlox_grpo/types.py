@@ -80,8 +80,8 @@ class Episode:
         error: Error message, if there was an error.
         branch_messages: The other conversations, in the order of ``Completion.branches``. A conversation that the chat
             template rewrote later is left out, because ``messages`` or a later branch contains it.
-        cancelled_calls: Number of calls that the client cancelled before the reply was complete. They are not trained
-            on.
+        cancelled_calls: Number of calls that the client cancelled before the reply was complete. Cancelled calls are
+            not trained on.
     """
 
     stop_reason: str
@@ -141,8 +141,8 @@ class RolloutGroup:
     Attributes:
         prompt, completions: The prompt and its completions.
         policy_version: The version of the policy that sampled them; with partial rollouts, that of the oldest turn.
-        prefilled_tokens: Number of tokens that were prefilled for the replies of episodes. That of a call of the engine
-            is divided evenly by its groups, so that the groups can be summed.
+        prefilled_tokens: Number of tokens that were prefilled for the replies of episodes. The number of an engine's
+            call is divided evenly among the groups, so that the groups can be summed.
     """
 
     prompt: Prompt
@@ -198,14 +198,14 @@ class ScoredGroup:
             failed has NaN in all of them.
         statuses: The statuses of each rule, ``uint8 [G]``, indices of ``rewards.STATUSES``.
         outcomes: The outcomes of each other function, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
-        seconds: The time of each function. That of a batch is divided evenly by its completions, so that the groups can
-            be summed.
+        seconds: The time of each function. The time of a batch is divided evenly among its completions, so that the
+            groups can be summed.
         measures: Measures of functions, ``float32 [G]`` by ``function/name``, NaN without a value.
         turn_rewards: The reward of each turn of each completion, ``float32 [turns]``, in the unit of ``rewards``; None:
             there are no turn rewards. They are part of ``rewards``: the rest, ``rewards[i] - turn_rewards[i].sum()``,
             belongs to the last turn.
         step_scores: The steps of each completion by function, for functions that return :class:`StepScores`; None where
-            a function does not apply. Their ends are offsets of tokens.
+            a function does not apply. The ends are offsets of tokens.
     """
 
     group: RolloutGroup
@@ -267,10 +267,11 @@ class TokenLogProbs:
     """Log-probs of the completion tokens that stay fixed during the updates, ``float32 [N, T]``.
 
     Attributes:
-        sampling: as the engine reported them; None if they are unknown.
-        old: of the policy that sampled, as the trainer computes them; None: it is the policy in training.
-        ref: of the reference; None without a reference, and for ``kl_estimator="full"``.
-        teacher: of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where it excludes a token.
+        sampling: those that the engine reported; None if they are unknown.
+        old: those of the policy that sampled, computed by the trainer; None if that is the policy in training.
+        ref: those of the reference; None without a reference, and for ``kl_estimator="full"``.
+        teacher: those of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where the teacher
+            excludes a token.
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
             with ``teacher_kl="full"`` they are the teacher's.
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
@@ -286,7 +287,7 @@ class TokenLogProbs:
 
 @dataclass(frozen=True, eq=False)
 class PolicyWeights:
-    """What changes the policy term of single tokens. It enters no denominator.
+    """What changes the policy term of single tokens. These values enter no denominator.
 
     Attributes:
         mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them.
@@ -340,8 +341,8 @@ class Batch:
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
         completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included;
-            from lengths, never ids. It is for attention and positions; everything that counts tokens or averages over
-            them uses ``loss_mask``.
+            from lengths, never ids. The mask is for attention and positions; everything that counts tokens or averages
+            over them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
         advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an

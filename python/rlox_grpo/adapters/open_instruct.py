@@ -97,8 +97,8 @@ _REGISTERED: list[type] = []
 def register(rules: RewardFn | Sequence[RewardFn], name: str, **options: Any) -> type:
     """Register a :func:`verifier` with open-instruct. Call this before its ``main``.
 
-    It replaces a verifier of open-instruct with the same name, such as ``gsm8k``: ``build_all_verifiers`` keeps the
-    class that was created last.
+    The new verifier replaces one of open-instruct with the same name, such as ``gsm8k``: ``build_all_verifiers`` keeps
+    the class that was created last.
 
     Returns:
         The subclass of open-instruct's ``VerifierFunction``.

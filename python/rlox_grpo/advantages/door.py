@@ -55,7 +55,7 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
     """Return the function of the option ``advantage_fn``: ``module:name``, or the function itself.
 
     Raises:
-        ConfigError: it cannot be imported or is not callable.
+        ConfigError: the function cannot be imported or is not callable.
     """
     resolved: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
     if isinstance(resolved, type) or not callable(resolved):

@@ -114,7 +114,7 @@ def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: A
 def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[str, float]) -> Float32Array:
     """Return the weighted total of the functions without steps, ``float32 [G]``; NaN where none of them applies.
 
-    It is a sum of their own scores, and not a difference to the total: equal scores stay exactly equal.
+    The total is the sum of these scores, and not a difference of totals: equal scores stay exactly equal.
     """
     names = [name for name in factors if name not in with_steps]
     scores = [scored.components[name].astype(np.float64) for name in names]

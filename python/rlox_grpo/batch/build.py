@@ -95,9 +95,9 @@ def pad(
     the token ids can change the result but cannot cause an error.
 
     Raises:
-        TypeError: Rows that are not integers of one dimension, naming the row.
+        TypeError: A row is not integers of one dimension; the message names the row.
         ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
-        MemoryError: The padded rows do not fit in memory, naming ``rows`` or ``multiple_of``.
+        MemoryError: The padded rows do not fit in memory; the message names ``rows`` or ``multiple_of``.
     """
     multiple_of = check_at_least(multiple_of, 1, "multiple_of")
     if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:

@@ -97,6 +97,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
     from rlox_grpo.trainer import GRPO
+    from rlox_grpo.trainer.sources import RunSources
 
     named = {
         "eval_data": arguments.data,
@@ -134,8 +135,10 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         sources.get("environment"), sources.get("tools", ()), folders, sources.get("environment_args")
     )
     rewards = make_rewards(sources.get("rewards", ()), folders)
-    trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **run.options)
-    trainer.compared_with = None  # the differences are shown above
+    # Without a checkpoint to compare with: the differences are shown above.
+    trainer = GRPO(
+        arguments.checkpoint, rewards, environment=environment, tools=tools, sources=RunSources(), **run.options
+    )
     task = None if sources.get("task") == "none" else sources.get("task")
     rows = load_task(task, sources["eval_data"], trainer.config, sources.get("data_args"))
     metrics = trainer.evaluate(rows, greedy=arguments.greedy)

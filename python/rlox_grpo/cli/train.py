@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlox_grpo.config.run_file import Origin
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.rewards import RewardFn
+    from rlox_grpo.trainer.sources import RunSources
 
 
 class HelpWithOptions(argparse.Action):
@@ -106,9 +107,15 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.trainer import GRPO
 
     rewards, environment, tools = _import_functions(origin, config, arguments.file)
-    trainer = GRPO(origin.model, rewards, environment=environment, tools=tools, teacher=origin.teacher, config=config)
-    trainer.origin = origin.model_dump(exclude_none=True)
-    trainer.sources = _record_sources(origin, arguments.file)
+    trainer = GRPO(
+        origin.model,
+        rewards,
+        environment=environment,
+        tools=tools,
+        teacher=origin.teacher,
+        config=config,
+        sources=_record_sources(origin, arguments.file),
+    )
     train_data, eval_data = load_data(origin, config)
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
@@ -118,14 +125,15 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         print(f"saved: {name_newest(Path(config.output_dir))}")
 
 
-def _record_sources(origin: Origin, run_file: str) -> dict[str, Any]:
-    """Return what a checkpoint records of the run file; see :mod:`rlox_grpo.run.recorded`."""
-    from rlox_grpo.trainer.sources import resolve_path
+def _record_sources(origin: Origin, run_file: str) -> RunSources:
+    """Return what a run records of its run file; see :mod:`rlox_grpo.run.recorded`."""
+    from rlox_grpo.trainer.sources import RunSources, resolve_path
 
     keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
-    return {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()} | folders
+    resolved = {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()}
+    return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
 
 
 def _import_functions(

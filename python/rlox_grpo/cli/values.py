@@ -96,7 +96,7 @@ def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[s
     """Return ``"{is_slippery = false}"`` as a mapping. The error names ``flag`` and shows ``example``.
 
     Raises:
-        ConfigError: it is not a TOML table.
+        ConfigError: the text is not a TOML table.
     """
     from rlox_grpo.config.toml import parse_toml
     from rlox_grpo.errors import ConfigError

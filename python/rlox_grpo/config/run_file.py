@@ -89,8 +89,8 @@ class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
     ``rewards`` is a list of tables. ``name`` is a key of :data:`rlox_grpo.rewards.registry.REWARDS` or
-    ``module:callable``; the other keys are the arguments of the rule. It is required unless there is an environment
-    or a teacher.
+    ``module:callable``; the other keys are the arguments of the rule. ``rewards`` is required unless there is an
+    environment or a teacher.
     """
 
     model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")
@@ -140,7 +140,8 @@ def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
     """Refuse a folder with the run of another run file, for a folder that the user has not named.
 
     Raises:
-        ConfigError: its ``config.toml`` has another model, other data, or an option that a resumed run cannot change.
+        ConfigError: the folder's ``config.toml`` has another model, other data, or an option that a resumed run cannot
+            change.
     """
     file = Path(config.output_dir or "") / "config.toml"
     if not file.exists():

@@ -60,9 +60,9 @@ def warm_start(
 def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
     """Build a Llama model of half a million parameters whose first embeddings encode the numbers' values.
 
-    Its weights and layers are those of a Qwen2 model. Llama's attention has one bias more, behind its output, which is
-    zero and not trained here. It is not of the type ``qwen2`` because ``AutoTokenizer`` builds Qwen2's own tokenizer
-    next to that, which splits the demo's words.
+    The model's weights and layers are those of a Qwen2 model. Llama's attention has one bias more, behind its output,
+    which is zero and not trained here. The model is not of the type ``qwen2`` because ``AutoTokenizer`` builds Qwen2's
+    own tokenizer next to that, which splits the demo's words.
 
     Each number's embedding starts as sines and cosines of the number and of its logarithm, at several periods. The
     model then learns the examples' arithmetic in a quarter of the steps that random embeddings need.

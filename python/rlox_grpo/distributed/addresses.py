@@ -22,7 +22,7 @@ _ENGINES, _TAKEN = "rlox_grpo/engines", "rlox_grpo/engines_taken"
 
 
 class ServerRegistry:
-    """The launcher's side. It writes nothing if the store does not answer: its node and rank 0 are lost."""
+    """The launcher's side. Nothing is written if the store does not answer: rank 0 and its node are then lost."""
 
     def __init__(self, store: tuple[str, int]) -> None:
         """Use the ranks' store at this host and port; nothing is sent yet."""
@@ -33,7 +33,7 @@ class ServerRegistry:
 
         Args:
             url: the server's URL when the ranks were started.
-            now: its URL now, or :data:`LOST`.
+            now: the server's current URL, or :data:`LOST`.
         """
         self._write(_key(url), now)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, eq=False)
 class HostGroup:
-    """A gloo process group and this process's place in it. Its collectives belong to one thread of each process.
+    """A gloo process group and this process's place in it. One thread of each process calls the collectives.
 
     Two threads that share a process group may start their collectives in different orders on different ranks, and
     torch would match the wrong ones. So each thread gets its own group (:meth:`Ranks.new_host_group`).

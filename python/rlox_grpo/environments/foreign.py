@@ -43,7 +43,7 @@ def check_message(message: Any, source: str) -> str | Messages:
     """Check that ``message``, returned by ``source``, is text or a list of role/content messages.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: ``message`` is something else.
     """
     if isinstance(message, str):
         return message
@@ -60,8 +60,8 @@ def read_reward(value: Any, source: str) -> float:
     """Return the reward that ``source`` returned as a float.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is not finite.
+        TypeError: the value is not a number.
+        ValueError: the value is not finite.
     """
     return read_number(value, f"{source} returned the reward")
 
@@ -75,8 +75,8 @@ def read_number(value: Any, subject: str, or_else: str = "") -> float:
         or_else: other values that the error names as expected.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is not finite.
+        TypeError: the value is not a number.
+        ValueError: the value is not finite.
     """
     if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
         value = value.item()

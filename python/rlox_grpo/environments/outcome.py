@@ -95,7 +95,7 @@ def read_outcome(returned: Any) -> Outcome:
     """Check the return value of an environment: an :class:`Outcome`, a number, or None for an unscored episode.
 
     Raises:
-        TypeError: it is something else, or a reward or metric is not a number.
+        TypeError: ``returned`` is something else, or a reward or metric is not a number.
         ValueError: a reward or metric is not finite.
     """
     if not isinstance(returned, Outcome):

@@ -57,9 +57,9 @@ class VerifiersEnvironment:
 def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> VerifiersEnvironment:
     """Convert a taskset of verifiers to an environment for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    verifiers runs each episode. Its harness calls the policy through the OpenAI-compatible endpoint of the episode; the
-    taskset has the tools, and the task scores the episode. The reward of the episode is the weighted sum of the
-    rewards. Each reward and each metric is logged by its name.
+    verifiers runs each episode. The harness of verifiers calls the policy through the OpenAI-compatible endpoint of the
+    episode; the taskset has the tools, and the task scores the episode. The reward of the episode is the weighted sum
+    of the rewards. Each reward and each metric is logged by its name.
 
     Train on the rows of :meth:`VerifiersEnvironment.make_rows`.
 

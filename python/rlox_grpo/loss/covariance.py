@@ -69,8 +69,8 @@ def select_largest(step: StepInputs) -> list[Tensor]:
 def select_drawn(step: StepInputs) -> list[Tensor]:
     """Draw s tokens at random, without replacement: ``bool [N, T]`` for each micro-batch (clip-cov).
 
-    They are drawn from the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
-    clipped. If there are fewer than s such tokens, all of them are selected.
+    The candidates are the tokens whose covariance lies between the ``covariance_bounds`` and whose ratio is not
+    clipped. If there are fewer than s candidates, all of them are selected.
     """
     low, high = step.options.covariance_bounds
 
@@ -110,6 +110,7 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
     # Sort into the order of the step's rows, which does not depend on ranks or micro-batches.
     order = np.lexsort((tokens[1], tokens[0]))
     _, _, log_probs, advantages, clipped = tokens[:, order]
+    # Example: log-probs -1 -3 -2 and advantages 1 1 -2. The means are -2 and 0, so the covariances are 1 -1 0.
     # bool [tokens] in the order of the step's rows; `chosen` has the same in the order of ranks and micro-batches.
     ordered = np.zeros(tokens.shape[1], dtype=bool)
     if len(ordered):

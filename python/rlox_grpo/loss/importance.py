@@ -58,7 +58,8 @@ def importance_weights(
     if floor >= cap:
         raise ValueError(f"importance_floor is {floor:g} and importance_cap {cap:g}: expected floor < cap")
     # float64 [N, T]: d, and 0 outside the mask. For a sequence its shape becomes [N, 1], and the last line spreads
-    # the value over the tokens.
+    # the value over the tokens. Example: d of two tokens 0.1 0.3. The ratios are exp of 0.1 0.3 by token, of 0.4 for
+    # both tokens by sequence, and of 0.2 for both by sequence_mean.
     difference = _difference(old_log_probs, sampling_log_probs, mask)
     if level == "sequence":
         difference = difference.sum(dim=-1, keepdim=True)

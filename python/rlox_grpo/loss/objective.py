@@ -153,6 +153,7 @@ def combine_terms(
     # Tokens outside the mask of the policy term have no policy term. They count in the denominators, and have a KL
     # penalty.
     token_loss = term.loss if batch.policy.mask is None else torch.where(batch.policy.mask, term.loss, 0)
+    # float32 [N, T] without gradient: the token's probability by the trainer over that by the sampler, within bounds.
     if batch.policy.importance is not None:
         token_loss = token_loss * batch.policy.importance
     # The KL over the whole vocabulary is that to the teacher, or else that to the reference.

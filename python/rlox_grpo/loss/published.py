@@ -1,7 +1,7 @@
 """Formulas of published code that do not compute what their names say, such as a KL estimate with the wrong sign.
 
 Presets with ``published=True`` select them to reproduce that code; the preset's file in ``rlox_grpo/config/presets``
-names the lines of the published code. They have no other use.
+names the lines of the published code. The formulas have no other use.
 """
 
 from __future__ import annotations
@@ -41,4 +41,5 @@ def shift_lengths(lengths: Tensor, max_length: int) -> Tensor:
     A token at ``max_length`` is added to the sum of its sequence, but not counted in the denominator (the preset
     ``rl_from_scratch``).
     """
+    # Example: lengths 3 8 0 and max_length 8: denominators 3 7 1. The 1 is for a sequence without tokens.
     return lengths.clamp(max=max_length - 1).clamp(min=1)

@@ -141,7 +141,8 @@ def make_forward(
         run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
-        like: the forward of a model with the same architecture. Its choice is reused without running the model.
+        like: the forward of a model with the same architecture. The choice of that forward is reused without running
+        the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:
@@ -163,7 +164,7 @@ def make_forward(
     def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
         """Return the distributions of the packed row's K distinct tokens, or else of the M tokens under ``loss_mask``.
 
-        They are over the first ``rows`` ids of the output layer; None: over all ids, those of padding included.
+        The distributions are over the first ``rows`` ids of the output layer; None: over all ids, padding included.
         """
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None

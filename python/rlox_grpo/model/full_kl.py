@@ -28,7 +28,7 @@ def distribution_kl(
     Args:
         policy: the policy's distributions; gradients flow to hidden states and head.
         reference: the reference's distributions, of the same tokens and vocabulary, with a head if the policy has
-            one. They get no gradient.
+            one. The reference gets no gradient.
         temperature: positive, for both.
         tile: tokens and vocabulary rows for which logits exist at a time; None:
             :func:`rlox_grpo.model.log_probs.tile_shape`. Without heads, all logits exist already.

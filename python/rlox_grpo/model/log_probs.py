@@ -116,7 +116,7 @@ def score_norms(
     """Return 1 − 2 p[y] + Σ p² of p = softmax(logits / temperature) for each token y: ``float32 [M]``, 0 to 2.
 
     This is the squared norm of the score, which is the gradient onehot(y) − p of log p[y] with respect to the logits.
-    It approximates the squared norm of the token's gradient (OTB, arXiv:2602.07078).
+    The norm approximates the squared norm of the token's gradient (OTB, arXiv:2602.07078).
 
     Args:
         distributions: distributions of M tokens; logits if there is no head.
@@ -157,7 +157,7 @@ def is_most_likely(
     """Return whether each token has the largest logit of its distribution, also in a tie: ``bool [M]``.
 
     Args:
-        distributions: of M tokens; logits where there is no head.
+        distributions: the distributions of M tokens; logits where there is no head.
         token_ids: ``int64 [M]``.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
     """

@@ -3,9 +3,9 @@
 The G completions of a group share their prompt. The model forwards it once, with gradient, instead of G times; the same
 holds for common prefixes of completions (:mod:`.prefix_tree`). There is no padding outside attention.
 
-A completion token attends to its prompt and to earlier tokens of its completion. Its softmax is computed in these two
-parts, which are merged by their log-sum-exps. The backward pass of each part is the kernel's own, given the merged
-output and log-sum-exp, as in ring attention (arXiv:2310.01889).
+A completion token attends to its prompt and to earlier tokens of its completion. The softmax of a token is computed
+over these two sets, and the results are merged by their log-sum-exps. The backward pass of each part is the kernel's
+own, given the merged output and log-sum-exp, as in ring attention (arXiv:2310.01889).
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class PassRates:
     def chance(self, index: int, floor: float) -> float:
         """Return the probability in [floor, 1] that prompt ``index`` is not skipped when it is drawn.
 
-        It is 4 p (1 − p), the variance of a reward of 0 or 1 with mean p, divided by its maximum; 1 without a pass
-        rate. Because of the floor, prompts that are always or never solved are measured again.
+        The probability is 4 p (1 − p) for the pass rate p: the variance of a reward of 0 or 1, divided by its maximum.
+        Without a pass rate it is 1. Because of the floor, prompts that are always or never solved are measured again.
         """
         rate = self._rates.get(index)
         return 1.0 if rate is None else max(floor, 4 * rate * (1 - rate))
@@ -56,8 +56,8 @@ class PassRates:
     def group_size(self, index: int, least: int, most: int) -> int:
         """Return the group size of prompt ``index``: the smallest multiple of ``least`` that reaches :data:`MIXED`.
 
-        It is at most ``most``. A group of n is all right or all wrong with probability pⁿ + (1 − p)ⁿ. Prompts without a
-        pass rate, or with the pass rate 0 or 1, get ``least``.
+        The size is at most ``most``. A group of n is all right or all wrong with probability pⁿ + (1 − p)ⁿ. Prompts
+        without a pass rate, or with the pass rate 0 or 1, get ``least``.
         """
         rate = self._rates.get(index)
         if rate is None or rate in (0.0, 1.0):

@@ -37,7 +37,7 @@ class Question:
         prompt_lengths, completion_lengths: ``int64 [N]``.
         prompt_index: ``int64 [N]``; neighbours of equal value share their prompt.
         loss_mask: ``bool [N, T]``.
-        temperature: that logits are divided by.
+        temperature: the number by which logits are divided.
         vocabulary: ids at or above this are left out; 0 keeps all.
     """
 
@@ -119,7 +119,7 @@ def connect(
     """Connect to a reference server, which must answer now; ``timeout`` is the seconds of a call with its retries.
 
     Raises:
-        ReferenceServerError: it does not answer within its time, refuses the token, or has fewer ids.
+        ReferenceServerError: the server does not answer within ``timeout``, refuses the token, or has fewer ids.
         ConfigError: no token, in neither the environment nor the file.
     """
     client = _Client(url, read_token(token_file), timeout)
@@ -149,7 +149,7 @@ def read_token(token_file: str | Path | None) -> str:
     """Read the token from ``token_file``, else from the environment.
 
     Raises:
-        ConfigError: in neither, or an empty one.
+        ConfigError: neither has a token, or the token is empty.
     """
     if token_file is not None:
         try:

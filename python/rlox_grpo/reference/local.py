@@ -37,7 +37,7 @@ def make_reference(
             the policy without its adapter if it has one; else a frozen copy of the current policy.
         policy: the model in training. A frozen copy of a sharded policy is sharded too, unless ``reference_offload``
             keeps it in host memory.
-        policy_forward: its forward, for ``adapter_off``.
+        policy_forward: the forward pass of the policy, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
         in_bfloat16: whether the policy is stored in bfloat16; a frozen reference then is too.

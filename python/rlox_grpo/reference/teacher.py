@@ -31,7 +31,7 @@ class Teacher:
 
     Attributes:
         reference: the teacher's model or server.
-        temperature: of the run, for both models.
+        temperature: the temperature of the run, by which the logits of both models are divided.
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
     """
@@ -85,8 +85,8 @@ def make_teacher(
 
     Args:
         teacher: a path or hub id, a model, or the URL of a reference server (``rlox-grpo serve-reference``).
-        policy: the model in training. The teacher must have its vocabulary.
-        policy_forward: its forward.
+        policy: the model in training. The teacher must have the same vocabulary.
+        policy_forward: the forward pass of the policy.
         config: read are ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.

@@ -85,7 +85,8 @@ class ChatCompletion(list[Mapping[str, Any]]):
 def took_lengths_alone(completions: Sequence[Any]) -> bool:
     """Whether a function called ``len`` of each chat completion and read no message.
 
-    That is probably a function written for text that scores the length, which here is the number of messages.
+    Such a function was probably written for text and scores its length. For a chat completion, ``len`` is the number
+    of messages.
     """
     return bool(completions) and all(
         isinstance(completion, ChatCompletion) and completion.counted and not completion.read
@@ -115,8 +116,8 @@ class RewardError(RuntimeError):
 class RewardFn(Protocol):
     """A reward function. It is called once with the whole batch and returns a score, or None, for each completion.
 
-    Its parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. Or it has
-    two parameters of other names, which get completions and prompts. It may be async.
+    The parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. Or there
+    are two parameters of other names, which get completions and prompts. The function may be async.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ def call(function: RewardFn, arguments: Mapping[str, Any]) -> Any:
     """Call ``function`` with those of ``arguments`` that its signature has.
 
     Raises:
-        RewardError: It requires an argument that is not given.
+        RewardError: The function requires an argument that is missing.
     """
     positional, keywords = select_arguments(function, arguments)
     return function(*positional, **keywords)
@@ -197,7 +198,7 @@ def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]
     """Await the coroutines of reward functions together on one event loop; works inside a running loop (notebooks).
 
     Returns:
-        Of each function by its name: its result, or a RewardError with the error that it raised, and its seconds.
+        Name of a function → its result, or a RewardError with the error that it raised, and its seconds.
     """
 
     async def settle(name: str, coroutine: Awaitable[Any]) -> tuple[Any, float]:
@@ -283,7 +284,7 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
 
 
 def find_nan_rows(values: Sequence[Any]) -> list[int]:
-    """Return the indices of NaN. It counts as None (does not apply), but is often a mistake such as 0/0."""
+    """Return the indices of NaN. NaN counts as None (does not apply), but is often a mistake such as 0/0."""
     return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
 
 

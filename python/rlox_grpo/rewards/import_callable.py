@@ -53,7 +53,7 @@ def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> 
 def find_folder(function: Any) -> Path | None:
     """Return the folder from which the module of a function was imported; None for a function of the script itself.
 
-    It may be missing in the import path, which has the folder of a run file only during the import.
+    The folder may be missing in the import path, which has the folder of a run file only during the import.
     """
     while isinstance(function, partial):
         function = function.func

@@ -122,7 +122,7 @@ def pack(value: Any) -> Any:
     """Return plain data in a form that JSON keeps. Tuples and dicts are tagged: JSON has no tuples, and text keys only.
 
     Raises:
-        ConfigError: it holds something other than dicts, lists, tuples, texts, numbers, bools and None.
+        ConfigError: the data hold something other than dicts, lists, tuples, texts, numbers, bools and None.
     """
     if isinstance(value, Mapping):
         return {"dict": [[pack(key), pack(entry)] for key, entry in value.items()]}

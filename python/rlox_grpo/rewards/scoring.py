@@ -75,8 +75,8 @@ def score(
     gets its own copies, also of a value that several completions share. A function in
     :class:`~rlox_grpo.rewards.InWorkers` is called in worker processes.
 
-    A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion. They
-    are logged and do not change the reward.
+    A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion.
+    Measures are logged and do not change the reward.
 
     Args:
         groups: Rollouts, all with text or all without.

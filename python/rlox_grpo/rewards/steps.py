@@ -13,7 +13,7 @@ from rlox_grpo.types import Completion, RolloutGroup, ScoredGroup, StepScores
 
 
 def split_steps(name: str, values: Any) -> tuple[Any, tuple[StepScores | None, ...] | None]:
-    """Split what a function returned into the rewards of the completions and their steps, if it returned any.
+    """Split what a function returned into the rewards of the completions and, if there are steps, their scores.
 
     Raises:
         RewardError: some values are StepScores and others are numbers.
@@ -41,8 +41,8 @@ def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Seque
     """Return the samples of which a step ends outside the completion: row → what is wrong.
 
     Args:
-        name: of the function.
-        steps: of all completions.
+        name: the name of the function.
+        steps: the steps of each completion.
         groups: the groups of the completions, in order.
     """
     wrong = {}

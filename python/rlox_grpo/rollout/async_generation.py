@@ -1,7 +1,8 @@
 """Asynchronous generation: the engine runs in a thread, and batches are sampled ahead of the update.
 
 With ``async_steps = k`` the batch of step t is sampled from the weights at the start of step t − k, while an earlier
-step is updated. Its staleness is exactly k (less at the start) and does not depend on timing, so runs are reproducible.
+step is updated. The staleness of the batch is exactly k (less at the start) and does not depend on timing, so runs are
+reproducible.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class BackgroundEngine:
     """A generation engine that runs in a background thread, one call after another.
 
     :meth:`load_weights` does not copy: the engine reads the policy's own tensors, one at a time. Call
-    :meth:`keep_weights` before an update. It waits until the engine has read them, or copies them if the engine is
-    still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
+    :meth:`keep_weights` before an update. It waits until the engine has read the tensors, or copies them if the engine
+    is still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
 
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.
-        takes_weights, max_length: as those of the engine.
+        takes_weights, max_length: the attributes of the engine.
         checks_log_probs: whether the engine is a :class:`rlox_grpo.rollout.engines.CheckedEngine`.
         policy_version: version of the last ``load_weights``.
     """
@@ -115,7 +116,7 @@ class BackgroundEngine:
         ).result()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the engine's metrics, {} if it has none. They are about the batches of later steps."""
+        """Return the engine's metrics, {} if it has none. The metrics are about the batches of later steps."""
         return self._engine.take_metrics() if is_measured(self._engine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
@@ -126,7 +127,7 @@ class BackgroundEngine:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
-        threads. A rank whose engine does not read weights (``reads_weights``) stores none.
+        threads. A rank whose engine does not read weights (``reads_weights``) stores no copy of them.
         """
         engine = self._engine
         snapshot = hold_weights(weights, keep=not is_receiving(engine) or engine.reads_weights)
@@ -239,7 +240,7 @@ class BatchQueue(deque[PendingBatch]):
         """Restore the queue from :meth:`state`.
 
         Args:
-            state: of all ranks; see :func:`join_states`.
+            state: the state of all ranks; see :func:`join_states`.
             prompts: the prompts of the run, by their index.
             generate: ``generate(prompts, position)`` samples a batch whose completions were not saved again.
             share: ``share(count)`` returns this rank's slice of ``count`` prompts.

@@ -32,7 +32,7 @@ class _StepBatch:
     """The finished groups that one step trains, from all ranks.
 
     Attributes:
-        groups: in the order in which their prompts were drawn.
+        groups: the groups, in the order in which their prompts were drawn.
         carried: the number of unfinished episodes, and the oldest policy version among their replies.
         prefilled: tokens run through the model to prepare replies, on all ranks.
     """
@@ -62,9 +62,9 @@ class _StepJob:
 class PartialRollouts:
     """The unfinished groups of a run, in the order in which their prompts were drawn.
 
-    The batch of step t draws the prompts of step t + 1, and of step t if it is the first. It takes as many groups as
-    step t has prompts, namely those that finished first. Each prompt is therefore trained once, and the last step
-    trains the rest. With ``ahead``, the batches of later steps run in the engine's thread during the update.
+    The batch of step t draws the prompts of step t + 1, and of step t if it is the first. That batch takes as many
+    groups as step t has prompts, namely those that finished first. Each prompt is therefore trained once, and the last
+    step trains the rest. With ``ahead``, the batches of later steps run in the engine's thread during the update.
 
     Example: 2 prompts a step, and groups A to F in the order of drawing::
 

@@ -12,7 +12,7 @@ EVENTS = ("on_step", "on_evaluation", "on_save")
 class Callbacks:
     """The callbacks of a run. An error in a callback ends the run.
 
-    A callback is an object with at least one of these methods. They are called on every rank:
+    A callback is an object with at least one of these methods. The methods are called on every rank:
 
     - ``on_step(step, metrics)`` after a training step;
     - ``on_evaluation(step, metrics)`` after an evaluation of the held-out prompts;

@@ -45,7 +45,7 @@ class LatestMetrics:
         self._step_s: float | None = None
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of one step. Those of an evaluation are shown until the next evaluation."""
+        """Add the metrics of one step. The metrics of an evaluation are shown until the next evaluation."""
         is_evaluated = has_evaluation(metrics)
         evaluated = (
             {} if is_evaluated else {key: value for key, value in self._latest.items() if key.startswith("eval/")}

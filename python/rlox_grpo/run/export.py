@@ -49,7 +49,7 @@ def make_card(
     step: int,
     metrics: Mapping[str, float],
 ) -> str:
-    """Return the model card as Markdown with its metadata. It contains no path of this machine.
+    """Return the model card as Markdown with its metadata. The card contains no path of this machine.
 
     Args:
         config: options of the run; the card shows those in :data:`_SHOWN` that are not defaults.

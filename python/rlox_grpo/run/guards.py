@@ -33,7 +33,7 @@ class History:
     recent: Sequence[Metrics]
 
     def means(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return the means over the first steps, the latest steps without the last :data:`LAST`, and the last ones.
+        """Return three means of a metric: at the start, before the last :data:`LAST` steps, and over these last steps.
 
         A mean is None if fewer than half of its steps have a finite value.
         """
@@ -319,7 +319,7 @@ class Watch:
 def resume_watch(run_dir: Path, step: int) -> Watch:
     """Return the watch of a run that resumes after ``step``, and remove later rows of ``warnings.jsonl``.
 
-    Its history is read from ``metrics.jsonl``, if that file exists. The file must have no later steps.
+    The history is read from ``metrics.jsonl``, if that file exists. That file must have no later steps.
 
     Raises:
         ValueError: A line of a file cannot be read; the message names the file and the line.

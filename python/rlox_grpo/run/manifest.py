@@ -49,8 +49,8 @@ _STATE_KEYS: dict[str, type] = {
 def write_manifest(checkpoint: Path, *, after: float = 0.0) -> None:
     """Write ``manifest.json``: size and SHA-256 of every other file, the format version and the time.
 
-    It holds a digest of its own content too. The time is later than ``after``, that of the newest other checkpoint,
-    also if the clock was set back.
+    The manifest holds a digest of its own content too. The time is later than ``after``, that of the newest other
+    checkpoint, also if the clock was set back.
 
     Raises:
         OSError: a file is missing or cannot be read, or the manifest cannot be written.

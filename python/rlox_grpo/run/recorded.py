@@ -104,8 +104,8 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     """Return what a checkpoint records of its run; None if the path is not a checkpoint of a run.
 
     Raises:
-        CheckpointError: its ``state.json`` is damaged.
-        ConfigError: it has a value that this version refuses.
+        CheckpointError: the checkpoint's ``state.json`` is damaged.
+        ConfigError: the record has a value that this version refuses.
     """
     path = Path(checkpoint)
     if not (path / STATE).is_file():

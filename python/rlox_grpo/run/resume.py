@@ -140,12 +140,13 @@ def refuse_other_run(
 
 
 def digest_reward(function: Any) -> str | None:
-    """Return a digest of a reward function, or None if it has no source. It does not cover functions that it calls.
+    """Return a digest of a reward function, or None if it has no source.
 
-    The digest is of the source's tokens, without comments and layout. For a lambda it is of the bytecode, which can
-    be compared only within one version of Python, and after a ``+`` of its defaults. For a dataclass it is of its class
-    and its fields; for a method of a dataclass these follow after a ``+``. Plain values of other objects and closures
-    follow after a further ``+``; see :func:`_digest_values`.
+    Functions that the reward function calls are not in the digest. The digest is of the source's tokens, without
+    comments and layout. For a lambda it is of the bytecode, which can be compared only within one version of Python,
+    and after a ``+`` of its defaults. For a dataclass it is of its class and its fields; for a method of a dataclass
+    these follow after a ``+``. Plain values of other objects and closures follow after a further ``+``; see
+    :func:`_digest_values`.
     """
     digest = _digest_code(function)
     values = None if digest is None else _digest_values(function)

@@ -278,7 +278,8 @@ class Run:
         """Write a checkpoint of the last step, unless this run has written one already.
 
         Raises:
-            CheckpointError: it cannot be written. The weights are still in memory; the message says what to do.
+            CheckpointError: the checkpoint cannot be written. The weights are still in memory; the message says what to
+                do.
             NonFiniteError: the weights are not finite. The previous checkpoint is kept.
         """
         if self._folder is None or self._saved_step == self._progress.step:

@@ -39,7 +39,7 @@ def make_sinks(
     """Start the sinks of a run.
 
     Args:
-        run_dir: The run folder. Its name is the name of the run in trackio and W&B.
+        run_dir: The run folder. The folder's name is the name of the run in trackio and W&B.
         total_steps: Number of steps of the run, for the progress bar and the time left.
         resume_step: Last step already done. Metrics of later steps are removed from files.
         config: Options that trackio and W&B show with the run.
@@ -184,7 +184,7 @@ class TensorBoardSink:
 
 
 class TrackingSink:
-    """A run in trackio, which stores it on this machine, or in W&B. Both have the same three functions.
+    """A run in trackio, which stores it on this machine, or in W&B. Their ``init``, ``log`` and ``finish`` agree.
 
     The extra ``tracking`` installs trackio. No extra installs W&B, because it depends on a dozen packages, among them
     telemetry.

@@ -93,7 +93,7 @@ def die_with_parent() -> None:
 
 
 def confine(rulesets: Iterable[int], limits: Limits) -> None:
-    """Confine this process for the rest of its life. It keeps its open descriptors.
+    """Confine this process for the rest of its life. Open descriptors stay open.
 
     Raises:
         ConfinementError: a step was refused; the process must not go on.

@@ -1,8 +1,8 @@
 """The process that starts confined processes: a small interpreter that forks one for each program.
 
-It runs no foreign code and reads neither programs nor tests: a job passes descriptors, which the confined processes
-read. So a forked process has nothing of another program in its memory. The server ends with the process that started
-it, and the kernel then ends the confined processes.
+The server runs no foreign code and reads neither programs nor tests: a job passes descriptors, which the confined
+processes read. So a forked process has nothing of another program in its memory. The server ends with the process that
+started it, and the kernel then ends the confined processes.
 """
 
 from __future__ import annotations
@@ -312,9 +312,9 @@ def _read_stat(pid: int) -> list[str]:
 def _measure(process: Process, enough: int) -> int:
     """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``.
 
-    Its output is not among them: a limit of its own bounds each file. A folder that cannot be listed counts as more
-    than ``enough``, because it can hold any number of files: its path is too long, or its mode lets a program write
-    there and not read.
+    The output of the process is not counted: each output file has a limit of its own. A folder that cannot be listed
+    counts as more than ``enough``, because it can hold any number of files: its path is too long, or its mode lets a
+    program write there and not read.
     """
     total = 0
     waiting = [process.folder]

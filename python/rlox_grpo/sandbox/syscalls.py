@@ -1,8 +1,8 @@
 """The system calls that a confined process may make, and the seccomp filter that allows no other.
 
-The filter is a list of what is allowed, so a call that a later kernel adds is refused. It refuses new processes and
-threads, sockets but for a private pair, programs (``execve``), modes and owners of files, limits, and every call that
-names another process. Numbers: Linux's ``unistd.h`` of each architecture; the filter's format: linux/filter.h.
+The filter is a list of what is allowed, so a call that a later kernel adds is refused. The filter refuses new processes
+and threads, sockets but for a private pair, programs (``execve``), modes and owners of files, limits, and every call
+that names another process. Numbers: Linux's ``unistd.h`` of each architecture; the filter's format: linux/filter.h.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_filter(machine: str, pid: int) -> bytes:
 
     Args:
         machine: a key of :data:`NUMBERS`.
-        pid: of the process, the only one that it may signal.
+        pid: the id of the process, the only one that it may signal.
     """
     numbers = NUMBERS[machine]
     steps: list[_Step] = [

@@ -37,7 +37,7 @@ from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_doors, digest_op
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import HeldOut
-from rlox_grpo.trainer.sources import record_sources, resolve_path
+from rlox_grpo.trainer.sources import RunSources, record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -68,6 +68,7 @@ class GRPO:
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
         optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
             ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.custom_optimizer`.
+        sources: what the run records of its start, for the commands of this library; by default the arguments above.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
@@ -89,11 +90,10 @@ class GRPO:
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
         optimizer: OptimizerFactory | None = None,
+        sources: RunSources | None = None,
         **options: Any,
     ) -> None:
         self.config = resolve_dtype(choose_config(config, options))
-        self.compared_with = model if isinstance(model, (str, Path)) else None
-        """A checkpoint with whose run the options of the first evaluation are compared; None: they are not."""
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._run: Run | None = None
@@ -124,10 +124,11 @@ class GRPO:
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
         self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}
-        self.origin: Mapping[str, Any] = {}
-        """Model, data and rewards of the run; the first keys of its config.toml."""
-        self.sources: Mapping[str, Any] = record_sources(reward_fn, environment, tools)
-        """Rewards, environment, tools and evaluation data of the run, for ``rlox-grpo eval``; in every checkpoint."""
+        self._sources = sources or RunSources(
+            evaluation=record_sources(reward_fn, environment, tools),
+            compared_with=model if isinstance(model, (str, Path)) else None,
+        )
+        self._is_compared = False  # whether the options of the first evaluation were compared with the checkpoint's run
         self.progress = step.progress
         self.train_step = step.take
         """Take one step, and return its metrics; see :meth:`rlox_grpo.trainer.step.TrainStep.take`."""
@@ -305,8 +306,8 @@ class GRPO:
             },
             rewards=self._reward_digests,
             data={**digest_data(train_prompts), **frozen, **self._digests},
-            origin=self.origin,
-            sources={**_record_data(eval_prompts), **self.sources},
+            origin=self._sources.origin,
+            sources={**_record_data(eval_prompts), **self._sources.evaluation},
             callbacks=self.callbacks,
             restore=restore,
             is_torn=is_torn,
@@ -371,10 +372,11 @@ class GRPO:
         """
         if samples is not None:
             _check_count("samples", samples)
-        if self.compared_with is not None and self.step == 0 and self.ranks.is_first:
-            if (recorded := read_recorded_run(self.compared_with)) is not None:
+        checkpoint = self._sources.compared_with
+        if checkpoint is not None and not self._is_compared and self.step == 0 and self.ranks.is_first:
+            if (recorded := read_recorded_run(checkpoint)) is not None:
                 recorded.warn_about_differences(self.config)
-            self.compared_with = None
+            self._is_compared = True
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             held_out = self.prompts.read(prompts, trained=False)
             self._step.engine_sync.push(self.step)

@@ -1,7 +1,7 @@
 """Start a run on a Ray cluster from a script or notebook, and wait for its end.
 
-The ranks are other processes, on this machine or others. They get a run file, so every argument must have a form that a
-run file can hold: a model by its folder, a function by module and name, prompts as a file.
+The ranks are other processes, on this machine or others. The ranks get a run file, so every argument must have a form
+that a run file can hold: a model by its folder, a function by module and name, prompts as a file.
 """
 
 from __future__ import annotations

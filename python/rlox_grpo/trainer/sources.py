@@ -12,6 +12,23 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.registry import REWARDS, list_rewards
 
+
+@dataclasses.dataclass(frozen=True)
+class RunSources:
+    """What a run records of its start, for other processes.
+
+    Attributes:
+        origin: model, data and rewards, the first keys of ``config.toml``; empty if the run was started from Python.
+        evaluation: rewards, environment, tools and evaluation data by the keys of a run file, for ``rlox-grpo eval``;
+            in every checkpoint.
+        compared_with: a checkpoint with whose run the options of the first evaluation are compared; None: they are not.
+    """
+
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compared_with: str | Path | None = None
+
+
 STAYS_HERE = "launch_on_ray starts other processes, which cannot get"
 
 

@@ -69,11 +69,11 @@ def take_optimizer_step(
     """Take one optimizer step: forward pass, loss and backward pass of each micro-batch, then the step.
 
     Args:
-        updater: of the policy.
+        updater: the updater of the policy.
         compute_loss: ``(log_probs, batch, entropy=…)`` → the loss of a micro-batch, also with ``distribution_kl=…``
             where the forward pass returns one.
         batches: this rank's micro-batches, which share their denominators.
-        learning_rate: of the step.
+        learning_rate: the learning rate of this step.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
 
     Raises:
@@ -160,7 +160,7 @@ class TrainStep:
 
         Args:
             draw_prompts: ``draw_prompts(step)`` draws the prompts of ``step``, with ``async_steps`` those of a later
-                step. It is called once for each step, in order, and returns no prompts after the last.
+                step. The function is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
         stages, sampler = self.stages, self.sampler

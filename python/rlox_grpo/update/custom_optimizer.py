@@ -123,7 +123,7 @@ class CustomOptimizer:
         """Take a step with the first group at ``learning_rate``.
 
         Raises:
-            ConfigError: after the first step, for state that a checkpoint cannot hold.
+            ConfigError: after the first step, the optimizer has state that a checkpoint cannot hold.
         """
         for group, ratio in zip(self._optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = learning_rate * ratio

@@ -1,7 +1,7 @@
 """Tensors of a micro-batch that stay fixed during the updates of its step, from forward passes before the first.
 
-These are the log-probs of the old policy and of the reference, the importance weights, the mask of the tokens with the
-highest entropy, and the advantages of ``baseline="optimal_token"``.
+The tensors are the log-probs of the old policy and of the reference, the importance weights, the mask of the tokens
+with the highest entropy, and the advantages of ``baseline="optimal_token"``.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class HostBuffer:
             self._arrival = torch.cuda.current_stream(value.device).record_event()
 
     def end_read(self) -> Tensor:
-        """Wait until the value has arrived on the host, and return it. It is valid until :meth:`write`."""
+        """Wait until the value has arrived on the host, and return it. The value is valid until :meth:`write`."""
         assert self._value is not None
         if self._arrival is not None:
             self._arrival.synchronize()

@@ -30,8 +30,8 @@ class TorchUpdater:
     without them they are copied from the model.
 
     With several ranks, each rank processes its own micro-batches, and gradients are summed over ranks once, after the
-    last micro-batch. They are not averaged, because the losses are parts of one sum. Every rank then takes the same
-    step.
+    last micro-batch. Gradients are not averaged, because the losses are terms of one sum. Every rank then takes the
+    same step.
 
     With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.custom_optimizer`).
 

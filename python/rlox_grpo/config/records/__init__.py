@@ -73,7 +73,8 @@ CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward
 """Options that a preset, a run file or the command line can set to None, by the text "none"."""
 
 if TYPE_CHECKING:
-    # Type checkers and editors take the names of the options from here.
+    # For type checkers and editors: in Python's types only bases can say "every field of these records", and a list of
+    # the fields would state name and type of each option twice. At run time the one base is Record.
     class Options(  # the last base has the first fields
         RunConfig,
         LoraConfig,

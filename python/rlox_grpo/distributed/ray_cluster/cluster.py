@@ -40,7 +40,7 @@ LOOK_S = 2.0
 
 
 class HeadLostError(RankError):
-    """The head node of the Ray cluster does not answer. Ray's calls wait for it, and end this process after 60 s."""
+    """The head node of the Ray cluster does not answer. Ray's own calls would wait, and end this process after 60 s."""
 
 
 class Head:
@@ -56,7 +56,7 @@ class Head:
         """Return whether it answers. If not, calls of Ray may block for minutes.
 
         Raises:
-            HeadLostError: it has not answered for ``LOST_S`` seconds.
+            HeadLostError: the head has not answered for ``LOST_S`` seconds.
         """
         try:
             socket.create_connection(self._address, timeout=LOOK_S).close()
@@ -166,9 +166,9 @@ class Room:
 
     Attributes:
         group: Ray's placement group.
-        placements: of the ranks.
-        servers: placements of engines and of the reference.
-        resources: of each bundle, by Ray's names.
+        placements: the placements of the ranks.
+        servers: the placements of the engines and of the reference.
+        resources: the resources of each bundle, by Ray's names.
         placement: ``placements`` and ``servers`` in words.
     """
 

@@ -52,7 +52,7 @@ class _Ranks:
         placements, actors: one of each for every rank.
         running: Ray's reference to the end of each running rank → its number.
         endings: the end of each finished rank, in this order.
-        lost: for each lost rank, a message.
+        lost: a message for each lost rank.
     """
 
     ray: Any
@@ -160,7 +160,7 @@ def launch_ranks(
     """Run ``python ARGUMENTS`` as ranks: Ray actors with torchrun's environment variables.
 
     Args:
-        arguments: after the interpreter's name.
+        arguments: the arguments of the Python interpreter.
         address: see :func:`rlox_grpo.distributed.ray_cluster.cluster.joined_cluster`.
         sizes: how many processes of each kind. The CPUs of a rank are also its ``OMP_NUM_THREADS``, unless the driver
             has that variable.

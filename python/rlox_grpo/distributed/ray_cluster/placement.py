@@ -14,8 +14,8 @@ class Node:
 
     Attributes:
         id: Ray's id, hexadecimal.
-        address: its IP address.
-        cpus, gpus: its total in Ray, whether used or free.
+        address: the node's IP address.
+        cpus, gpus: the node's total in Ray, used and free.
     """
 
     id: str
@@ -30,8 +30,8 @@ class Need:
 
     Attributes:
         kind: a key of the ``[layout]`` table: ``trainers``, ``engines`` or ``reference``.
-        count: processes.
-        cpus, gpus: of each process.
+        count: the number of processes.
+        cpus, gpus: what each process needs.
     """
 
     kind: str
@@ -84,9 +84,9 @@ class Placement:
 
     Attributes:
         kind: a key of the ``[layout]`` table, as in :class:`Need`.
-        index: its number among those of its kind; of a trainer: its rank.
-        bundle: its bundle in Ray's placement group.
-        node: its node.
+        index: the process's number among those of its kind; for a trainer, its rank.
+        bundle: the process's bundle in Ray's placement group.
+        node: the node that the process runs on.
     """
 
     kind: str
@@ -147,8 +147,8 @@ def plan_placements(bundle_nodes: Mapping[int, str], nodes: Sequence[Node], need
 
     Args:
         bundle_nodes: bundle → id of the node that Ray gave it. The bundles are in the order of ``needs``.
-        nodes: of the cluster.
-        needs: of the run.
+        nodes: the nodes of the cluster.
+        needs: what the processes of the run need, by kind.
     """
     by_id = {node.id: node for node in nodes}
     placements: list[Placement] = []
@@ -191,7 +191,7 @@ def make_rank_variables(
     """The environment variables that torchrun gives to a rank.
 
     Args:
-        rank: its placement.
+        rank: the placement of this rank.
         ranks: the placements of all ranks.
         master: address and port of the store, which rank 0's actor holds, as torchrun's agent does.
         run_id: any text that names this start.

@@ -38,8 +38,8 @@ class Ending:
 
     Attributes:
         status: exit status; negative: the number of the signal that killed it.
-        process: its process id.
-        last_lines: the last lines of its log.
+        process: the process id.
+        last_lines: the last lines of the process's log.
     """
 
     status: int
@@ -58,10 +58,10 @@ def start_child(
     """Start ``python ARGUMENTS`` in a session of its own.
 
     Args:
-        arguments: after the interpreter's name.
+        arguments: the arguments of the Python interpreter.
         environment: variables that are added to the actor's own.
-        log: file that its output is appended to.
-        folder: its working directory; the actor's own if this node does not have it.
+        log: the file to which the output of the process is appended.
+        folder: the working directory of the process; the actor's own if this node does not have the folder.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -188,7 +188,7 @@ class ServerProcess:
         """Wait until the server accepts connections; returns how it ended if it died before that.
 
         Raises:
-            TimeoutError: it neither listens nor ends within ``seconds``.
+            TimeoutError: the server neither listens nor ends within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -75,7 +75,7 @@ def require_served() -> None:
     """Check that this process belongs to a run whose launcher serves the files of rank 0's node.
 
     Raises:
-        ValueError: it does not.
+        ValueError: no launcher serves files to this process.
     """
     if _VARIABLE not in os.environ:
         raise ValueError(f"server_sync_dir={SCHEME!r} is for servers that Ray starts ([layout] engines): name a folder")

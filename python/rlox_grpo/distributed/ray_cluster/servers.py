@@ -46,13 +46,13 @@ class Server:
     """A server of a run.
 
     Attributes:
-        placement: where it was started.
-        actor: its Ray actor.
-        url: its URL at the start, by which the ranks know it.
-        node: Ray's id of the node that it is on, or was on.
+        placement: where the server was started.
+        actor: the server's Ray actor.
+        url: the server's URL at the start, by which the ranks know the server.
+        node: Ray's id of the node that the server is on, or was on.
         group: the placement group of an engine that has joined the run.
-        next_address: Ray's reference to its next address, while it has no node.
-        has_left: whether it was stopped because it is no longer used.
+        next_address: Ray's reference to the server's next address, while the server has no node.
+        has_left: whether the server was stopped because it is no longer used.
     """
 
     placement: Placement
@@ -77,7 +77,7 @@ class RunningServers:
         room: where the servers of the start are.
         plan: how they are started.
         environment: variables that are added to those of the servers' actors.
-        folder: of their logs.
+        folder: the folder of the servers' logs.
         say: takes lines for the user.
         listed: all servers, in the order of their start.
         losses: a message for each server whose node was lost.

@@ -17,6 +17,7 @@ def dppo(inputs: LossInputs) -> PolicyTerm:
     ratio, advantages, delta = inputs.ratio, inputs.advantages, inputs.options.delta
     # [N, T], π - π_old of each token; log_probs - log_ratio is old_log_probs, up to the clamp of log_ratio.
     moved = inputs.log_probs.detach().exp() - (inputs.log_probs - inputs.log_ratio).detach().exp()
+    # Example: π_old 0.01 and π 0.05, so r = 5, moved by 0.04: kept, where PPO's bound on the ratio would clip it.
     high = (moved > inputs.options.clip_high) & (advantages > 0)
     low = (moved < -inputs.options.clip_low) & (advantages <= 0)
     weight = ratio.detach() if delta is None else ratio.detach().clamp(max=delta)

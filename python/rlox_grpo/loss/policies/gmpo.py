@@ -20,6 +20,7 @@ def gmpo(inputs: LossInputs) -> PolicyTerm:
     sign = inputs.advantages.sign()
     bounded = log_ratio.clamp(-low, high)
     # This is min(r A, clip(r) A) as a choice between log-ratios: the smaller one for A ≥ 0, the larger one for A < 0.
+    # Example: bounds ±0.4 and log-ratios 0.7 0.1 -0.9. A > 0: 0.4 0.1 -0.9; A < 0: 0.7 0.1 -0.4.
     pessimistic = torch.where(sign >= 0, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
     ratio = average_rows(pessimistic, inputs.mask).exp()  # [N, 1]
     return PolicyTerm(

@@ -22,7 +22,8 @@ def policy_sample_size(
     − old_log_probs). A batch without old or new log-probs has r = 1. Without any token the size is 1.
     (arXiv:2605.12380, eq. 11.)
     """
-    sums = np.zeros(3)  # Σr, Σr², n
+    # float64 [3]: Σr, Σr², n. Example: r = 1 1 4 gives 6 18 3, so the size is 36 / (3 · 18) = 2/3.
+    sums = np.zeros(3)
     for current, batch in zip(log_probs, batches, strict=True):
         mask = batch.mask if isinstance(batch, LossInputs) else batch.loss_mask
         old = batch.old_log_probs if isinstance(batch, LossInputs) else batch.log_probs.old

@@ -146,7 +146,7 @@ def _check_members(engine: Any) -> GenerationEngine:
     """Return the engine of the user.
 
     Raises:
-        ConfigError: it lacks a member of :class:`GenerationEngine`.
+        ConfigError: the engine lacks a member of :class:`GenerationEngine`.
     """
     missing = [name for name in ENGINE_MEMBERS if not hasattr(engine, name)]
     if missing:

@@ -1,7 +1,7 @@
 """Canary prompt: compare log-probs of a few fixed tokens between engine and trainer after each transfer of weights.
 
-An engine that silently ignores new weights keeps sampling from an old policy. Names, shapes and digests check what was
-sent. Only the engine's log-probs show which weights it uses.
+An engine that silently ignores new weights keeps sampling from an old policy. Names, shapes and digests prove only what
+was sent. Only the engine's log-probs show which weights it uses.
 """
 
 from __future__ import annotations

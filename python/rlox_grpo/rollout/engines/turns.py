@@ -111,7 +111,7 @@ class TurnEngine(Protocol):
     end_ids: tuple[int, ...]
 
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
-        """Open a session on the current weights for at most ``max_episodes`` episodes. It is the engine's only user."""
+        """Open a session on the current weights, the engine's only user, for at most ``max_episodes`` episodes."""
         ...
 
 

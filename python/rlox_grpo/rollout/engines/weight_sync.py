@@ -48,8 +48,8 @@ def collect_weights(
 
     Args:
         model: a transformers model, with or without LoRA adapters.
-        whole: the gathered parameters of a sharded ``model``, by their names there. It is iterated in step with the
-            yielded weights, so that at most the parameters of one adapted layer are in memory.
+        whole: the gathered parameters of a sharded ``model``, by their names there. ``whole`` is iterated in step with
+            the yielded weights, so that at most the parameters of one adapted layer are in memory.
         copies: values to yield in place of parameters, by the ``id`` of the parameter.
         changes: measures how much of the adapters' changes survives the merge.
 

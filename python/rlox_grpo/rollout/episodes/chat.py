@@ -204,10 +204,10 @@ class Chat:
     ) -> Reply:
         """Sample the reply to a complete list of messages, as OpenAI's API does.
 
-        If ``messages`` extend a conversation of this episode, they continue it. They open a branch if they go back to
-        an earlier reply, change a message or begin a new conversation, or if another reply to the same conversation
-        is being sampled. If a reply comes back unchanged, its sampled tokens are used; its text is never encoded
-        again. Calls may run concurrently.
+        If ``messages`` extend a conversation of this episode, they continue it. The messages open a branch if they go
+        back to an earlier reply, change a message or begin a new conversation, or if another reply to the same
+        conversation is being sampled. If a reply comes back unchanged, its sampled tokens are used; its text is never
+        encoded again. Calls may run concurrently.
 
         Args:
             messages: the conversation so far; the last message is not the policy's.

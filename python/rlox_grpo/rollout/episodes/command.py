@@ -92,7 +92,7 @@ def name_command(words: Sequence[str]) -> str:
 
 
 async def play_command(words: Sequence[str], row: Mapping[str, Any], chat: Chat) -> Outcome:
-    """Run a program for one episode. When it ends or the task is cancelled, all processes that it started are killed.
+    """Run a program for one episode. At its end, or if the task is cancelled, all processes of the program are killed.
 
     Raises:
         CommandError: the program failed, or its last line is not a reward.

@@ -35,7 +35,7 @@ class Running:
         task: the task that runs it; None before it starts.
         is_cancelled: whether this module has cancelled the task. If not, a CancelledError comes from the environment.
         started: ``time.monotonic()`` of its start; None while it waits for a worker process.
-        episode: its outcome; None until it has finished.
+        episode: the outcome of the episode; None until it has finished.
     """
 
     prompt: Prompt
@@ -135,7 +135,7 @@ async def run_episodes(
 
     Args:
         running: the episodes, in the order in which they start.
-        replies: their pending requests.
+        replies: the pending requests of the episodes.
         play: runs one episode.
         config: options of the episodes; only ``turn_timeout`` and ``episode_timeout`` are used.
         max_live: maximum number of concurrent episodes; None: all.

@@ -165,7 +165,7 @@ class Template:
         Args:
             history: the messages before the reply.
             reply: the message of the reply.
-            new: the messages after it.
+            new: the messages after the reply.
             said: the sampled text of the reply, without its end token.
 
         Raises:

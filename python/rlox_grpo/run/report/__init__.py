@@ -32,8 +32,8 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
     """Write ``run_dir/report.html``, with warnings, curves, completions and configuration of a run; return its path.
 
     Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``. The
-    page lists those that are missing. It contains its style and script and follows the light or dark theme. A browser
-    reloads it after ``refresh_s`` seconds; None: never.
+    page lists those that are missing. The page contains its style and script and follows the light or dark theme. A
+    browser reloads it after ``refresh_s`` seconds; None: never.
 
     Raises:
         FileNotFoundError: The folder does not exist, or holds no file of a run.

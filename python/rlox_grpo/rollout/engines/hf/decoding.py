@@ -112,8 +112,8 @@ def find_faster_cache(
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Turn on evaluation mode without gradients; restore the mode of every submodule at exit, even after an error.
 
-    It uses ``no_grad``, not ``inference_mode``: a buffer that the forward pass replaces (dynamic RoPE) would become
-    an inference tensor, and the backward pass of the update raises on inference tensors.
+    The context uses ``no_grad``, not ``inference_mode``: a buffer that the forward pass replaces (dynamic RoPE) would
+    become an inference tensor, and the backward pass of the update raises on inference tensors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()

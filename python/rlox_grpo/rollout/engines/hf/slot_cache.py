@@ -38,7 +38,7 @@ class SlotCache:
     """Keys and values of the live rows, each row in a slot of ``capacity`` tokens that begins with its prompt.
 
     Rows differ in length, and kernels read no padding (:mod:`rlox_grpo.model.decoding_attention`). A step writes one
-    token for each row. It transfers no length from the device, because the host counts too. When the longest row
+    token for each row. No length is transferred from the device, because the host counts too. When the longest row
     fills its slot, the rows move to slots with 50% more tokens, rounded up to a multiple of `BUCKET`. Keys and values
     have the dtype of autocast. Live rows have no gaps: the last row takes the place of a row that leaves.
     """

@@ -56,7 +56,7 @@ class TurnDecoder:
         """Begin without requests.
 
         Args:
-            model: in evaluation mode.
+            model: the policy's model, in evaluation mode.
             rows: the state of the rows, without any row yet.
             limits: the limits of each request.
             autocast: makes the context of a forward.

@@ -98,7 +98,7 @@ class VLLMServerEngine:
             sync_dir: a folder that trainer and servers share; None: a temporary folder, for servers on this host.
                 ``"ray:"``: servers that Ray started read a temporary file of rank 0 through Ray's object store.
             nccl_address: this host's address, for transfers from GPU to GPU by NCCL; no folder is needed then.
-            ranks: a process group of all ranks for this engine. They call ``load_weights`` together.
+            ranks: a process group of all ranks for this engine. The ranks call ``load_weights`` together.
 
         Raises:
             ValueError: not a transformers model, no token for a server, or a remote server without ``sync_dir``.

@@ -113,7 +113,7 @@ class VLLMEngine:
             max_length: maximum tokens of a prompt with its completion; by default the limit of the model.
             max_rows: number of completions decoded at a time, 256 by default.
             gpu_memory_utilization: share of the GPU's memory for vLLM, its weights included.
-            sleep: on a GPU, free vLLM's memory between two calls of ``generate``.
+            sleep: whether to free vLLM's memory on a GPU between two calls of ``generate``.
             ranks: all ranks of the run; their engines start and restart together.
             sharing_ranks: the consecutive ranks that share one model by tensor parallelism. They call ``generate``
                 together, with the same arguments.

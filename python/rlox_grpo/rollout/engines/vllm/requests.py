@@ -54,7 +54,8 @@ def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
 def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """Return the sampling parameters that vLLM's Python and HTTP interfaces share.
 
-    They include the end tokens of the policy, because vLLM would read them from files that the trainer may not have.
+    The parameters include the end tokens of the policy, because vLLM would read them from files that the trainer may
+    not have.
     """
     return {
         "n": group_size,

@@ -146,7 +146,7 @@ class WeightTransfer:
         """Compare a server's log-probs of the canary prompt with the trainer's; do nothing without a canary.
 
         Raises:
-            EngineError: they differ.
+            EngineError: the log-probs differ.
         """
         canary = self.canary
         if canary is None:
