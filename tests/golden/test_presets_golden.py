@@ -25,6 +25,7 @@ from rlox_grpo.loss.kl import kl_coef_at
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch, EnvironmentTokens, StepTotals, TokenLogProbs
+from rlox_grpo.update.mini_batches import trains_equal_rewards
 
 G, T = 4, 5
 REWARDS = np.array([1.0, 0.0, 0.25, 2.0, 0.5, 0.5, 0.5, 0.5, 1.0, 3.0, 0.0, 1.5])  # the second group teaches nothing
@@ -369,7 +370,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         rewards = rewards - coef * (kl * x.mask).sum(1)
     advantages = make_advantages(config.split().advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
-    kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
+    kept = np.repeat((by_group != 0).any(1) | trains_equal_rewards(config.split(), has_teacher=False), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
     ids = torch.zeros(12, T + 1, dtype=torch.int64)
     tensors = {
@@ -440,7 +441,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "negative_advantages": ({"negative_advantages": "keep"},),
     "ddof": ({"ddof": 0}, {"ddof": 1}),
     "std_epsilon": ({"std_epsilon": 1e-2},),
-    "zero_variance": ({"zero_variance": "drop"}, {"zero_variance": "keep"}),
+    "zero_variance": ({"zero_variance": "drop_always"}, {"zero_variance": "keep"}),
     "policy_loss": ({"policy_loss": "sapo", "dual_clip": None, "delta": None}, {"policy_loss": "vespo"}),
     "clip_low": ({"clip_low": 0.05}, {"clip_low": 0.6}, {"clip_low": 0.0}),
     "clip_high": ({"clip_high": 0.05}, {"clip_high": 1.6}),
@@ -674,8 +675,9 @@ def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
     assert tuple(values[field] for field in ADAM) == (0.9, 0.95 if name == "p3o" else 0.999)
-    drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
-    assert values["zero_variance"] == ("drop" if name in drops else "keep")
+    drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "cispo_open_instruct")
+    zero_variance = "drop_always" if name == "simple_grpo" else "drop" if name in drops else "keep"
+    assert values["zero_variance"] == zero_variance
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
     turns = {setting: value for setting, value in values.items() if setting.startswith("turn_")}
     assert turns == (TURNS if name == "gagpo" else {})

@@ -152,6 +152,7 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": None, "teacher_coef": 2.0}, "teacher_coef=2.0 is read only with teacher"),
         ({"teacher": 3}, "teacher is int: expected a path, a hub id, a URL or a torch.nn.Module"),
         ({"reward_fn": toy.share_of_target}, "a teacher without rewards needs no group"),
+        ({"zero_variance": "refill"}, "a teacher trains these groups too: set zero_variance='drop'"),
         ({"teacher": toy.ToyLM()}, "teacher has the weights of the policy"),
     ],
 )

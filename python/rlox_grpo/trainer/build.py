@@ -260,6 +260,11 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
     # The check above lets a preset's own values pass. These two are what such a preset is for.
     for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), has):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
+    if has["teacher"] and config.zero_variance == "refill":
+        raise ConfigError(
+            "zero_variance='refill' replaces groups of equal rewards, and a teacher trains these groups too: set "
+            "zero_variance='drop'"
+        )
     if config.advantage_fn is not None:
         find_advantage_fn(config.advantage_fn)
     several_turns = any(has.values())
