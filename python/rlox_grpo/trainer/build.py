@@ -16,6 +16,7 @@ from torch import nn
 from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
+from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.config.records.option import find_ignored, is_custom
 from rlox_grpo.config.schema import GRPOConfig
@@ -260,6 +261,10 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
     # The check above lets a preset's own values pass. These two are what such a preset is for.
     for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), has):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
+    if not has["teacher"] and "teacher_coef" in PRESETS[config.preset].values:
+        raise ConfigError(
+            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL"
+        )
     if has["teacher"] and config.zero_variance == "refill":
         raise ConfigError(
             "zero_variance='refill' replaces groups of equal rewards, and a teacher trains these groups too: set "
