@@ -6,7 +6,6 @@ table of settings.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp
 from types import SimpleNamespace
 from typing import Any

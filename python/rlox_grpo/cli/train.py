@@ -106,7 +106,15 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.trainer import GRPO
 
     rewards, environment, tools = _import_functions(origin, config, arguments.file)
-    trainer = GRPO(origin.model, rewards, environment=environment, tools=tools, teacher=origin.teacher, config=config)
+    trainer = GRPO(
+        origin.model,
+        rewards,
+        origin.ref_model,
+        environment=environment,
+        tools=tools,
+        teacher=origin.teacher,
+        config=config,
+    )
     trainer.origin = origin.model_dump(exclude_none=True)
     trainer.sources = _record_sources(origin, arguments.file)
     train_data, eval_data = load_data(origin, config)
