@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 
 import worded
 from rlox_grpo import GRPO
@@ -52,6 +53,25 @@ def test_train_resume_eval_report(run_file, tmp_path, capsys):
     assert "mean_reward" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.strip().endswith("report.html")
+
+
+def test_a_run_file_names_a_reference_and_a_teacher(run_file, tmp_path, capsys):
+    """Both are other models than the policy, so that both measures are above 0 from the first step."""
+    text = run_file.read_text().split("[[rewards]]")[0]
+    for name, factor in (("reference", 20.0), ("teacher", 40.0)):
+        model, tokenizer = worded.make(16)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(factor)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    run_file.write_text(f'{text}ref_model = "{tmp_path}/reference"\nteacher = "{tmp_path}/teacher"\nkl_coef = 0.01\n')
+    assert main(["train", str(run_file), "--max_steps", "1"]) == 0
+    (metrics,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics["teacher/kl"] > 1.5 * metrics["policy/kl"] > 0.1
+    resolved = (tmp_path / "run" / "config.toml").read_text()
+    assert f'ref_model = "{tmp_path}/reference"' in resolved
+    assert main(["train", str(run_file), "--ref_model", "./no/such"]) == 2
+    assert "ref_model='./no/such': no such folder" in capsys.readouterr().err
 
 
 def test_a_changed_run_is_refused_on_one_line(run_file, capsys):

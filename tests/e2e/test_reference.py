@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import ranked
+import worded
 from rlox_grpo import GRPO
 from rlox_grpo.config.records import ReferenceConfig
 from rlox_grpo.config.schema import GRPOConfig
@@ -76,6 +77,30 @@ def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):
     resting, _ = trained(tmp_path / "resting", max_steps=2, reference_offload=True)
     for name, tensor in weights(plain).items():
         assert torch.equal(tensor, weights(resting)[name]), name
+
+
+def test_a_reference_of_a_folder_is_the_model_in_it(tmp_path):
+    """The policy is another model, so that a copy of it would have another KL."""
+    ranked.save_policy(tmp_path / "reference")
+
+    def trained_against(ref_model):
+        trainer = GRPO(
+            ranked.other_policy(), ranked.share_of_even, ref_model, **ranked.options(None, max_steps=3, kl_coef=0.1)
+        )
+        return trainer, trainer.train(ranked.PROMPTS)
+
+    by_folder, metrics = trained_against(tmp_path / "reference")
+    by_object, _ = trained_against(ranked.tiny_policy())
+    assert metrics["policy/kl"] > 1e-3
+    for name, tensor in weights(by_object).items():
+        assert torch.equal(tensor, weights(by_folder)[name]), name
+
+
+def test_a_reference_with_other_tokens_is_refused(tmp_path):
+    ranked.save_policy(tmp_path / "policy")
+    worded.save(tmp_path / "reference")
+    with pytest.raises(ConfigError, match="ref_model has another vocabulary: its tokenizer has"):
+        GRPO(str(tmp_path / "policy"), ranked.share_of_even, str(tmp_path / "reference"), **ranked.options(None))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ table of settings.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from rlox_grpo.loss.kl import kl_coef_at
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch, EnvironmentTokens, StepTotals, TokenLogProbs
+from rlox_grpo.update.mini_batches import trains_equal_rewards
 
 G, T = 4, 5
 REWARDS = np.array([1.0, 0.0, 0.25, 2.0, 0.5, 0.5, 0.5, 0.5, 1.0, 3.0, 0.0, 1.5])  # the second group teaches nothing
@@ -47,7 +47,10 @@ def data() -> SimpleNamespace:
     sampler = old + rng.normal(0, 0.1, (12, T))
     # Two rows without observations; the observations of the others are where their tokens end.
     observed = ~mask & (LENGTHS[:, None] != 4)
-    return SimpleNamespace(lp=old + change, old=old, sampler=sampler, ref=ref, mask=mask, observed=observed, R=REWARDS)
+    teacher = old + rng.normal(0, 0.7, (12, T))
+    return SimpleNamespace(
+        lp=old + change, old=old, sampler=sampler, ref=ref, teacher=teacher, mask=mask, observed=observed, R=REWARDS
+    )
 
 
 # --- the sources' formulas: x holds lp, old, sampler, ref, mask and R; sg is lp where a gradient is stopped ---
@@ -223,6 +226,21 @@ def echo(x: Any, sg: Any) -> float:
     return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2)) + 0.05 * float(np.mean(of_rows))
 
 
+def opd(x: Any, sg: Any) -> float:
+    """The sum over tokens, over the 12 completions; the ratio and log π are the sampler's."""
+    A = centred(x) + (x.teacher - x.sampler)
+    return (-np.exp(x.lp - x.sampler) * A * x.mask).sum() / len(x.R)
+
+
+def whole_kl(log_probs: Any, teacher: Any) -> Any:
+    """Stands for the KL over a vocabulary, which test_teacher_golden.py has: any function of the log-prob will do."""
+    return 0.3 * (log_probs - teacher) ** 2
+
+
+def opd_full(x: Any, sg: Any) -> float:
+    return token_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + whole_kl(x.lp, x.teacher))
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -321,6 +339,8 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("p3o", False): p3o,
     ("gagpo", False): gagpo,
     ("echo", False): echo,
+    ("opd", False): opd,
+    ("opd_full", False): opd_full,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -369,7 +389,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         rewards = rewards - coef * (kl * x.mask).sum(1)
     advantages = make_advantages(config.split().advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
-    kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
+    has_teacher, is_full = "teacher_coef" in PRESETS[name].values, config.teacher_kl == "full"
+    kept = np.repeat((by_group != 0).any(1) | trains_equal_rewards(config.split(), has_teacher=has_teacher), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
     ids = torch.zeros(12, T + 1, dtype=torch.int64)
     tensors = {
@@ -380,6 +401,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
             "old": x.old,
             "sampler": x.sampler,
             "ref": x.ref,
+            "teacher": x.teacher,
             "advantages": advantages,
         }.items()
     }
@@ -397,7 +419,11 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         totals=StepTotals(
             num_loss_tokens=float(tensors["mask"].sum()), num_sequences=float(tensors["mask"].any(1).sum())
         ),
-        log_probs=TokenLogProbs(old=tensors["sampler" if config.bypass_old_log_probs else "old"], ref=tensors["ref"]),
+        log_probs=TokenLogProbs(
+            old=tensors["sampler" if config.bypass_old_log_probs else "old"],
+            ref=tensors["ref"],
+            teacher=tensors["teacher"] if has_teacher and not is_full else None,
+        ),
         environment=EnvironmentTokens(mask=tensors["observed"]),
     )
     if not config.train_end_token:
@@ -409,7 +435,9 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
     (batch,) = with_step_statistics([batch], config.split().loss, lambda _: kept_log_probs)
-    loss = grpo_loss(kept_log_probs, replace(batch), config.split().loss, kl_coef=weight, max_length=length).loss
+    kl = whole_kl(kept_log_probs, tensors["teacher"]) if is_full else None
+    options = config.split().loss
+    loss = grpo_loss(kept_log_probs, batch, options, kl_coef=weight, max_length=length, distribution_kl=kl).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
 
@@ -440,7 +468,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "negative_advantages": ({"negative_advantages": "keep"},),
     "ddof": ({"ddof": 0}, {"ddof": 1}),
     "std_epsilon": ({"std_epsilon": 1e-2},),
-    "zero_variance": ({"zero_variance": "drop"}, {"zero_variance": "keep"}),
+    "zero_variance": ({"zero_variance": "drop_always"}, {"zero_variance": "keep"}),
     "policy_loss": ({"policy_loss": "sapo", "dual_clip": None, "delta": None}, {"policy_loss": "vespo"}),
     "clip_low": ({"clip_low": 0.05}, {"clip_low": 0.6}, {"clip_low": 0.0}),
     "clip_high": ({"clip_high": 0.05}, {"clip_high": 1.6}),
@@ -461,6 +489,9 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "kl_bias_correction": ({"kl_bias_correction": True},),
     "kl_schedule": ({"kl_schedule": "constant"},),
     "kl_coef_end": ({"kl_coef_end": 0.09},),
+    "teacher_coef": ({"teacher_coef": 0.5},),
+    "teacher_in": ({"teacher_in": "loss"}, {"teacher_in": "advantage", "teacher_kl": "sampled"}),
+    "teacher_kl": ({"teacher_kl": "sampled"}, {"teacher_kl": "full", "teacher_in": "loss"}),
 }
 """What each field of the loss is changed to: the first that is not what it was."""
 
@@ -495,6 +526,7 @@ def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
 # --- everything else: a second copy of the settings, from the table of sources ---
 
 ADAM = ("adam_beta1", "adam_beta2")
+ADAPTER = {"lora_rank": 128}
 # What most presets have. Each row below lists every setting in which its preset differs.
 USUAL: dict[str, Any] = {
     "prompts_per_step": 16,
@@ -584,6 +616,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.2,
         "reference": "auto",
     },
+    "opd": {
+        **USUAL,
+        "prompts_per_step": 1024,
+        "group_size": 4,
+        "max_new_tokens": 4096,
+        "learning_rate": 1e-4,
+        "max_grad_norm": 0.0,
+        "reference": "auto",
+    },
+    "opd_full": {**USUAL, "prompts_per_step": 8, "group_size": 1, "lr_schedule": "linear", "reference": "auto"},
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -673,13 +715,17 @@ def test_every_published_form_of_a_loss_has_a_formula() -> None:
 def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
-    assert tuple(values[field] for field in ADAM) == (0.9, 0.95 if name == "p3o" else 0.999)
-    drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
-    assert values["zero_variance"] == ("drop" if name in drops else "keep")
+    assert tuple(values[field] for field in ADAM) == (0.9, 0.95 if name in ("p3o", "opd") else 0.999)
+    drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "cispo_open_instruct")
+    zero_variance = "drop_always" if name == "simple_grpo" else "drop" if name in drops else "keep"
+    assert values["zero_variance"] == zero_variance
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
     turns = {setting: value for setting, value in values.items() if setting.startswith("turn_")}
     assert turns == (TURNS if name == "gagpo" else {})
-    assert set(values) <= {*USUAL, *ADAM, *CHANGES, *TURNS}, "every choice is tested here or by its loss"
+    assert {setting: value for setting, value in values.items() if setting in ADAPTER} == (
+        ADAPTER if name == "opd" else {}
+    )
+    assert set(values) <= {*USUAL, *ADAM, *CHANGES, *TURNS, *ADAPTER}, "every choice is tested here or by its loss"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

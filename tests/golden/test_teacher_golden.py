@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from rlox_grpo.batch.build import build_batch, group_tokens
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import Teacher
+from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 
 VOCABULARY, LENGTH = 4, 3
@@ -174,8 +176,14 @@ def test_the_most_likely_token_in_tiles() -> None:
     assert found.tolist() == is_most_likely(TokenDistributions(logits, None), ids).tolist() == expected.tolist()
 
 
-def test_a_log_prob_that_is_no_number_is_an_error() -> None:
-    batch = lay_out(SEQUENCES[:2])
-    broken = Reference(lambda batch: torch.full(batch.loss_mask.shape, torch.nan), None)
-    with pytest.raises(ValueError, match="the teacher's log-probs are not finite"):
-        Teacher(broken, 1.0, is_full=False, has_distributions=False).add(batch)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_log_prob_that_is_no_number_is_an_error(value: float) -> None:
+    """−inf excludes a token, and NaN outside the mask is no log-prob."""
+    rows = lay_out([(1, 2, 3), (1, 2), (0, 0, 0)])
+    log_probs = torch.full((3, 3), -torch.inf)
+    log_probs[1, 2] = value
+    known = replace(rows, log_probs=replace(rows.log_probs, teacher=log_probs))
+    refuse_non_finite([known], Ranks())
+    log_probs[2, 1] = value
+    with pytest.raises(NonFiniteError, match=r"the teacher's log-probs are not finite in rows \[2\]"):
+        refuse_non_finite([known], Ranks())

@@ -182,6 +182,23 @@ def test_a_run_from_gguf_saves_an_ordinary_folder(file, tmp_path, what):
         check_tokens(folder)
 
 
+@pytest.mark.parametrize("name", ["ref_model", "teacher"])
+def test_a_gguf_file_scores_as_the_model_in_it(file, name):
+    """The policy is the file's model with a sharper output layer, and every weight after two steps is compared."""
+
+    def train(scorer):
+        policy = load_policy(file, None, GRPOConfig())
+        with torch.no_grad():
+            policy.model.lm_head.weight.mul_(2)
+        options = {**OPTIONS, "max_steps": 2, "kl_coef": 0.1 if name == "ref_model" else 0.0, name: scorer}
+        trainer = GRPO(policy.model, count_letters, tokenizer=policy.tokenizer, **options)
+        metrics = trainer.train(PROMPTS)
+        assert metrics["policy/kl" if name == "ref_model" else "teacher/kl"] > 1e-3
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+    assert torch.equal(train(str(file)), train(load_raw(file)))
+
+
 def check_tokens(folder):
     """Assert that a folder has the file's tokenizer, chat template and end tokens."""
     tokenizer, generation = AutoTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)

@@ -95,6 +95,14 @@ def test_a_file_of_prompts_is_named_by_its_whole_path(started, tmp_path, monkeyp
     assert origin.train_data == str(tmp_path / "rows.jsonl")
 
 
+def test_a_reference_and_a_teacher_are_named_by_their_folders(started, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reference").mkdir()
+    make(tmp_path, ref_model="reference", teacher="owner/teacher").train(["a"])
+    origin, _ = read_run_file(tmp_path / "run" / "launch" / "run.toml", {})
+    assert (origin.ref_model, origin.teacher) == (str(tmp_path / "reference"), "owner/teacher")
+
+
 @pytest.mark.parametrize(
     ("given", "table"),
     [
@@ -140,7 +148,12 @@ def test_a_whole_configuration_with_a_layout(started, tmp_path):
         ({"tokenizer": object()}, "tokenizer is given: .*save it beside the model"),
         ({"callbacks": [object()]}, "callbacks is given: .*metrics.jsonl"),
         ({"optimizer": torch.optim.SGD}, "optimizer is given: .*AdamW"),
-        ({"ref_model": torch.nn.Linear(1, 1)}, "ref_model is given: .*reference='frozen'"),
+        ({"ref_model": torch.nn.Linear(1, 1)}, "ref_model is a Linear: .*pass its folder"),
+        (
+            {"ref_model": "owner/model", "layout": {"reference": "actor"}, "kl_coef": 0.1},
+            "and a reference server: leave",
+        ),
+        ({"teacher": torch.nn.Linear(1, 1)}, "teacher is a Linear: .*pass its folder or URL"),
         ({"layout": {"trainer": 2}}, "unknown option 'trainer'.*trainers"),
         ({"layout": {"engines": 2}, "engine": "hf"}, r"\[layout\] engines=2 means engine='vllm_server'"),
         ({"learning_rat": 1.0}, "unknown option 'learning_rat'"),

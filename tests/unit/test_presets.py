@@ -139,6 +139,10 @@ def test_every_preset_trains(name, published):
         given, rows = {"environment": two_turns, "tokenizer": tokenizer}, [{"first": n} for n in range(1, 5)]
     else:
         model, given, rows = ToyLM(), {"reward_fn": share_of_target}, PROMPTS
+    if "teacher_coef" in values:
+        with pytest.raises(ConfigError, match=f"preset='{name}' learns from a teacher: pass teacher="):
+            GRPO(model, **given, preset=name, log_to=())
+        given, sizes = {"teacher": ToyLM(seed=1)}, {**sizes, "lora_rank": 0}  # a toy has no layers for an adapter
     before = copy.deepcopy(model)
     trainer = GRPO(model, **given, preset=name, published=published, max_steps=2, log_to=(), **sizes)
     metrics = trainer.train(rows)
@@ -146,6 +150,7 @@ def test_every_preset_trains(name, published):
     assert metrics["update/grad_norm"] > 0
     assert any(not torch.equal(old, new) for old, new in zip(before.parameters(), model.parameters(), strict=True))
     assert ("policy/kl" in metrics) == (values["kl_coef"] > 0)
+    assert ("teacher/kl" in metrics) == ("teacher_coef" in values)
     assert ("policy/environment_loss" in metrics) == ("environment_loss_coef" in values)
 
 

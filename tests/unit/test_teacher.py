@@ -11,7 +11,7 @@ import torch
 import ranked
 import toy
 from rlox_grpo import GRPO
-from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 
 
 def make_teacher_model() -> toy.ToyLM:
@@ -152,6 +152,7 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": None, "teacher_coef": 2.0}, "teacher_coef=2.0 is read only with teacher"),
         ({"teacher": 3}, "teacher is int: expected a path, a hub id, a URL or a torch.nn.Module"),
         ({"reward_fn": toy.share_of_target}, "a teacher without rewards needs no group"),
+        ({"zero_variance": "refill"}, "a teacher trains these groups too: set zero_variance='drop'"),
         ({"teacher": toy.ToyLM()}, "teacher has the weights of the policy"),
     ],
 )
@@ -174,3 +175,27 @@ def test_the_model_itself_is_refused() -> None:
     model = toy.ToyLM()
     with pytest.raises(ConfigError, match="teacher is the model in training"):
         GRPO(model, teacher=model, **toy.options())
+
+
+@pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}], ids=["sampled", "full"])
+def test_a_teacher_that_overflows_names_the_sample(options: dict[str, Any]) -> None:
+    """The teacher's embedding of token 5 is NaN: prompts[1] is 3, 4, 5. No weight changes, and the run can go on."""
+    teacher = make_teacher_model()
+    kept = teacher.embedding.weight.detach().clone()
+    with torch.no_grad():
+        teacher.embedding.weight[5] = torch.nan
+    # Tokens that are not sampled, so that the prompt alone has the NaN.
+    policy = toy.ToyLM()
+    with torch.no_grad():
+        policy.head.bias[5] = -100.0
+    given = toy.options(group_size=2, max_steps=1, micro_batch_tokens=9, **options)
+    trainer = GRPO(policy, teacher=teacher, **given)
+    before = copy.deepcopy(policy)
+    with pytest.raises(NonFiniteError, match="step 1: the teacher's log-probs are not finite in rows") as raised:
+        trainer.train(toy.PROMPTS[:2])
+    assert list(raised.value.rows) == [2, 3]
+    assert "row 2 is completion 0 of prompts[1]" in str(raised.value)
+    assert all(torch.equal(old, new) for old, new in zip(before.parameters(), policy.parameters(), strict=True))
+    with torch.no_grad():
+        teacher.embedding.weight.copy_(kept)
+    assert trainer.train(toy.PROMPTS[:2])["teacher/kl"] > 0

@@ -707,8 +707,10 @@ OPTION_ROWS = [
         "options by position",
         {"ref_model": {"group_size": 4}},
         TypeError,
-        "ref_model is dict: expected a torch.nn.Module",
+        "ref_model is dict: expected a path, a hub id or a torch.nn.Module",
     ),
+    ("a server as ref_model", {"ref_model": "http://host:1"}, ConfigError, "set reference='server' and reference_url"),
+    ("no such reference", {"ref_model": "./no/such"}, ValueError, "ref_model='./no/such': no such folder"),
     ("a tokenizer's path", {"tokenizer": "owner/name"}, TypeError, "tokenizer='owner/name' is a path: pass .*AutoTok"),
 ]
 

@@ -110,6 +110,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     trainer = GRPO(
         origin.model,
         rewards,
+        origin.ref_model,
         environment=environment,
         tools=tools,
         teacher=origin.teacher,

@@ -94,6 +94,9 @@ class Origin(Record, title="Run file"):
     """
 
     model: str = option(..., "Path (a folder or a GGUF file) or hub id of the model to train.")
+    ref_model: str | None = option(
+        None, "Path (a folder or a GGUF file) or hub id of a reference model; by default the option reference chooses."
+    )
     teacher: str | None = option(
         None, "Path or hub id of a teacher model, or the URL of a reference server with it; then rewards are optional."
     )

@@ -124,6 +124,7 @@ TASK = EpisodeTask(
         "turn_credit": "turn",
         "learning_rate": 6e-4,
         "entropy_coef": 0.005,
+        "zero_variance": "drop_always",
         "warmup_steps": 3,
         "checkpoint_steps": 10,
         "eval_samples": 16,

@@ -107,7 +107,7 @@ def make_reference(
     )
 
 
-def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, ref_model: nn.Module | None) -> str:
+def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, ref_model: object | None) -> str:
     """Return the kind of the reference: the option ``reference``, or what ``"auto"`` stands for; see make_reference.
 
     Raises:

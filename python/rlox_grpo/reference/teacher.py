@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records.loss import ReferenceConfig
-from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, take_log_probs
-from rlox_grpo.model.load import count_vocabulary, load_policy
+from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
+from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
 from rlox_grpo.types import Batch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +46,12 @@ class Teacher:
 
     @torch.no_grad()
     def add(self, batch: Batch) -> Batch:
-        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions.
-
-        Raises:
-            ValueError: a log-prob is NaN or +inf.
-        """
+        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions."""
         if self.is_full:
             distributions = self.reference.distributions(batch)
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=distributions))
         if not self.has_distributions:
-            return replace(batch, log_probs=replace(batch.log_probs, teacher=_check(self.reference(batch))))
+            return replace(batch, log_probs=replace(batch.log_probs, teacher=self.reference(batch)))
         distributions, mask = self.reference.distributions(batch), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
         log_probs, _ = take_log_probs(
@@ -65,7 +59,7 @@ class Teacher:
         )
         taken = replace(
             batch.log_probs,
-            teacher=scatter_to_rectangle(_check(log_probs), mask),
+            teacher=scatter_to_rectangle(log_probs, mask),
             is_teacher_top=scatter_to_rectangle(is_most_likely(distributions, ids), mask),
         )
         return replace(batch, log_probs=taken)
@@ -84,7 +78,8 @@ def make_teacher(
     """Load and freeze a teacher.
 
     Args:
-        teacher: a path or hub id, a model, or the URL of a reference server (``rlox-grpo serve-reference``).
+        teacher: a path (a folder or a GGUF file) or hub id, a model, or the URL of a reference server
+            (``rlox-grpo serve-reference``).
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy.
         config: read are ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
@@ -100,8 +95,7 @@ def make_teacher(
     temperature = forward_options["temperature"]
     # Ids from here on are padding of the embedding, and left out on both sides.
     forward_options["vocabulary"] = policy.vocabulary or count_vocabulary(policy.model)
-    is_url = isinstance(teacher, str) and teacher.startswith(("http://", "https://"))
-    if is_url:
+    if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
         settings = config.model_copy(
@@ -116,13 +110,12 @@ def make_teacher(
         assert reference is not None
         return Teacher(reference, temperature, is_full=False, has_distributions=False)
     if isinstance(teacher, (str, Path)):
-        teacher, tokenizer = _load(teacher)
-        _refuse_other_tokens(policy.tokenizer, tokenizer)
+        teacher = load_frozen("teacher", teacher, policy)
     if not isinstance(teacher, nn.Module):
         raise TypeError(f"teacher is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module")
     if teacher is policy.model:
         raise ConfigError("teacher is the model in training: its KL is 0; pass another model, or a copy of this one")
-    _refuse_fewer_ids(policy, teacher)
+    refuse_fewer_ids("teacher", teacher, policy)
     settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
     reference = make_reference(
         settings,
@@ -143,40 +136,31 @@ def make_teacher(
     return Teacher(reference, temperature, is_full, has_distributions=True)
 
 
-def _load(source: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase | None]:
-    try:
-        loaded = load_policy(source, None, GRPOConfig.create(dtype="float32"))
-    except ValueError as error:
-        raise ValueError(str(error).replace("model=", "teacher=", 1)) from error
-    return loaded.model, loaded.tokenizer
+def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
+    """Raise an error on every rank if the teacher gave NaN or +inf anywhere; −inf is a token that it excludes.
+
+    Args:
+        batches: this rank's micro-batches of a step, with the teacher's log-probs or distributions.
+        ranks: all ranks, each of which calls this.
+
+    Raises:
+        NonFiniteError: with the rows of the step.
+    """
+    mine = [row for batch in batches for row in batch.row_index[_find_non_finite(batch)].tolist()]
+    if rows := sorted(row for of_rank in ranks.gather(mine) for row in of_rank):
+        raise NonFiniteError(
+            f"the teacher's log-probs are not finite in rows {rows[:8]}: its weights or activations have overflowed",
+            rows,
+        )
 
 
-def _refuse_other_tokens(tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None) -> None:
-    """Raise ConfigError if the same id stands for different tokens."""
-    if tokenizer is None or other is None:
-        return
-    ours, theirs = ({index: token for token, index in side.get_vocab().items()} for side in (tokenizer, other))
-    if ours == theirs:
-        return
-    index = next(index for index in sorted(ours.keys() | theirs.keys()) if ours.get(index) != theirs.get(index))
-    raise ConfigError(
-        f"teacher has another vocabulary: its tokenizer has {len(theirs)} tokens and the policy's {len(ours)}; id "
-        f"{index} is {theirs.get(index)!r} there and {ours.get(index)!r} here. The policy's tokens are scored as they "
-        "are, so both need the same tokenizer"
-    )
-
-
-def _refuse_fewer_ids(policy: Policy, teacher: nn.Module) -> None:
-    """Raise ConfigError if the policy samples ids that the teacher does not have."""
-    sampled, size = policy.vocabulary or count_vocabulary(policy.model), count_vocabulary(teacher)
-    if sampled is None or size is None:
-        return
-    if size < sampled or (policy.tokenizer is None and size != sampled):
-        raise ConfigError(f"teacher has another vocabulary: {size} ids, and the policy samples {sampled}")
-
-
-def _check(log_probs: Tensor) -> Tensor:
-    """Return log-probs of a teacher if none is NaN or +inf; −inf is a token that the teacher excludes."""
-    if bool((log_probs.isnan() | log_probs.isposinf()).any()):
-        raise ValueError("the teacher's log-probs are not finite: its weights or activations have overflowed")
-    return log_probs
+def _find_non_finite(batch: Batch) -> Tensor:
+    """Return ``bool [N]``, whether a row has a loss token for which the teacher gave NaN or +inf."""
+    values, mask = batch.log_probs.teacher, batch.loss_mask
+    if values is not None:
+        tokens = (values.isnan() | values.isposinf()) & mask
+    else:
+        assert batch.log_probs.ref_distributions is not None
+        hidden = batch.log_probs.ref_distributions.hidden  # [M, H], or logits [M, V] with −inf for what is excluded
+        tokens = scatter_to_rectangle((hidden.isnan() | hidden.isposinf()).any(dim=-1), mask)
+    return tokens.any(dim=-1).to(batch.row_index.device)

@@ -75,9 +75,8 @@ def constant_rewards(history: History) -> str | None:
         return None
     return (
         f"in {share:.0%} of the groups all completions have the same reward, so these groups have zero advantage and "
-        "teach nothing. Unless zero_variance='keep', the terms of kl_coef, entropy_coef and environment_loss_coef are "
-        "dropped with them. If all completions fail, use easier problems, a graded reward, a larger group_size (at "
-        "least 2) or a higher temperature. If all succeed, use harder problems"
+        "their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a larger "
+        "group_size (at least 2) or a higher temperature. If all succeed, use harder problems"
     )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
+from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.config.records.option import find_ignored, is_custom
 from rlox_grpo.config.schema import GRPOConfig
@@ -31,6 +32,7 @@ from rlox_grpo.model.load import count_vocabulary, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
+from rlox_grpo.reference.load import is_url, load_frozen
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, make_teacher
@@ -69,7 +71,7 @@ def build_step(
     config: GRPOConfig,
     model: str | Path | nn.Module,
     reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path],
-    ref_model: nn.Module | None,
+    ref_model: str | Path | nn.Module | None,
     *,
     environment: Any,
     tools: Sequence[Callable[..., Any]],
@@ -185,7 +187,7 @@ def build_step(
 def build_update(
     stages: StageConfigs,
     policy: Policy,
-    ref_model: nn.Module | None,
+    ref_model: str | Path | nn.Module | None,
     teacher: str | Path | nn.Module | None,
     optimizer: OptimizerFactory | None,
     ranks: Ranks,
@@ -217,13 +219,14 @@ def build_update(
             policy,
             forward,
             kl_coef=stages.loss.kl_coef,
-            ref_model=ref_model,
+            ref_model=own_reference,
             in_bfloat16=in_bfloat16,
             ranks=ranks,
             **forward_options,
         )
 
     is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
+    own_reference = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
     reference = None if is_policy else build_reference(plain)
     distiller = None
     if teacher is not None:
@@ -254,12 +257,26 @@ def build_update(
 
 def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFactory | None, **has: bool) -> None:
     """Refuse arguments of the wrong type, and options that would be ignored; ``has``: ``environment`` and ``tools``."""
-    if ref_model is not None and not isinstance(ref_model, nn.Module):
-        raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
+    if ref_model is not None and not isinstance(ref_model, (str, Path, nn.Module)):
+        raise TypeError(
+            f"ref_model is {type(ref_model).__name__}: expected a path, a hub id or a torch.nn.Module; give options by "
+            "keyword"
+        )
+    if is_url(ref_model):
+        raise ConfigError(f"ref_model={ref_model!r}: for a reference server set reference='server' and reference_url")
     config.refuse_ignored(ref_model=ref_model is not None, **has)
     # The check above lets a preset's own values pass. These two are what such a preset is for.
     for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), has):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
+    if not has["teacher"] and "teacher_coef" in PRESETS[config.preset].values:
+        raise ConfigError(
+            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL"
+        )
+    if has["teacher"] and config.zero_variance == "refill":
+        raise ConfigError(
+            "zero_variance='refill' replaces groups of equal rewards, and a teacher trains these groups too: set "
+            "zero_variance='drop'"
+        )
     if config.advantage_fn is not None:
         find_advantage_fn(config.advantage_fn)
     several_turns = any(has.values())

@@ -55,7 +55,7 @@ class GRPO:
             ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
             (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
-        ref_model: a reference of your own; by default ``reference`` chooses one.
+        ref_model: a reference of your own: a path or hub id, or a model; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
@@ -81,7 +81,7 @@ class GRPO:
         self,
         model: str | Path | nn.Module,
         reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path] = (),
-        ref_model: nn.Module | None = None,
+        ref_model: str | Path | nn.Module | None = None,
         *,
         environment: Any = None,
         tools: Sequence[Callable[..., Any]] = (),

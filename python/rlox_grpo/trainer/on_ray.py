@@ -43,6 +43,7 @@ def launch_on_ray(
     ray_address: str = "auto",
     environment: Any = None,
     tools: Sequence[Any] = (),
+    ref_model: str | Path | None = None,
     teacher: str | Path | None = None,
     config: GRPOConfig | None = None,
     **options: Any,
@@ -57,6 +58,7 @@ def launch_on_ray(
         ray_address: see ``rlox-grpo train --ray``.
         environment: as ``"module:callable"``, or a function or class of an importable module.
         tools: as ``environment``, one for each tool.
+        ref_model: a path or a hub id.
         teacher: a path, a hub id or a URL.
         config: a whole configuration, instead of options as keywords.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required. The other arguments of
@@ -82,6 +84,11 @@ def launch_on_ray(
     config = GRPOConfig.create(**{**options, **derive_options(Layout.create(**layout), options)})
     if config.output_dir is None:
         raise ConfigError("launch_on_ray needs output_dir: the weights and the metrics come back through it")
+    if ref_model is not None and config.reference == "server":
+        raise ConfigError(
+            f"ref_model={str(ref_model)!r} and a reference server: leave out ref_model, or "
+            "layout={'reference': 'actor'}"
+        )
     document = {
         **{name: value for name, value in options.items() if value is not None},
         "output_dir": str(Path(config.output_dir).absolute()),
@@ -89,10 +96,12 @@ def launch_on_ray(
     }
     if environment is not None:
         document["environment"] = name_callable("environment", environment)
-    if teacher is not None:
-        if not isinstance(teacher, (str, Path)):
-            raise ConfigError(f"teacher is a {type(teacher).__name__}: {STAYS_HERE} it; pass its folder or URL")
-        document["teacher"] = resolve_path(teacher)
+    for name, scorer, source in (("ref_model", ref_model, "folder"), ("teacher", teacher, "folder or URL")):
+        if scorer is None:
+            continue
+        if not isinstance(scorer, (str, Path)):
+            raise ConfigError(f"{name} is a {type(scorer).__name__}: {STAYS_HERE} it; pass its {source}")
+        document[name] = resolve_path(scorer)
     if tools:
         document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
@@ -194,7 +203,6 @@ class RayRun:
 
 
 _NEVER_SENT = {
-    "ref_model": "choose reference, such as reference='frozen', or layout={'reference': 'actor'}",
     "tokenizer": "save it beside the model by tokenizer.save_pretrained(folder)",
     "callbacks": "read metrics.jsonl in output_dir, or choose log_to",
     "optimizer": "choose options of AdamW, or train with torchrun",

@@ -194,13 +194,13 @@ class TrainStep:
         with clock("batch"):
             # For each optimizer step, this rank's micro-batches.
             mini_batches = self.batcher.make_mini_batches(scored, advantages, step)
-        with clock("log_probs"):
+        updates: list[UpdateStats] = []
+        with clock("log_probs"), self._naming_samples(scored, updates):
             mini_batches = self.fixed_tensors.add(mini_batches, penalised)
             information = self._measure_information(rollout.groups, step)
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
 
-        updates: list[UpdateStats] = []
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
         trained = [batches for batches in mini_batches if batches and batches[0].totals.num_loss_tokens > 0]
         with clock("update"), self._naming_samples(scored, updates):

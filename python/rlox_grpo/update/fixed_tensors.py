@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from rlox_grpo.loss.kl import sequence_kl, token_kl
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import Teacher
+from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.types import Batch, Float32Array, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
@@ -63,10 +63,15 @@ class FixedTensors:
         Args:
             mini_batches: this rank's micro-batches of each mini-batch.
             scored: the groups of the step, the same on every rank, with the rewards of their advantages.
+
+        Raises:
+            NonFiniteError: a log-prob of the teacher is NaN or +inf. Every rank raises the same error.
         """
         config = self.stages.advantages
         with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
             filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
+            if self.teacher is not None:
+                refuse_non_finite(chain.from_iterable(filled), self.ranks)
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
                 return filled
             # For each micro-batch the norms [M] of its loss tokens, in row order.

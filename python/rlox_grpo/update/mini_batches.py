@@ -23,6 +23,21 @@ from rlox_grpo.model.blank import find_device
 from rlox_grpo.types import Batch, Completion, Int64Array, ScoredGroup
 
 
+def trains_equal_rewards(stages: StageConfigs, *, has_teacher: bool) -> bool:
+    """Return whether groups of equal rewards are trained: they have no advantage, but other terms act on their tokens.
+
+    Args:
+        stages: read are ``zero_variance``, and the weights of the terms that need no advantage: ``kl_coef`` in the
+            loss, ``entropy_coef`` and ``environment_loss_coef``.
+        has_teacher: whether a teacher gives each token a signal of its own.
+    """
+    loss = stages.loss
+    if stages.advantages.zero_variance != "drop":
+        return stages.advantages.zero_variance == "keep"
+    penalises_kl = loss.kl_coef > 0 and loss.kl_in == "loss"
+    return has_teacher or penalises_kl or loss.entropy_coef != 0 or loss.environment_loss_coef > 0
+
+
 @dataclass(frozen=True, eq=False)
 class MiniBatcher:
     """Lays out the groups of a step as mini-batches of micro-batches.
@@ -33,7 +48,7 @@ class MiniBatcher:
         shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
         end_ids: ids that end a completion, for ``train_end_token=False``.
         ranks: the ranks that share the micro-batches.
-        has_teacher: whether a teacher gives each token an advantage of its own, so that every group is trained.
+        has_teacher: whether a teacher gives each token a signal of its own.
     """
 
     stages: StageConfigs
@@ -46,9 +61,8 @@ class MiniBatcher:
     def make_mini_batches(self, scored: Sequence[ScoredGroup], advantages: Advantages, step: int) -> list[list[Batch]]:
         """Return this rank's micro-batches of each mini-batch; ``step`` counts from 0.
 
-        Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``
-        or there is a teacher.
-        ``reward_variance_share`` excludes further groups.
+        Groups of equal rewards are excluded from the forward pass and the denominators, unless
+        :func:`trains_equal_rewards`. ``reward_variance_share`` excludes further groups.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         # Indices of groups, the same on every rank. The parts of array_split differ by at most one group.
@@ -95,16 +109,13 @@ class MiniBatcher:
         rows: Sequence[Int64Array],
     ) -> list[int]:
         """Return the indices of the groups that are trained. With equal rewards, all advantages are 0."""
-        config = self.stages.advantages
-        trained = [
-            index
-            for index, numbers in enumerate(rows)
-            if self.has_teacher or config.zero_variance == "keep" or has_signal(advantages, numbers)
-        ]
-        if config.reward_variance_share == 1:
+        share = self.stages.advantages.reward_variance_share
+        trains_all = trains_equal_rewards(self.stages, has_teacher=self.has_teacher)
+        trained = [index for index, numbers in enumerate(rows) if trains_all or has_signal(advantages, numbers)]
+        if share == 1:
             return trained
         # Indices into `trained`, not into `scored`.
-        chosen = select_by_variance([scored[index] for index in trained], config.reward_variance_share)
+        chosen = select_by_variance([scored[index] for index in trained], share)
         return [trained[index] for index in chosen]
 
     def _drop_tokens(self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int) -> list[Batch]:

@@ -130,10 +130,18 @@ class AdvantageConfig(Record, title="Advantages"):
         only_with={"turn_credit": ("gae",)},
         source="GAGPO, arXiv:2605.13217",
     )
-    zero_variance: Literal["drop", "keep", "refill"] = option(
+    zero_variance: Literal["drop", "keep", "refill", "drop_always"] = option(
         "drop",
-        "Zero-variance groups: drop, keep, or refill with new prompts (dynamic sampling).",
+        "Groups of equal rewards, which have advantages of 0: drop, keep, or refill with new prompts (dynamic "
+        "sampling).",
         source="DAPO, arXiv:2503.14476, section 3.2",
+        choices={
+            "drop": "leave them out, unless a teacher, kl_coef with kl_in='loss', entropy_coef or "
+            "environment_loss_coef gives their tokens a gradient.",
+            "keep": "train them; their tokens count in the denominators of the loss.",
+            "refill": "replace them by groups of new prompts, whatever the other terms are; not with a teacher.",
+            "drop_always": "leave them out, whatever the other terms are.",
+        },
     )
     reward_variance_share: float = option(
         1.0,
@@ -141,7 +149,7 @@ class AdvantageConfig(Record, title="Advantages"):
         "have this share of the sum of the variances.",
         gt=0,
         le=1,
-        only_with={"zero_variance": ("drop", "refill")},
+        only_with={"zero_variance": ("drop", "refill", "drop_always")},
         source="RAGEN-2, arXiv:2604.06268; VAGEN, reward_variance_top_p",
     )
     max_refills: int = option(3, "Maximum number of refills in a step.", ge=1, only_with={"zero_variance": ("refill",)})

@@ -1,0 +1,68 @@
+"""Load a model that only scores tokens: a reference of the user's own, or a teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.load import count_vocabulary, load_policy
+from rlox_grpo.model.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def is_url(source: object) -> bool:
+    """Return whether ``source`` is the URL of a server, and no path or hub id."""
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
+
+
+def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
+    """Load the model of a path (a folder or a GGUF file) or hub id, in float32.
+
+    Args:
+        name: the argument, for errors: ``ref_model`` or ``teacher``.
+        source: where the model is.
+        policy: the model in training. Both must have the same tokens.
+
+    Raises:
+        ConfigError: the tokens are others, or fewer.
+        ValueError: there is no such model.
+    """
+    try:
+        loaded = load_policy(source, None, GRPOConfig.create(dtype="float32"))
+    except ValueError as error:
+        raise ValueError(str(error).replace("model=", f"{name}=", 1)) from error
+    _refuse_other_tokens(name, policy.tokenizer, loaded.tokenizer)
+    refuse_fewer_ids(name, loaded.model, policy)
+    return loaded.model
+
+
+def refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
+    """Raise ConfigError if the policy samples ids that ``model`` does not have."""
+    sampled, size = policy.vocabulary or count_vocabulary(policy.model), count_vocabulary(model)
+    if sampled is None or size is None:
+        return
+    if size < sampled or (policy.tokenizer is None and size != sampled):
+        raise ConfigError(f"{name} has another vocabulary: {size} ids, and the policy samples {sampled}")
+
+
+def _refuse_other_tokens(
+    name: str, tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None
+) -> None:
+    """Raise ConfigError if the same id stands for different tokens."""
+    if tokenizer is None or other is None:
+        return
+    ours, theirs = ({index: token for token, index in side.get_vocab().items()} for side in (tokenizer, other))
+    if ours == theirs:
+        return
+    index = next(index for index in sorted(ours.keys() | theirs.keys()) if ours.get(index) != theirs.get(index))
+    raise ConfigError(
+        f"{name} has another vocabulary: its tokenizer has {len(theirs)} tokens and the policy's {len(ours)}; id "
+        f"{index} is {theirs.get(index)!r} there and {ours.get(index)!r} here. The policy's tokens are scored as they "
+        "are, so both need the same tokenizer"
+    )
