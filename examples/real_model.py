@@ -38,6 +38,7 @@ OPTIONS: dict[str, Any] = {
     "eval_greedy": True,
     "checkpoint_steps": 20,
     "keep_checkpoints": 1,
+    "log_completions": 128,
 }
 
 
@@ -63,21 +64,22 @@ def read_evaluations(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def read_replies(out: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-    """Return the first reply to each held-out row in the evaluation after ``step``, and whether it is right."""
+def read_replies(out: Path, step: int) -> list[dict[str, Any]]:
+    """Return the sampled replies in the evaluation after ``step``, in the order of the held-out problems."""
     lines = (out / "completions" / f"eval_step_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines()
-    replies = [json.loads(line) for line in lines][:: len(lines) // len(rows)]
-    return [(reply["completion"].strip(), reply["reward"] >= 1) for reply in replies]
+    return [json.loads(line) for line in lines]
 
 
 def show_replies(out: Path, rows: Sequence[Mapping[str, Any]], last_step: int) -> None:
     """Print replies before and after training: to a problem that was learned, and to one that was not."""
-    before, after = (read_replies(out, step, rows) for step in (0, last_step))
-    for is_right in (True, False):
-        for row, (early, was_right), (late, now_right) in zip(rows, before, after, strict=True):
-            if not was_right and now_right is is_right:
+    replies = list(zip(read_replies(out, 0), read_replies(out, last_step), strict=True))
+    for is_learned in (True, False):
+        for before, after in replies:
+            if before["reward"] < 1 and (after["reward"] >= 1) is is_learned:
+                row = next(row for row in rows if row["question"] in before["prompt"])
                 print(f"\n{row['question']}  ({row['answer']})")
-                print(f"  before: {early!r}\n  after:  {late!r}, {'right' if now_right else 'still wrong'}")
+                print(f"  before: {before['completion'].strip()!r}")
+                print(f"  after:  {after['completion'].strip()!r}, {'right' if is_learned else 'still wrong'}")
                 break
 
 

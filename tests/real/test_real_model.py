@@ -65,7 +65,7 @@ def test_the_file_is_the_model_that_transformers_reads() -> None:
 
 
 def test_the_example_trains_prints_what_changed_and_saves_an_ordinary_checkpoint(tmp_path: Path) -> None:
-    sizes = ["--max_steps=2", "--eval_steps=0", "--group_size=4", "--prompts_per_step=4", "--max_new_tokens=12"]
+    sizes = ["--max_steps=2", "--eval_steps=0", "--group_size=4", "--prompts_per_step=4", "--max_new_tokens=8"]
     command = [sys.executable, ROOT / "examples/real_model.py", "--out", tmp_path, *sizes, "--eval_samples=1"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(ROOT / "docs/notebooks/pretrained_model.ipynb", as_version=4)
     for cell in notebook.cells:
-        for name, small in (("max_steps", 1), ("group_size", 2), ("prompts_per_step", 2), ("max_new_tokens", 6)):
+        for name, small in (("held_out", 8), ("max_steps", 1), ("group_size", 2), ("prompts_per_step", 2)):
             cell.source = re.sub(rf"\b{name}=\d+", f"{name}={small}", cell.source)
     monkeypatch.chdir(tmp_path)
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
