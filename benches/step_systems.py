@@ -110,7 +110,7 @@ def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
         learning_rate=LEARNING_RATE,
         reference="frozen",
         log_to=(),
-        **options,
+        **{"dtype": "float32", **options},
     )
     prompts = load_prompts([text_of(ids) for ids in prompt_ids(shape)], tokenizer)
     return lambda: trainer.train_step(lambda step: prompts)

@@ -187,7 +187,7 @@ def make_trainer(shape: Turns, environment: Any, **options: Any) -> Any:
         max_new_tokens=shape.new,
         max_turns=shape.turns,
         log_to=(),
-        **options,
+        **{"dtype": "float32", **options},
     )
 
 

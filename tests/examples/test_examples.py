@@ -36,8 +36,11 @@ MARGINS = {
 }
 """Least rise of the held-out reward; it spans 2, 1.1, 1.1, 4.25, 2.8, 1, 1, 3 and 1.1."""
 
-OTHERS = {"countdown_calculator", "frozen_lake", "guess_the_number", "list_functions", "look_up", "look_up_agent"}
-"""Examples without a run file, which have tests of their own in tests/e2e or none."""
+OTHERS = {
+    *("countdown_calculator", "frozen_lake", "guess_the_number", "list_functions", "look_up", "look_up_agent"),
+    "real_model",
+}
+"""Examples without a run file, which have tests of their own in tests/e2e and tests/real or none."""
 
 ON_RAY = {"countdown_ray"}
 """Not run here: it needs the extra ray, and four places on a cluster. Its run file is read."""

@@ -117,6 +117,7 @@ MORE = {
     "without full logits": "concepts/algorithm",
     "advantages baseline leave one out": "concepts/algorithm",
     "model from scratch": "start/own_model",
+    "small pretrained model smollm2": "start/pretrained_model",
     "csv file": "guides/data",
     "optimizer": "guides/hyperparameters",
     "question column prompt_template": "guides/chat_templates",

@@ -96,8 +96,9 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     origin, config = read_run_file(arguments.file, overrides)
     if "output_dir" not in {**read_toml(arguments.file), **overrides}:
         from rlox_grpo.model.precision import resolve_dtype
+        from rlox_grpo.run.resume import read_recorded_dtype
 
-        refuse_foreign_run(origin, resolve_dtype(config))
+        refuse_foreign_run(origin, resolve_dtype(config, read_recorded_dtype(config)))
     if _is_launched_by_ray(arguments, origin):
         if arguments.dry_run:
             _import_functions(origin, config, arguments.file)

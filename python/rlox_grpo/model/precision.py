@@ -19,13 +19,18 @@ from rlox_grpo.model.blank import replace_parameters
 logger = logging.getLogger(__name__)
 
 
-def resolve_dtype(config: GRPOConfig) -> GRPOConfig:
+def resolve_dtype(config: GRPOConfig, recorded: Literal["float32", "bfloat16"] | None = None) -> GRPOConfig:
     """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
 
-    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
+    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32. On a CPU,
+    :func:`~rlox_grpo.model.cpu_precision.choose_on_cpu` may choose bfloat16 when the model is loaded.
+
+    ``recorded`` is the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
     """
     if config.dtype != "auto":
         return config
+    if recorded is not None:
+        return config.model_copy(update={"dtype": recorded})
     keeps_float32 = config.updater != "deepspeed" or config.zero_stage > 0
     return config.model_copy(update={"dtype": choose_dtype() if keeps_float32 else "float32"})
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
+from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from rlox_grpo.config.records import DOORS
@@ -28,6 +29,8 @@ from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.run.content import digest_content, is_json
+from rlox_grpo.run.history import checkpoints
+from rlox_grpo.run.manifest import STATE, read_object
 from rlox_grpo.types import Prompt
 
 REWARDS = "rewards"
@@ -55,6 +58,22 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
     for name in names:
         if name not in option_names:
             raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, option_names)}")
+
+
+def read_recorded_dtype(config: GRPOConfig) -> Literal["float32", "bfloat16"] | None:
+    """Return the precision of the run that ``config`` continues; None if there is none to continue, or none is stated.
+
+    Which checkpoint is continued is decided later, under the folder's lock: all of a run have one precision.
+    """
+    if config.resume == "never" or (config.resume == "auto" and config.output_dir is None):
+        return None
+    root = Path(str(config.output_dir)) / "checkpoints"
+    for checkpoint in reversed(checkpoints(root)) if config.resume == "auto" else [Path(config.resume)]:
+        state = read_object(checkpoint / STATE)
+        options = state.get("config") if isinstance(state, dict) else None
+        if isinstance(options, dict) and (dtype := options.get("dtype")) in ("float32", "bfloat16"):
+            return dtype  # type: ignore[no-any-return]
+    return None
 
 
 def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -26,6 +26,7 @@ from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.model.blank import find_device
+from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import count_vocabulary, load_policy
@@ -79,12 +80,14 @@ def build_step(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
+    chooses_dtype: bool = False,
 ) -> tuple[TrainStep, EpisodeRunner | None]:
     """Build the step and, for an environment or tools, what runs the episodes.
 
     Args:
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
+        chooses_dtype: whether the model, once loaded, may choose another precision than the options'.
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
             which has the errors too.
     """
@@ -100,6 +103,9 @@ def build_step(
             refuse_other_options(stages.advantages, stages.loss, name)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
     policy = load_policy(model, tokenizer, config, ranks=ranks)
+    if chooses_dtype:
+        config = config.model_copy(update={"dtype": choose_on_cpu(config, policy.model, ranks)})
+        stages = config.split()
     if policy.shards is None and policy.stored is None:
         ranks.broadcast(policy.model, policy.masters)
     for function in reward_fns:

@@ -16,6 +16,7 @@ from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import refuse_exits
+from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
@@ -33,7 +34,14 @@ from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import OPTIMIZER, digest_data, digest_doors, digest_optimizer, digest_rewards
+from rlox_grpo.run.resume import (
+    OPTIMIZER,
+    digest_data,
+    digest_doors,
+    digest_optimizer,
+    digest_rewards,
+    read_recorded_dtype,
+)
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import HeldOut
@@ -93,7 +101,9 @@ class GRPO:
         sources: RunSources | None = None,
         **options: Any,
     ) -> None:
-        self.config = resolve_dtype(choose_config(config, options))
+        asked = choose_config(config, options)
+        recorded = read_recorded_dtype(asked) if asked.dtype == "auto" else None
+        self.config = resolve_dtype(asked, recorded)
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._run: Run | None = None
@@ -108,8 +118,17 @@ class GRPO:
             tokenizer=tokenizer,
             optimizer=optimizer,
             on_episodes=self._show_episodes,
+            chooses_dtype=asked.dtype == "auto" and recorded is None,
         )
+        self.config = self.config.model_copy(update={"dtype": step.stages.update.dtype})
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
+        if recorded is not None and self.ranks.is_first:
+            usual = choose_on_cpu(resolve_dtype(asked), self.model, self.ranks)
+            if usual != recorded:
+                logger.warning(
+                    "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",
+                    *(recorded, usual),
+                )
         self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
         self.sampler, self.engine = step.sampler, step.sampler.engine
         self._held_out = HeldOut(step.stages, step.sampler, step.reward_fns, step.policy.tokenizer, step.ranks)

