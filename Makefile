@@ -99,13 +99,15 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 # reasoning_gym's tasks, because a package that it needs is compiled when it is installed.
 # Their tests take one core: openenv's run beside the others'.
 OTHERS := .venv-environments
+OPENENV := UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
+  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
+VERIFIERS := UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
 AGENTS := UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents \
   $(UV) sync --locked --extra gguf --extra reasoning-gym --group agents --group real $(REBUILD)
 .PHONY: test-environments
 test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages, in .venv-environments (Linux)
-	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
-	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
-	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
+	$(OPENENV)
+	$(VERIFIERS)
 	$(AGENTS)
 	OMP_NUM_THREADS=1 $(OTHERS)/openenv/bin/python -m pytest tests/environments/test_{openenv,openrlhf,skyrl_gym}.py \
 	  >$(OTHERS)/openenv.log 2>&1 & testing=$$!; export OMP_NUM_THREADS=1; \
@@ -125,6 +127,15 @@ test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of 
 	$(ENGINES_SYNC)
 	$(KEEP_VLLM)
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
+
+# All that these targets install but the project itself, so that CI can download it while other tests run.
+.PHONY: environments
+environments: $(filter .uv/bin/uv,$(UV)) ## fill .venv-engines and .venv-environments (Linux, x86-64)
+	$(ENGINES_SYNC) --no-install-project
+	$(KEEP_VLLM)
+	$(OPENENV) --no-install-project
+	$(VERIFIERS) --no-install-project
+	$(AGENTS) --no-install-project
 
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
