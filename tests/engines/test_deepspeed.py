@@ -47,6 +47,7 @@ RUNS = {
     "smooth3": {"zero_stage": 3, "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
     "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
+    "taught3": {"zero_stage": 3, "taught": True},
     "adapters": {"zero_stage": 3, "tied": True, "lora_rank": 2},
 }
 """Options of each; ``resume`` names the run whose fifth step it continues."""

@@ -100,6 +100,25 @@ def test_aggregations(how: str):
     assert loss_of(loss_aggregation=how, max_length=7) == pytest.approx(AGGREGATIONS[how], rel=1e-9)
 
 
+# d = log q − log π_old of the sampled tokens, added to A: row 0 1.5 0.5 2 0, row 1 −2 −0.5. The losses of the tokens
+# are row 0 −1.8 −0.5 −1 0, row 1 1.6 1. The values of log π − log q, log r − d, are row 0 ln 2 − 0.5, 0.5, −ln 2 − 1,
+# ln 1.5 + 1, row 1 −ln 2 + 1, ln 2 − 0.5; their sum is ln 1.5 + 0.5.
+GAPS = torch.tensor([[0.5, -0.5, NAN, NAN, 1, -1], [-1, 0.5, NAN, NAN, NAN, NAN]], dtype=torch.float64)
+SQUARES = (log(2) - 0.5) ** 2 * 2 + 0.25 + (log(2) + 1) ** 2 + (log(1.5) + 1) ** 2 + (1 - log(2)) ** 2
+
+
+@pytest.mark.parametrize(("where", "expected"), [("advantage", -0.7 / 6), ("loss", (-1.1 + SQUARES / 2) / 6)])
+def test_a_teacher_acts_on_sampled_tokens_alone(where: str, expected: float):
+    log_probs = LOG_PROBS.clone().requires_grad_()
+    output = grpo_loss(
+        log_probs, batch(teacher=LOG_PROBS - RATIOS.log() + GAPS), loss_aggregation="token_mean", teacher_in=where
+    )
+    (gradient,) = torch.autograd.grad(output.loss, log_probs)
+    assert (gradient[~SAMPLED] == 0).all()
+    assert float(output.loss.detach()) == pytest.approx(expected, rel=1e-7)
+    assert float(output.metrics["teacher/kl"]) == pytest.approx((log(1.5) + 0.5) / 6, rel=1e-6)
+
+
 def sapo(ratio: float, advantage: float) -> float:
     tau = 1.0 if advantage > 0 else 1.05
     return -4 / tau / (1 + exp(-tau * (ratio - 1))) * advantage

@@ -10,6 +10,7 @@ import torch
 
 import ranked
 import toy
+import worded
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 
@@ -98,6 +99,74 @@ def test_adapter_and_pretrained_teacher(tmp_path: Any) -> None:
     trainer.train_step = lambda *given: steps.append((metrics := take(*given))["teacher/kl"]) or metrics
     trainer.train(ranked.PROMPTS)
     assert steps[-1] < 0.8 * steps[0]
+
+
+def flatten_weights(trainer: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def test_a_teacher_in_host_memory_is_the_same_teacher() -> None:
+    def weights(**options: Any) -> torch.Tensor:
+        given = ranked.options(None, max_steps=3, kl_coef=0.0, updates_per_batch=2, mini_batches=2, **options)
+        trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, teacher=ranked.other_policy(), **given)
+        trainer.train(ranked.PROMPTS)
+        return flatten_weights(trainer)
+
+    assert torch.equal(weights(teacher_offload=True), weights())
+    assert torch.equal(weights(teacher_offload=True, teacher_in="loss"), weights(teacher_in="loss"))
+
+
+async def ask_twice(row: Any, chat: Any) -> float:
+    """An episode whose observations the teacher finds most unlikely."""
+    await chat.turn(f"{row['first']} +")
+    await chat.turn("=")
+    return 0.0
+
+
+@pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}], ids=["advantage", "full"])
+def test_episodes_of_several_turns_learn_from_a_teacher(options: dict[str, Any]) -> None:
+    def measure(steps: int) -> float:
+        (model, tokenizer), (teacher, _) = worded.make(16), worded.make(16)
+        with torch.no_grad():
+            teacher.lm_head.weight.mul_(60.0)
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+        given = toy.options(
+            max_steps=steps, max_turns=2, max_new_tokens=4, prompts_per_step=4, group_size=4, seed=1, **options
+        )
+        trainer = GRPO(model, environment=ask_twice, teacher=teacher, tokenizer=tokenizer, **given)
+        return trainer.train([{"first": first} for first in range(1, 5)], n_epochs=steps)["teacher/kl"]
+
+    first, last = measure(1), measure(25)
+    assert first > 0.5
+    assert last < first / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("teacher", {}),
+        ("teacher", {"teacher_in": "loss", "teacher_kl": "full"}),
+        ("ref_model", {"kl_coef": 0.5}),
+        ("ref_model", {"kl_coef": 0.5, "kl_estimator": "full"}),
+    ],
+)
+def test_rows_of_an_embedding_without_a_token_are_left_out(name: str, options: dict[str, Any], tmp_path: Any) -> None:
+    """As in Qwen2.5: 151,936 rows up to 3 B and 152,064 from 7 B on. The padding has the largest logits here."""
+    ranked.save_policy(tmp_path)
+
+    def weights(padding: int) -> torch.Tensor:
+        scorer = ranked.other_policy()
+        if padding:
+            scorer.resize_token_embeddings(ranked.VOCABULARY + padding, mean_resizing=False)
+            with torch.no_grad():
+                scorer.lm_head.weight[ranked.VOCABULARY :] = 10 * scorer.lm_head.weight[:padding]
+        given = {"max_steps": 2, "kl_coef": 0.0, **options, name: scorer}
+        trainer = GRPO(str(tmp_path), ranked.share_of_even, **ranked.options(None, **given))
+        trainer.train(ranked.PROMPTS)
+        return flatten_weights(trainer)
+
+    # The same sums in tiles of other sizes: float32, two steps of 1e-3.
+    torch.testing.assert_close(weights(3), weights(0), rtol=0, atol=2e-6)
 
 
 def test_a_run_is_resumed_with_its_teacher(tmp_path: Any) -> None:

@@ -147,7 +147,7 @@ def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
         NonFiniteError: with the rows of the step.
     """
     mine = [row for batch in batches for row in batch.row_index[_find_non_finite(batch)].tolist()]
-    if rows := sorted(row for of_rank in ranks.gather(mine) for row in of_rank):
+    if rows := sorted(row for rank_rows in ranks.gather(mine) for row in rank_rows):
         raise NonFiniteError(
             f"the teacher's log-probs are not finite in rows {rows[:8]}: its weights or activations have overflowed",
             rows,

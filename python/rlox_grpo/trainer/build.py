@@ -225,14 +225,17 @@ def build_update(
             policy,
             forward,
             kl_coef=stages.loss.kl_coef,
-            ref_model=own_reference,
+            ref_model=scorer,
             in_bfloat16=in_bfloat16,
             ranks=ranks,
-            **forward_options,
+            **reference_options,
         )
 
+    # A model of the user's own may have another number of rows that no token uses; they are left out on both sides.
+    vocabulary = policy.vocabulary or count_vocabulary(policy.model)
+    reference_options = forward_options if ref_model is None else {**forward_options, "vocabulary": vocabulary}
     is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
-    own_reference = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
+    scorer = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
     reference = None if is_policy else build_reference(plain)
     distiller = None
     if teacher is not None:
