@@ -131,3 +131,13 @@ def test_a_checkpoint_that_is_named_decides_and_a_new_run_does_not(make_tiny_mod
     named = train(make_tiny_model, tmp_path / "second", monkeypatch, 1.0, 2, resume=str(checkpoint))
     assert named.config.dtype == "bfloat16"
     assert train(make_tiny_model, tmp_path / "third", monkeypatch, 1.0, 1, resume="never").config.dtype == "float32"
+
+
+def test_a_resumed_run_in_bfloat16_ends_at_the_weights_of_an_uninterrupted_one(make_tiny_model, tmp_path, monkeypatch):
+    for steps in (1, 2):
+        resumed = train(make_tiny_model, tmp_path / "resumed", monkeypatch, 4.0, steps)
+    whole = train(make_tiny_model, tmp_path / "whole", monkeypatch, 4.0, 2)
+    untrained = make_tiny_model("qwen2", **SIZES)
+    pairs = [*zip(resumed.model.parameters(), whole.model.parameters(), untrained.parameters(), strict=True)]
+    assert all(torch.equal(one, other) for one, other, _ in pairs)
+    assert not all(torch.equal(one, start) for one, _, start in pairs)
