@@ -79,8 +79,8 @@ def test_a_trial_computes_in_either_precision_and_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def share_of_3s(completions, prompts):
-    return [float((completion == 3).float().mean()) for completion in completions]
+def sum_of_ids(completions, prompts):
+    return [float(completion.sum()) for completion in completions]
 
 
 def train(make_tiny_model, folder, monkeypatch, ratio, steps, dtypes=None, **options):
@@ -92,7 +92,7 @@ def train(make_tiny_model, folder, monkeypatch, ratio, steps, dtypes=None, **opt
     monkeypatch.setattr(cpu_precision, "time_linear_layer", trial(ratio))
     model = make_tiny_model("qwen2", **SIZES)
     sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 2, "log_to": (), "output_dir": folder}
-    trainer = GRPO(model, share_of_3s, **sizes, max_steps=steps, learning_rate=1e-3, **options)
+    trainer = GRPO(model, sum_of_ids, **sizes, max_steps=steps, learning_rate=1e-3, **options)
     layer = trainer.model.model.layers[0].mlp.up_proj
     layer.register_forward_hook(lambda layer, arguments, product: dtypes.add(product.dtype))
     trainer.train(torch.arange(3, 9).reshape(2, 3))
@@ -131,3 +131,13 @@ def test_a_checkpoint_that_is_named_decides_and_a_new_run_does_not(make_tiny_mod
     named = train(make_tiny_model, tmp_path / "second", monkeypatch, 1.0, 2, resume=str(checkpoint))
     assert named.config.dtype == "bfloat16"
     assert train(make_tiny_model, tmp_path / "third", monkeypatch, 1.0, 1, resume="never").config.dtype == "float32"
+
+
+def test_a_resumed_run_in_bfloat16_ends_at_the_weights_of_an_uninterrupted_one(make_tiny_model, tmp_path, monkeypatch):
+    for steps in (1, 2):
+        resumed = train(make_tiny_model, tmp_path / "resumed", monkeypatch, 4.0, steps)
+    whole = train(make_tiny_model, tmp_path / "whole", monkeypatch, 4.0, 2)
+    untrained = make_tiny_model("qwen2", **SIZES)
+    pairs = [*zip(resumed.model.parameters(), whole.model.parameters(), untrained.parameters(), strict=True)]
+    assert all(torch.equal(one, other) for one, other, _ in pairs)
+    assert not all(torch.equal(one, start) for one, _, start in pairs)
