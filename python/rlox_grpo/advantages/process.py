@@ -32,8 +32,8 @@ def step_advantages(
     is the sum of s̃ over the steps that end at it or later. It is exactly 0 where all scores are equal.
 
     Example: ``scaling="none"``, ends ``1 3`` and ``2``, scores ``1 0`` and ``2``, lengths ``3`` and ``2``. The mean is
-    1, so the steps have 0, −1 and 1. Token 0 of the first completion has 0 − 1, its tokens 1 and 2 have −1; the tokens
-    of the second have 1.
+    1, so s̃ is 0 and −1 for the two steps of the first completion, and 1 for the step of the second. Token 0 of the
+    first completion has 0 − 1, its tokens 1 and 2 have −1; the tokens of the second have 1.
 
     Args:
         ends: for each completion the offset after the last token of each step, ascending.

@@ -158,7 +158,7 @@ class Service(Generic[User]):
         post: answers a POST of a path and a body, in its own thread. Its last argument is a function that returns
             whether the client has disconnected.
         posts: the paths of ``post``.
-        describe_error: returns the body of a refusal with this status and reason.
+        describe_error: takes the status and the reason of a refusal, and returns its body.
     """
 
     authorize: Callable[[str], User | None]

@@ -62,7 +62,7 @@ def find_missing() -> str | None:
 
 
 def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
-    """A Landlock ruleset that allows these rights beneath these paths and no other; a descriptor.
+    """Create a Landlock ruleset that allows these rights alone, beneath these paths alone; return its descriptor.
 
     A path that is gone is left out.
     """

@@ -125,7 +125,7 @@ class Peer:
 
         Raises:
             ClosedError: the other process has ended.
-            TypeError: the operation, or its result, needs objects of the other process.
+            TypeError: the operation, or its result, needs objects that are not plain data, and ``objects`` is off.
             Exception: the exception of the other process; of its type if that is built in.
         """
         if not self._objects and operation in OBJECT_OPERATIONS:
