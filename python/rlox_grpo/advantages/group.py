@@ -50,7 +50,8 @@ def group_advantages(
         ``[N]``, of the type of ``rewards``; a new array.
 
     Raises:
-        TypeError: Rewards that are not real numbers in one dimension, or not exactly one way to group them.
+        TypeError: Rewards that are not real numbers in one dimension, or not exactly one of ``group_size`` and
+            ``group_offsets``.
         ValueError: An infinite reward, groups that do not fit the rewards, an unknown choice.
     """
     if (group_size is None) == (group_offsets is None):
@@ -78,7 +79,7 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
 
     Raises:
         TypeError: Arguments of another type or shape.
-        ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
+        ValueError: A negative length, a number of lengths other than N, or a sum of lengths that cannot be addressed.
         MemoryError: The result does not fit in memory.
     """
     return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))

@@ -58,8 +58,8 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
     """Return ``outcome`` with the advantages of steps added, for groups that have scores of steps.
 
     The advantage of a token is that of its completion, from the weighted total of the functions that return numbers,
-    plus :func:`step_advantages` of the functions that return StepScores, each of their scores times its weight.
-    :func:`refuse_other_options` says which options it reads.
+    plus :func:`step_advantages` of the functions that return StepScores, each score times the weight of its function.
+    :func:`refuse_other_options` says which options are read.
     """
 
     def advantages(groups: Sequence[ScoredGroup]) -> Sequence[GroupAdvantages]:
@@ -123,7 +123,7 @@ def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[
 
 
 def refuse_other_options(advantages: AdvantageConfig, loss: LossConfig, name: str) -> None:
-    """Raise ConfigError for an option that scores of steps do not have; ``name`` is the function that returns them."""
+    """Raise ConfigError for an option that scores of steps cannot use; ``name`` is the function that returns them."""
     wanted: dict[str, tuple[str, ...]] = {"kl_in": ("loss",)}
     if advantages.advantage_fn is None:
         wanted |= {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}

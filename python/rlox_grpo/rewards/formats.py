@@ -96,8 +96,9 @@ class TagCount:
 class Repetition:
     """``(1 - distinct / total) * max_penalty`` over n-grams; 0.0 for fewer than ``ngram_size`` items.
 
-    ``unit="words"`` counts lower-cased words, as open-r1. ``"tokens"`` counts the column ``completion_ids``, as TRL
-    1.16; of an episode, the sampled tokens of all turns without observations. Source: arXiv 2502.03373, appendix C.2.
+    ``unit="words"`` counts lower-cased words, as open-r1 does. ``"tokens"`` counts the column ``completion_ids``, as
+    TRL 1.16 does; of an episode it counts the sampled tokens of all turns, without observations. Source: arXiv
+    2502.03373, appendix C.2.
     """
 
     ngram_size: int = 3

@@ -200,8 +200,9 @@ def build_update(
 ) -> tuple[Forward, Reference | None, Teacher | None, Updater]:
     """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
-    Each tests the model in its own dtype, so that its frozen layers are cast after them. A reference that copies the
-    weights is made before the updater rounds them; one that is the policy without its adapter runs under the updater.
+    Each of these is built and tested with the model in its own dtype, so the model's frozen layers are cast after them.
+    A reference that copies the weights is made before the updater rounds them; one that is the policy without its
+    adapter runs under the updater.
     """
     in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config"))
     forward_options: dict[str, Any] = {

@@ -46,7 +46,7 @@ class TurnRequest:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Episode and branch."""
+        """The pair of episode and branch."""
         return (*self.episode, self.branch)
 
 

@@ -126,7 +126,7 @@ class Gate:
         return {request.episode for request in self.waiting}
 
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
-        """Begin the next round of these episodes. Returns the admitted requests in a fixed order."""
+        """Begin the next round of ``episodes``. Returns the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
         held, self.waiting = (
             sorted(self.waiting, key=lambda request: (request.episode, request.branch, request.turn)),

@@ -134,7 +134,7 @@ class LiveRows(Generic[Key]):
             first: index of the first of these rows; the others are all rows after it.
 
         Raises:
-            NonFiniteLogitsError: a log-prob is NaN; names the row and the token.
+            NonFiniteLogitsError: a log-prob is NaN; the message names the row and the token.
         """
         rows = slice(first, len(self))
         step = self._lengths[rows, None]  # [rows, 1]
