@@ -34,8 +34,8 @@ class Bounds:
     """Limits of a server.
 
     Attributes:
-        connections: Most open connections. A further one takes the place of one whose request is not complete after
-            ``give_way_seconds``; otherwise it gets status 503, and clients try again.
+        connections: Most open connections. A further connection takes the place of one whose request is not complete
+            after ``give_way_seconds``; if there is none, it gets status 503, and clients try again.
         header_bytes: Most bytes of the request line and all headers.
         body_bytes: Most bytes of one request's body.
         memory_bytes: Most bytes of the bodies of all requests together; beyond it a request gets status 503.

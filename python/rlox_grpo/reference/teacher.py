@@ -82,14 +82,15 @@ def make_teacher(
             (``rlox-grpo serve-reference``).
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy.
-        config: read are ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
+        config: the options, of which ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout`` are read.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
-        ConfigError: another vocabulary, the policy itself, or a server for ``teacher_kl="full"``.
-        ReferenceServerError: the server does not answer, or has fewer ids.
+        ConfigError: the teacher has another vocabulary, is the policy itself, or is a server with
+            ``teacher_kl="full"``.
+        ReferenceServerError: the server does not answer, or has fewer ids than the policy.
         TypeError: ``teacher`` is something else.
     """
     temperature = forward_options["temperature"]
@@ -144,7 +145,7 @@ def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
         ranks: all ranks, each of which calls this.
 
     Raises:
-        NonFiniteError: with the rows of the step.
+        NonFiniteError: a value is NaN or +inf; the error has the rows of the step.
     """
     mine = [row for batch in batches for row in batch.row_index[_find_non_finite(batch)].tolist()]
     if rows := sorted(row for rank_rows in ranks.gather(mine) for row in rank_rows):

@@ -1,8 +1,8 @@
 """The rewards of published systems, by name, with their own parts and weights.
 
 These rewards reproduce the systems' rules with their errors, for runs that must reproduce these systems. For other runs
-use the rules of ``answers.py``. Two things differ, for safety: no interpreter evaluates expressions, and every scan is
-linear.
+use the rules of ``answers.py``. The docstring of each scorer has its scores, then the text that it reads as the answer.
+Two things differ, for safety: no interpreter evaluates expressions, and every scan is linear.
 """
 
 from __future__ import annotations

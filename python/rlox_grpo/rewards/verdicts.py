@@ -1,4 +1,4 @@
-"""The protocol of rules, which are reward functions that also return a status for each sample, and a rule of rules.
+"""The protocol of rules, reward functions that also return a status for each sample, and a rule of several rules.
 
 A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
 ``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None

@@ -162,7 +162,7 @@ def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
-    """``rollout/dropped_stale_share``: the share of sampled tokens of versions before ``oldest``."""
+    """Return ``rollout/dropped_stale_share``, the share of sampled tokens of versions before ``oldest``."""
     rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
     flags = [flag_sampled(row) for row in rows]
     dropped = sum(

@@ -56,7 +56,10 @@ class PrefilledPrompts:
 
 
 def gather_columns(tensor: Tensor, columns: Tensor) -> Tensor:
-    """Gather ``columns``, ``int64 [rows, width]``, of ``tensor [rows, heads, n, head_dim]`` along its dimension n."""
+    """Gather the ``columns [rows, width]`` of each row of ``tensor [rows, heads, n, head_dim]``.
+
+    The result is ``[rows, heads, width, head_dim]``.
+    """
     index = columns[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
     return tensor.gather(2, index)
 

@@ -122,7 +122,7 @@ class LiveRows(Generic[Key]):
         return first
 
     def next_uniforms(self, first: int = 0) -> Tensor:
-        """Return the numbers that decide the next token of live rows ``first`` on, ``float64 [rows]`` in [0, 1)."""
+        """Return the numbers that decide the next token of the rows from ``first`` on, ``float64 [rows]`` in [0, 1)."""
         rows = slice(first, len(self))
         return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
 

@@ -74,7 +74,7 @@ class TurnDecoder:
         return len(self._waiting) + len(self._rows)
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError where it does not fit the model."""
+        """Add a request. Raises ValueError if the request does not fit the model."""
         self._limits.check_turn(request)
         self._waiting.append(request)
 
