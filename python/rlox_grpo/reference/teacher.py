@@ -14,7 +14,7 @@ from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, take_log_probs
-from rlox_grpo.model.load import count_vocabulary
+from rlox_grpo.model.load import count_sampled_ids
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
@@ -95,7 +95,7 @@ def make_teacher(
     """
     temperature = forward_options["temperature"]
     # Ids from here on are padding of the embedding, and left out on both sides.
-    forward_options["vocabulary"] = policy.vocabulary or count_vocabulary(policy.model)
+    forward_options["vocabulary"] = count_sampled_ids(policy)
     if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
