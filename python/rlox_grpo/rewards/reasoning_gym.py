@@ -119,7 +119,7 @@ def refuse_tasks(tasks: Sequence[str]) -> None:
 
 
 def pack(value: Any) -> Any:
-    """Return plain data in a form that JSON keeps. Tuples and dicts are tagged: JSON has no tuples, and text keys only.
+    """Return plain data in a form that JSON keeps: tuples and dicts get tags, as JSON lacks tuples and keys but text.
 
     Raises:
         ConfigError: the data hold something other than dicts, lists, tuples, texts, numbers, bools and None.
@@ -311,10 +311,10 @@ _guard = _CodeGuard()
 
 @contextmanager
 def refusing_code(task: str) -> Iterator[None]:
-    """Raise RuntimeError if the block compiled text as Python code, also if it swallowed the exception of the guard.
+    """Raise RuntimeError if the block compiled text as Python code, even if the block swallowed the guard's exception.
 
     The guard is an audit hook, which only worker processes install. It protects against a scorer of another version of
-    reasoning_gym than the reviewed one. It is no sandbox: it stops the evaluation before any of the text runs.
+    reasoning_gym than the reviewed one. It is not a sandbox: it stops the evaluation before any of the text runs.
     """
     _guard.scoring, _guard.refused = True, False
     try:
