@@ -30,7 +30,7 @@ class MovingBaselines:
 
     Every rank sees the rewards of all ranks in the same order, so their averages are the same.
 
-    The averages count a step once, also if it fails and is repeated: :meth:`begin` drops what a failed step has added,
+    The averages count a step once, even if it fails and is repeated: :meth:`begin` drops what a failed step has added,
     and :meth:`finish` keeps what a complete one has added.
     """
 
@@ -44,7 +44,7 @@ class MovingBaselines:
         self._in_step = dict(self._averages)
 
     def advantages(self, rewards: NDArray[Any], prompts: Sequence[Prompt]) -> Float32Array:
-        """Return the rewards minus the averages, and update the averages of the step under way.
+        """Return the rewards minus the averages, and update the averages of the current step.
 
         Args:
             rewards: ``[N]``; a NaN reward has the advantage 0 and is left out of the averages.
