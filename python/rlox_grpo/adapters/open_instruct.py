@@ -1,7 +1,7 @@
 """open-instruct adapter: use a rule as a verifier.
 
 Written against open-instruct of August 2026 (commit e6c3044): it awaits ``verifier.async_call`` for each sample, and
-reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module imports no
+reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module does not import
 open-instruct.
 """
 

@@ -2,7 +2,7 @@
 
 Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register the estimator
 and the loss by the name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module
-imports no verl.
+does not import verl.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def format_prompt(nums: Sequence[int], target: int) -> str:
 def make_rows(seed: int) -> tuple[Rows, Rows]:
     """The problems to train on, in random order, and those held out.
 
-    No set of numbers is on both sides, whatever the seed: the scripted player has seen those to train on alone.
+    No set of numbers is in both lists, whatever the seed: the scripted player has seen only those to train on.
     """
     train, held_out = _split_problems()
     order = np.random.default_rng([seed, 1]).permutation(len(train))

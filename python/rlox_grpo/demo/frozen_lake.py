@@ -57,7 +57,7 @@ async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
-    """A walk up to some turn, and the next step."""
+    """Draw a walk up to a random turn, and the next step."""
     cell, messages = 0, [{"role": "user", "content": "0"}]
     for _ in range(int(rng.integers(STEPS))):
         action = _draw_step(rng, cell)

@@ -37,7 +37,7 @@ async def guess_the_number(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
-    """A game up to some turn, and the next guess: any number that is still possible."""
+    """Draw a game up to a random turn, and the next guess: any number that is still possible."""
     secret = int(rng.integers(1, TOP + 1))
     low, high, messages = 1, TOP, [{"role": "user", "content": QUESTION}]
     for _ in range(int(rng.integers(GUESSES))):
@@ -63,7 +63,7 @@ def compute_optimum() -> float:
 
 @cache
 def find_best(numbers: int, guesses: int) -> int:
-    """How many of so many numbers the best strategy finds within so many guesses."""
+    """Return how many of ``numbers`` numbers the best strategy finds within ``guesses`` guesses."""
     if not numbers or not guesses:
         return 0
     # A guess finds one number, and its hint leaves the numbers below or above it for the remaining guesses.

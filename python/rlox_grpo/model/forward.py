@@ -57,7 +57,7 @@ class Forward:
 
     Attributes:
         shares_prompts: Whether common prefixes of neighbouring rows are forwarded once, if this saves enough tokens.
-        is_split: Whether the model runs as decoder and output layer.
+        is_split: Whether the model runs as a decoder and an output layer.
         distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
     """
 

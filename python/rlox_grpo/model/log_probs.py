@@ -154,7 +154,7 @@ def score_norms(
 def is_most_likely(
     distributions: TokenDistributions, token_ids: Tensor, *, tile: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return whether each token has the largest logit of its distribution, also in a tie: ``bool [M]``.
+    """Return whether each token has the largest logit of its distribution, even in a tie: ``bool [M]``.
 
     Args:
         distributions: the distributions of M tokens; logits where there is no head.

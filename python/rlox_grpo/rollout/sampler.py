@@ -116,7 +116,7 @@ class Sampler:
             self.ahead.popleft()
 
     def state_dict(self, *, prompts_alone: bool = False) -> dict[str, Any]:
-        """Return the batches and episodes under way as JSON values for a checkpoint; every rank calls this.
+        """Return the unfinished batches and episodes as JSON values for a checkpoint; every rank calls this.
 
         Args:
             prompts_alone: leave out the sampled completions, which are sampled again after a resume. The other ranks
@@ -166,7 +166,7 @@ class Sampler:
             self.ahead.replace(index, partial(self.sample, step=step + index))
 
     def clear(self) -> None:
-        """Drop all batches and episodes under way, before another checkpoint is loaded."""
+        """Drop all unfinished batches and episodes, before another checkpoint is loaded."""
         self.ahead.clear()
         if self.partial is not None:
             self.partial.clear()

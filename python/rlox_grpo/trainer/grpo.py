@@ -70,7 +70,7 @@ class GRPO:
         tools: functions that the policy may call, with type hints and Google docstrings.
         teacher: a model whose distributions the policy learns: a path or hub id, a model, or the URL of a reference
             server; see docs/guides/teacher.md. Rewards are then optional.
-        tokenizer: by default the one beside the model; not needed for prompts of token ids.
+        tokenizer: by default the one of the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.

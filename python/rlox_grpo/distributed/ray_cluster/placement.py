@@ -40,7 +40,7 @@ class Need:
     gpus: float
 
     def count_on(self, node: Node) -> int:
-        """How many of the processes the node holds, at most ``count``."""
+        """Return how many of the processes fit on the node, at most ``count``."""
         counts = [int(node.cpus // self.cpus)] + ([int(node.gpus // self.gpus)] if self.gpus else [])
         return min(self.count, *counts)
 
@@ -105,7 +105,7 @@ class Placement:
 
     @property
     def log(self) -> str:
-        """File name of its log."""
+        """File name of the process's log."""
         return self.name.removeprefix("the ").replace(" ", "_") + ".log"
 
 
@@ -115,7 +115,7 @@ _SINGULAR = {"trainers": "rank", "engines": "engine"}
 def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
     """Raise ConfigError, with the numbers, if the cluster cannot hold the processes even when it is idle.
 
-    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit beside each other.
+    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit together.
     """
     for need in needs:
         room = {node: need.count_on(node) for node in nodes}
