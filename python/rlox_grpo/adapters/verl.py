@@ -214,7 +214,7 @@ def compute_policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """The clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
+    """Return the clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
 
     Per token −min(r A, clip(r, 1 − clip_ratio_low, 1 + clip_ratio_high) A), for A < 0 at most −clip_ratio_c A: the
     objective of verl's ``vanilla``, equal to it up to rounding, except that a token outside the mask adds nothing to

@@ -32,8 +32,8 @@ def component_advantages(
 
     Args:
         components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing. A row with
-            no component has advantage 0 and is left out of the batch's standard deviation. With at most ``ddof`` rows
-            in it, every advantage is 0.
+            no component has advantage 0 and is left out of the batch's standard deviation. If at most ``ddof`` rows are
+            left, every advantage is 0.
         weights: ``F``.
         group_size, group_offsets, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
 

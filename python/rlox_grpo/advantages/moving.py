@@ -71,7 +71,7 @@ class MovingBaselines:
         return {"reward/moving_baseline": sum(self._averages.values()) / len(self._averages)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages after the last complete step, as JSON values for a checkpoint."""
+        """Return the averages after the last complete step, as JSON values for a checkpoint."""
         return {"keys": list(self._averages), "averages": list(self._averages.values())}
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
@@ -89,7 +89,7 @@ class MovingBaselines:
 
 
 def read_key(prompt: Prompt, column: str) -> Key:
-    """The value of ``baseline_key`` in a row.
+    """Return the value of ``baseline_key`` in a row.
 
     Raises:
         ValueError: the row has no such column, or its value is neither text nor a whole number.

@@ -52,7 +52,7 @@ class Packing(NamedTuple):
     num_ranks: int
 
     def rows_by_rank(self, rank: int) -> list[Int64Array]:
-        """Row indices of each of the rank's micro-batches, in their order."""
+        """Return the row indices of each of the rank's micro-batches, in their order."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank is {rank}: it is below num_ranks, {self.num_ranks}")
         return np.split(self.rows, self.offsets[1:-1])[rank :: self.num_ranks] if len(self.offsets) > 1 else []

@@ -51,13 +51,13 @@ def draw_conversation(rng: np.random.Generator) -> Conversation:
 
 
 def make_rows(seed: int) -> tuple[Rows, Rows]:
-    """Every secret number, to train on and to evaluate: the policy sees no more of a row than the hints."""
+    """Return every secret number, to train on and to evaluate: the policy sees nothing of a row but the hints."""
     rows = [{"secret": secret} for secret in range(1, TOP + 1)]
     return rows, rows
 
 
 def compute_optimum() -> float:
-    """The success of the best strategy, over all numbers."""
+    """Return the share of all numbers that the best strategy finds."""
     return find_best(TOP, GUESSES) / TOP
 
 

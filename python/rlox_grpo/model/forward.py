@@ -223,7 +223,7 @@ def make_forward(
 def take_log_probs(
     policy: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
+    """Return the log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
     if policy.head is not None:
         return token_log_probs(
             policy.hidden,

@@ -395,7 +395,7 @@ class PromptDraws:
         self.draws = start
 
     def take(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts."""
+        """Return the next ``count`` prompts."""
         taken: list[Prompt] = []
         while len(taken) < count:
             index = next(self._order)

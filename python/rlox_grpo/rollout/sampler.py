@@ -65,7 +65,7 @@ class Sampler:
         return self._config.curriculum == "pass_rate" or self._config.max_group_size is not None
 
     def chance(self, index: int) -> float:
-        """Probability of taking prompt ``index`` when it is drawn."""
+        """Return the probability of taking prompt ``index`` when it is drawn."""
         if self._config.curriculum == "none":
             return 1.0
         return self.pass_rates.chance(index, self._config.curriculum_floor)

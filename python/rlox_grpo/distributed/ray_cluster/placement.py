@@ -163,7 +163,7 @@ def plan_placements(bundle_nodes: Mapping[int, str], nodes: Sequence[Node], need
 
 
 def describe(placements: Sequence[Placement], needs: Sequence[Need]) -> str:
-    """The placement in words, a line for each node."""
+    """Return the placement in words, with a line for each node."""
     by_kind = {need.kind: need for need in needs}
     nodes = list(dict.fromkeys(placement.node for placement in placements))
     counts = ", ".join(f"{need.count} {need.kind}" for need in needs)
@@ -188,7 +188,7 @@ def describe(placements: Sequence[Placement], needs: Sequence[Need]) -> str:
 def make_rank_variables(
     rank: Placement, ranks: Sequence[Placement], master: tuple[str, int], run_id: str
 ) -> dict[str, str]:
-    """The environment variables that torchrun gives to a rank.
+    """Return the environment variables that torchrun gives to a rank.
 
     Args:
         rank: the placement of this rank.
