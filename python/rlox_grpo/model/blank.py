@@ -94,7 +94,8 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
     """Build a blank causal language model in float32, and find the files of its weights.
 
     Raises:
-        UnreadableError: the weights have other names than in the model, or are not in safetensors files.
+        UnreadableError: the names of the weights differ from those in the model, or the weights are not in safetensors
+            files.
         OSError, ValueError: there is no such model, as in ``from_pretrained``.
     """
     config = transformers.AutoConfig.from_pretrained(source)

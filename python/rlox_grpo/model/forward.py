@@ -72,7 +72,7 @@ class Forward:
 
 
 class ForwardModule(nn.Module):
-    """A model and its forward as one module, so that DeepSpeed or FSDP2 gathers the parameters around its forward."""
+    """A model and its forward pass as one module, around whose forward DeepSpeed or FSDP2 gathers the parameters."""
 
     def __init__(self, model: nn.Module, forward: Forward | None = None) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def make_forward(
     is_rounded: bool = False,
     like: Forward | None = None,
 ) -> Forward:
-    """Choose the forward that fits ``model``.
+    """Choose the forward pass that fits ``model``.
 
     Args:
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
@@ -141,8 +141,7 @@ def make_forward(
         run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
-        like: the forward of a model with the same architecture. The choice of that forward is reused without running
-            the model.
+        like: the forward pass of a model with the same architecture. The same choice is made without running the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:

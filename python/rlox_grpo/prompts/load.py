@@ -120,7 +120,7 @@ def list_entries(prompts: PromptsLike) -> list[Any]:
 
     Raises:
         TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or is not an object that has rows.
-        ValueError: a tensor has not two dimensions, or a file cannot be read.
+        ValueError: a tensor does not have two dimensions, or a file cannot be read.
     """
     if isinstance(prompts, (str, Path)):
         return list(read_rows(prompts))

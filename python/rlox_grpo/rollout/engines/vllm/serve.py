@@ -29,8 +29,8 @@ def serve(
 
     Args:
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
-        host: The address to listen on. Other addresses than 127.0.0.1 belong to a private network only, because the
-            token is sent unencrypted.
+        host: The address to listen on. Use an address other than 127.0.0.1 only in a private network, because the token
+            is sent unencrypted.
         port: The port to listen on.
         dtype: The dtype of vLLM's computation; the trainer's option ``dtype``. ``auto``: bfloat16 on a GPU that
             computes in it, else float32.
