@@ -91,7 +91,7 @@ def pad(
         pad_token_id: Token id of padding.
         multiple_of: Round the width up to a multiple of this.
 
-    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
+    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change to
     the token ids can change the result but cannot cause an error.
 
     Raises:
@@ -143,7 +143,7 @@ def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
     """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
 
     Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
-    offsets are copied first, and a change of the token ids can change the groups but cannot cause an error.
+    offsets are copied first, and a change to the token ids can change the groups but cannot cause an error.
     """
     return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))
 

@@ -1,4 +1,4 @@
-"""Blank models, and loading their weights, or only a rank's shards of them, from safetensors files.
+"""Build blank models, and load their weights, or only a rank's shards of them, from safetensors files.
 
 The parameters of a *blank* model are on torch's meta device: they have a shape and a dtype, and no storage. The buffers
 have storage, because files do not contain buffers that a model computes, such as rotary frequencies.

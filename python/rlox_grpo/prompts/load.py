@@ -116,7 +116,7 @@ def load_rows(
 
 
 def list_entries(prompts: PromptsLike) -> list[Any]:
-    """Return the rows of a file, a data set, a frame or a list, or the prompts of a tensor or a list.
+    """Return the rows of a file, a dataset, a frame or a list, or the prompts of a tensor or a list.
 
     Raises:
         TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or is not an object that has rows.

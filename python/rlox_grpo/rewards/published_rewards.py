@@ -290,7 +290,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     Args:
         system: One of :data:`PUBLISHED`; docs/reference/reward_rules.md has the formulas.
         accuracy: The rule for correctness in ``r1_blog``, ``open_r1`` and ``open_r1_cosine``, by default
-            ``MathAnswer()``. Other systems have their own.
+            ``MathAnswer()``. Other systems have their own rule.
 
     Raises:
         ValueError: The system is unknown, or has its own rule and ``accuracy`` is given.

@@ -63,12 +63,12 @@ _LITERAL_LIST = re.compile(r"\[[0-9eE+\-.', ]*\]")
 
 
 def make_dataset(task: str, arguments: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
-    """Create the data set of a task.
+    """Create the dataset of a task.
 
     Args:
         task: name of the task in reasoning_gym.
         arguments: fields of the task's configuration, but for ``seed`` and ``size``.
-        seed: the seed of the data set. Most tasks draw problem i from ``seed + i``.
+        seed: the seed of the dataset. Most tasks draw problem i from ``seed + i``.
         size: number of problems.
 
     Raises:

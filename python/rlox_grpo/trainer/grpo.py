@@ -437,7 +437,7 @@ class GRPO:
         revision: str | None = None,
         commit_message: str | None = None,
     ) -> str:
-        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's address.
+        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's URL.
 
         Call this on every rank; rank 0 uploads.
 
