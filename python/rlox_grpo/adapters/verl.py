@@ -35,7 +35,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score one solution; verl's ``reward.custom_reward_function``.
+    """Score one solution, as verl's ``reward.custom_reward_function``.
 
     Args:
         data_source: source of the row.
@@ -67,7 +67,7 @@ def compute_scores(
     not_applicable: float = 0.0,
     **kwargs: Any,
 ) -> list[dict[str, Any]]:
-    """Score a batch as :func:`compute_score`, for verl's reward manager ``batch``.
+    """Score a batch as :func:`compute_score` does, for verl's reward manager ``batch``.
 
     Rows with the same ``data_source`` are scored in one parallel call. A rule is a name as in run files (``gsm8k``,
     ``countdown``, ``module:callable``), a table of the name and the rule's arguments, or a list of these, whose

@@ -63,9 +63,9 @@ class PythonTests:
     Args:
         column: the column of the tests.
         score: ``all`` or ``fraction``.
-        cpu_seconds: limit of the processor time of one run; the statements of a row share one run.
-        wall_seconds: limit of the elapsed time of one run.
-        memory_mb: limit of the memory, in MiB.
+        cpu_seconds: limit on the processor time of one run; the statements of a row share one run.
+        wall_seconds: limit on the elapsed time of one run.
+        memory_mb: limit on the memory, in MiB.
         objects: ``refuse``: a test fails if the program gives it an object that is not plain data; a warning counts
             such programs. ``allow``: tests can use objects of the program.
 

@@ -236,8 +236,8 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
     """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
 
     Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
-    code that ended the program, if any. Of long output, the beginning and the end are kept, with a mark of how much was
-    cut between; the option ``max_observation_chars`` limits the length.
+    code that ended the program, if any. Long output is cut in the middle, with a mark of how much was cut; the option
+    ``max_observation_chars`` limits the length.
 
     Args:
         limits: limits of one call.
