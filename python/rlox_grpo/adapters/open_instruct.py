@@ -61,7 +61,7 @@ class Verifier:
         query: str | None = None,
         rollout_state: dict[str, Any] | None = None,
     ) -> VerificationResult:
-        """As ``__call__``, in another thread, so that the event loop is not blocked."""
+        """Like ``__call__``, but in another thread, so that the event loop is not blocked."""
         return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query, rollout_state)
 
 

@@ -93,7 +93,7 @@ class PromptReader:
         warn_about_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
-        """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
+        """Like :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
         try:
             return self.read(prompts, trained=False)
         except (ValueError, TypeError, RewardError) as error:
