@@ -260,8 +260,7 @@ def _digest_code(function: Any) -> str | None:
 
 
 def digest_optimizer(factory: Any) -> str | None:
-    """Return a digest of an optimizer's factory like :func:`digest_reward`; for a class, its name and bound
-    arguments."""
+    """Return a digest of an optimizer's factory (see :func:`digest_reward`), or a class's name and bound arguments."""
     if factory is None:
         return "adamw"
     bound, target = "", factory

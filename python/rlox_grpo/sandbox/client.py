@@ -130,7 +130,8 @@ class Sandbox:
     def submit_tests(
         self, code: str, tests: Sequence[str], limits: Limits | None = None, objects: bool = False
     ) -> Future[TestsResult]:
-        """Run test statements in one process and the program that they call in another. Blocks as for scripts.
+        """Run test statements in one process and the program that they call in another. Blocks as :meth:`submit_script`
+        does.
 
         With ``objects``, tests can use objects of the program, not only its functions and plain data.
         """
