@@ -130,10 +130,9 @@ class Sandbox:
     def submit_tests(
         self, code: str, tests: Sequence[str], limits: Limits | None = None, objects: bool = False
     ) -> Future[TestsResult]:
-        """Run test statements in one process and the program that they call in another. Blocks as :meth:`submit_script`
-        does.
+        """Run test statements in one process and the program that they call in another.
 
-        With ``objects``, tests can use objects of the program, not only its functions and plain data.
+        Blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only its functions and plain data.
         """
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
