@@ -132,7 +132,8 @@ class Sandbox:
     ) -> Future[TestsResult]:
         """Run test statements in one process and the program that they call in another.
 
-        Blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only its functions and plain data.
+        Blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only its
+        functions and plain data.
         """
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
