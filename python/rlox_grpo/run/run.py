@@ -243,8 +243,8 @@ class Run:
         answer = self._ranks.gather("" if chosen is None else str(chosen))[0]
         return Path(answer) if answer else None
 
-    def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+    def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.
 
         Only the evaluation before the first step goes to the sinks here. Later ones are part of their step's metrics.
         """
@@ -257,7 +257,9 @@ class Run:
                 append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
             with self._warning_once("evaluations"):
                 limit = max(1, self._config.log_completions)
-                write_completions(self._written_folder, step, groups, None, limit=limit, kind="eval_step")
+                for name, scored in groups.items():
+                    kind = f"eval_{name}_step" if name else "eval_step"
+                    write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.config.eval_set import EvalSet
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
@@ -44,7 +45,7 @@ from rlox_grpo.run.resume import (
 )
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
-from rlox_grpo.trainer.held_out import HeldOut
+from rlox_grpo.trainer.held_out import HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.sources import RunSources, record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
@@ -131,7 +132,6 @@ class GRPO:
                 )
         self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
         self.sampler, self.engine = step.sampler, step.sampler.engine
-        self._held_out = HeldOut(step.stages, step.sampler, step.reward_fns, step.policy.tokenizer, step.ranks)
         self.prompts = PromptReader(
             self.config,
             self.policy.tokenizer,
@@ -140,6 +140,7 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
         )
+        self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
         self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}
@@ -190,7 +191,11 @@ class GRPO:
 
     @explain_keywords
     def train(
-        self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
+        self,
+        prompts: PromptsLike,
+        n_epochs: int = 1,
+        *,
+        eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
     ) -> dict[str, float]:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
@@ -200,7 +205,9 @@ class GRPO:
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
-            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
+            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end; also an
+                :class:`rlox_grpo.EvalSet`, which has settings of its own, or several sets by name. The metrics of the
+                set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. Also
@@ -225,8 +232,13 @@ class GRPO:
                 if self.step >= self.progress.total_steps:
                     return add_short_names(run.last_metrics, run.progress_fields)
                 draw_prompts = partial(self._draw_prompts, plan, draws)
-                with run.recording(self.progress.total_steps), self._closing_workers(), stop_on_signal() as stop:
-                    if held_out is not None and self.step == 0:
+                with (
+                    run.recording(self.progress.total_steps),
+                    self._closing_workers(),
+                    closing_sets(held_out),
+                    stop_on_signal() as stop,
+                ):
+                    if held_out and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
@@ -235,8 +247,8 @@ class GRPO:
                         self.progress.draws = draws.draws
                         evaluation = {}
                         try:
-                            if held_out is not None and self._is_evaluated():
-                                evaluation = self._evaluate_in_training(run, held_out)
+                            if due := self._list_due(held_out):
+                                evaluation = self._evaluate_in_training(run, due)
                                 metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         finally:  # the step is complete, also if its evaluation fails
                             run.record(metrics, *self.last_rollout)
@@ -267,24 +279,24 @@ class GRPO:
         self.progress.draws = draws.draws
         return taken
 
-    def _is_evaluated(self) -> bool:
-        """Whether training evaluates now: every ``eval_steps`` and after the last step."""
-        every = self.config.eval_steps
-        return self.step == self.progress.total_steps or (every > 0 and self.step % every == 0)
+    def _list_due(self, held_out: Mapping[str, LoadedSet]) -> dict[str, LoadedSet]:
+        """Return the sets that training evaluates after this step, by name."""
+        now = self.step, self.progress.total_steps, self.config.eval_steps
+        return {name: loaded for name, loaded in held_out.items() if loaded.settings.is_due(*now)}
 
     def _must_stop(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
         return self.ranks.any(bool(stop) or self._stop_requested)
 
     def _begin(
-        self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None, restore: Path | None
-    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, list[Prompt] | None]:
+        self, prompts: PromptsLike, n_epochs: int, eval_prompts: Any, restore: Path | None
+    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, dict[str, LoadedSet]]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
         ``restore`` is the checkpoint to restore after a collapse.
 
         Returns:
-            The run, its plan, the draws of its prompts, and the held-out prompts.
+            The run, its plan, the draws of its prompts, and the sets of held-out prompts by name.
         """
         step, progress = self._step, self.progress
         is_torn = self.ranks.any(not progress.weights_are_whole)
@@ -295,7 +307,7 @@ class GRPO:
             progress.start_step, progress.start_draw = progress.step, progress.draws
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
-        held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
+        held_out = self._held_out.load(eval_prompts)
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -364,10 +376,14 @@ class GRPO:
         if rollouts is not None:
             self.sampler.load_state_dict(rollouts, prompts, self.step)
 
-    def _evaluate_in_training(self, run: Run, held_out: Sequence[Prompt]) -> dict[str, float]:
-        """Evaluate the current weights, and record the evaluation."""
+    def _evaluate_in_training(self, run: Run, sets: Mapping[str, LoadedSet]) -> dict[str, float]:
+        """Evaluate the current weights on each of ``sets``, and record the evaluation."""
         self._step.engine_sync.push(self.step)
-        evaluation, groups = self._held_out.evaluate_in_training(held_out)
+        evaluation: dict[str, float] = {}
+        groups: dict[str, list[ScoredGroup]] = {}
+        for name, loaded in sets.items():
+            metrics, groups[name] = self._held_out.evaluate_in_training(loaded)
+            evaluation |= prefix(name, metrics)
         run.record_evaluation(evaluation, groups)
         return evaluation
 
@@ -381,12 +397,19 @@ class GRPO:
         self._stop_requested = True
 
     @explain_keywords
-    def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
+    def evaluate(
+        self,
+        prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet],
+        *,
+        samples: int | None = None,
+        greedy: bool = False,
+    ) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
         Args:
-            prompts: held-out prompts, in any form that ``train`` takes.
-            samples: completions for each prompt; None: ``eval_samples``.
+            prompts: held-out prompts, an :class:`rlox_grpo.EvalSet`, or several sets by name, as in ``train``. The
+                metrics of a set that has a name begin with it: ``math/accuracy``.
+            samples: completions for each prompt; None: those of the set, or ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         if samples is not None:
@@ -397,9 +420,21 @@ class GRPO:
                 recorded.warn_about_differences(self.config)
             self._is_compared = True
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
-            held_out = self.prompts.read(prompts, trained=False)
+            return self._evaluate_sets(prompts, samples=samples, greedy=greedy)[0]
+
+    def _evaluate_sets(
+        self, prompts: Any, *, samples: int | None, greedy: bool
+    ) -> tuple[dict[str, float], dict[str, list[ScoredGroup]]]:
+        """Evaluate the current weights on every set of ``prompts``: the metrics, and the groups by set."""
+        sets = self._held_out.load(prompts)
+        metrics: dict[str, float] = {}
+        groups: dict[str, list[ScoredGroup]] = {}
+        with closing_sets(sets):
             self._step.engine_sync.push(self.step)
-            return self._held_out.evaluate(held_out, samples=samples, greedy=greedy)[0]
+            for name, loaded in sets.items():
+                evaluation, groups[name] = self._held_out.evaluate(loaded, samples=samples, greedy=greedy)
+                metrics |= prefix(name, evaluation)
+        return metrics, groups
 
     @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
