@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,14 @@ from typing import Any
 import pytest
 
 from rlox_grpo import GRPO, EvalSet
+from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError
-from toy import PROMPTS, TARGET, ToyLM, options
+from toy import PROMPTS, TARGET, ToyLM, options, stop_after
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def right_or_wrong(completions: Any, prompts: Any) -> list[float]:
@@ -60,6 +67,45 @@ def test_one_set_has_the_metrics_of_rows() -> None:
     assert named["toy/accuracy"] == trainer.evaluate(PROMPTS[:2])["accuracy"]
     assert named["greedy/mean_reward"] == trainer.evaluate(PROMPTS[:2], greedy=True)["mean_reward"]
     assert trainer.evaluate(EvalSet(PROMPTS[:2], samples=3)).keys() >= {"pass@3"}
+
+
+def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path: Path) -> None:
+    sets = {"toy": EvalSet(PROMPTS[:4], every=2)}
+    make_trainer(tmp_path / "whole", max_steps=8).train(PROMPTS, eval_prompts=sets)
+    first = make_trainer(tmp_path / "cut", max_steps=8)
+    stop_after(first, 4)
+    first.train(PROMPTS, eval_prompts=sets)
+    make_trainer(tmp_path / "cut", max_steps=8).train(PROMPTS, eval_prompts=sets)
+    lines = read_evaluations(tmp_path / "whole")
+    assert read_evaluations(tmp_path / "cut") == lines
+    assert "toy/accuracy_vs_start" not in lines[0]
+    for line in lines[1:]:
+        change = line["toy/accuracy"] - lines[0]["toy/accuracy"]
+        assert line["toy/accuracy_vs_start"] == pytest.approx(change)
+        assert line["toy/accuracy_vs_start_low"] <= change <= line["toy/accuracy_vs_start_high"]
+
+
+def test_a_set_may_have_an_environment_and_a_system_prompt(make_tiny_model: Any, byte_tokenizer: Any) -> None:
+    async def two_turns(row: Any, chat: Any) -> Outcome:
+        await chat.turn(row["letters"])
+        await chat.turn("again")
+        return Outcome(1.0)
+
+    def zero(completions: Any, **_: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
+    trainer = GRPO(model, zero, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_new_tokens=3, log_to=())
+    plain = EvalSet(["a", "bc"], system_prompt="sys", samples=1)
+    (prompt, _) = trainer._held_out.load(plain)[""].prompts
+    assert prompt.text == "<system>sys<user>a<assistant>"
+    metrics = trainer.evaluate({"plain": plain, "turns": EvalSet([{"letters": "a"}], environment=two_turns)})
+    assert (metrics["plain/accuracy"], metrics["turns/accuracy"]) == (0.0, 1.0)
+    assert metrics["turns/rewards/two_turns"] == 1.0
+    assert any(name.startswith("turns/episode/") for name in metrics)
+    assert not any(name.startswith("plain/episode/") for name in metrics)
 
 
 @pytest.mark.parametrize(

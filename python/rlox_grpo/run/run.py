@@ -396,8 +396,8 @@ class Run:
             self._updater.load_state_dict(moments)
             if self._reference is not None:
                 self._reference.load_state_dict(reference)
-            for name, owner in self._owners.items():
-                owner.load_state_dict(state[name])
+            for name, owner in self._owners.items():  # a checkpoint may have no evaluations, and has all else
+                owner.load_state_dict(state.get(name, {}))
             self.rollouts, self.last_metrics = state["rollouts"], state["last_metrics"]
             factor = load_learning_rate_factor(checkpoint, self._progress.learning_rate_factor)
             self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor

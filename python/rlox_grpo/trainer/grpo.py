@@ -334,6 +334,7 @@ class GRPO:
                 "pass_rates": self.sampler.pass_rates,
                 "moving_baselines": step.moving_baselines,
                 "kl_weight": step.kl_weight,
+                "evaluations": self._held_out.history,
             },
             rewards=self._reward_digests,
             data={**digest_data(train_prompts), **frozen, **self._digests},
@@ -382,7 +383,7 @@ class GRPO:
         evaluation: dict[str, float] = {}
         groups: dict[str, list[ScoredGroup]] = {}
         for name, loaded in sets.items():
-            metrics, groups[name] = self._held_out.evaluate_in_training(loaded)
+            metrics, groups[name] = self._held_out.evaluate_in_training(name, loaded, self.step)
             evaluation |= prefix(name, metrics)
         run.record_evaluation(evaluation, groups)
         return evaluation

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,17 +16,20 @@ from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device
+from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
-from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.eval_history import EvaluationHistory
+from rlox_grpo.run.evaluation import evaluate, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
@@ -59,6 +64,14 @@ class LoadedSet:
     settings: EvalSet
     episodes: EpisodeRunner | None
 
+    def digest(self) -> str:
+        """Return a digest of what an evaluation depends on besides the weights and the seed."""
+        # Prompts that an environment writes have no tokens yet: their rows are their columns.
+        columns = [dict(prompt.columns) for prompt in self.prompts if not len(prompt.token_ids)]
+        rows = json.dumps(columns, skipkeys=True, default=lambda value: type(value).__name__)
+        settings = f"{self.sampling} {self.samples} {make_unique_names(self.reward_fns)}"
+        return hashlib.sha256(f"{fingerprint_prompts(self.prompts)} {settings} {rows}".encode()).hexdigest()[:16]
+
     def close(self) -> None:
         """End the worker processes of the set's own rewards and environment."""
         with closing_workers(self.reward_fns):
@@ -77,6 +90,7 @@ class HeldOut:
         tools: the tools of training.
         ranks: the ranks that share the prompts.
         model: the policy; reward models of a set are loaded on its device.
+        history: the evaluations of training with which later ones are compared; part of a checkpoint.
     """
 
     stages: StageConfigs
@@ -85,6 +99,7 @@ class HeldOut:
     tools: Sequence[Callable[..., Any]]
     ranks: Ranks
     model: Any
+    history: EvaluationHistory = field(default_factory=EvaluationHistory)
 
     def load(self, eval_prompts: Any) -> dict[str, LoadedSet]:
         """Read the prompts of every set, by name; see :func:`rlox_grpo.config.eval_set.list_sets`.
@@ -157,9 +172,13 @@ class HeldOut:
             generate=generate_texts,
         )
 
-    def evaluate_in_training(self, loaded: LoadedSet) -> Evaluated:
-        """Evaluate a set during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
+    def evaluate_in_training(self, name: str, loaded: LoadedSet, step: int) -> Evaluated:
+        """Evaluate the set ``name`` after ``step``, and compare it with its evaluations before.
+
+        With ``eval_greedy`` also measure the accuracy of greedy decoding.
+        """
         metrics, groups = self.evaluate(loaded)
+        metrics |= self.history.compare(name, loaded.digest(), loaded.samples, step, measure_prompts(groups))
         if self.stages.run.eval_greedy and loaded.sampling.temperature > 0:
             metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
         return metrics, groups
