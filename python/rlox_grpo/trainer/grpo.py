@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.eval_set import EvalSet
+from rlox_grpo.config.eval_set import EvalSet, list_sets
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
-from rlox_grpo.errors import refuse_exits
+from rlox_grpo.errors import ConfigError, refuse_exits
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
@@ -46,7 +46,7 @@ from rlox_grpo.run.resume import (
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import HeldOut, LoadedSet, closing_sets, prefix
-from rlox_grpo.trainer.sources import RunSources, record_sources, resolve_path
+from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -518,6 +518,18 @@ def _check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")
 
 
-def _record_data(eval_prompts: PromptsLike | None) -> dict[str, str]:
-    """Return the path of the evaluation data as a key of a run file; empty if it is not a file."""
-    return {"eval_data": resolve_path(eval_prompts)} if isinstance(eval_prompts, (str, Path)) else {}
+def _record_data(eval_prompts: Any) -> dict[str, Any]:
+    """Return the evaluation data as a key of a run file.
+
+    Empty if the rows of a set are not a file, or if its environment or its rewards have no name that can be imported.
+    """
+    if isinstance(eval_prompts, (str, Path)):
+        return {"eval_data": resolve_path(eval_prompts)}
+    sets = list_sets(eval_prompts)
+    if not sets or not all(isinstance(asked.prompts, (str, Path)) for asked in sets.values()):
+        return {}
+    try:
+        named = [make_eval_table(name, name, asked, resolve_path(asked.prompts)) for name, asked in sets.items()]
+    except ConfigError:
+        return {}
+    return {"eval": named}
