@@ -112,7 +112,8 @@ def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:
             try:
                 imported[name] = import_sets(asked, folders)
             except ConfigError as error:
-                raise ConfigError(f"[[eval]] {name}: {error}") from None
+                where = f"[[eval]] {name}".rstrip()
+                raise ConfigError(f"{where}: {error}") from None
         return imported
     if not isinstance(eval_data, EvalSet):
         return eval_data

@@ -194,7 +194,9 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
             document["layout"] = _read_layout(document["layout"])
             document = {**derive_options(document["layout"], document), **document}
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
-        sets = list_eval_sets(origin)
+        if origin.eval and origin.eval_data is not None:
+            raise ConfigError("eval_data and [[eval]] are both there: make eval_data a table, with a name and data")
+        sets = list_eval_sets(origin.eval)
         data = (origin.train_data, origin.eval_data, *(asked.prompts for asked in sets.values()))
         if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
@@ -236,26 +238,23 @@ def _read_layout(table: Mapping[str, Any]) -> Layout:
         raise ConfigError(str(error) if str(error).startswith("[layout]") else f"[layout] {error}") from None
 
 
-def list_eval_sets(origin: Origin) -> dict[str, EvalSet]:
-    """Return the sets of ``[[eval]]`` by name, with the file of each as its prompts; none with ``eval_data``.
+def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
+    """Return the sets of the tables of ``[[eval]]`` by name, with the file of each as its prompts.
 
     ``environment`` and ``rewards`` are still names and tables. A single set may have no name.
 
     Raises:
-        ConfigError: ``eval_data`` is there too, or a table has no name, no data, the name of another, or a wrong
-            setting.
+        ConfigError: a table has no name, no data, the name of another, or a wrong setting; the message names the table.
     """
-    if origin.eval and origin.eval_data is not None:
-        raise ConfigError("eval_data and [[eval]] are both there: make eval_data a table, with a name and data")
     sets: dict[str, EvalSet] = {}
-    for index, table in enumerate(origin.eval):
+    for index, table in enumerate(tables):
         settings = dict(table)
         name, data = settings.pop("name", UNNAMED), settings.pop("data", None)
         where = f"eval[{index}]" if name == UNNAMED else f"eval[{index}] ({name})"
         if name != UNNAMED:
             check_name(f"eval[{index}].name", name)
-        elif len(origin.eval) > 1:
-            raise ConfigError(f"{where} has no name, and there are {len(origin.eval)} sets: write name = \"math\"")
+        elif len(tables) > 1:
+            raise ConfigError(f"{where} has no name, and there are {len(tables)} sets: write name = \"math\"")
         if name in sets:
             raise ConfigError(f"{where}: the name {name!r} is there twice")
         if not isinstance(data, str) or "prompts" in settings:
@@ -284,7 +283,7 @@ def load_data(
     load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
     sets = {
         name: asked.model_copy(update={"prompts": load(asked.prompts)})
-        for name, asked in list_eval_sets(origin).items()
+        for name, asked in list_eval_sets(origin.eval).items()
     }
     single = None if origin.eval_data is None else load(origin.eval_data)
     return load(origin.train_data, held_out=False), sets.get(UNNAMED) or sets or single

@@ -45,7 +45,7 @@ from rlox_grpo.run.resume import (
 )
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
-from rlox_grpo.trainer.held_out import HeldOut, LoadedSet, closing_sets, prefix
+from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
@@ -413,6 +413,23 @@ class GRPO:
             samples: completions for each prompt; None: those of the set, or ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
+        sets = self.evaluate_sets(prompts, samples=samples, greedy=greedy)
+        metrics: dict[str, float] = {}
+        for name, (evaluation, _) in sets.items():
+            metrics |= prefix(name, evaluation)
+        return metrics
+
+    def evaluate_sets(
+        self,
+        prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet],
+        *,
+        samples: int | None = None,
+        greedy: bool = False,
+    ) -> dict[str, Evaluated]:
+        """Return the metrics and the scored groups of each set by its name; the arguments are those of ``evaluate``.
+
+        A single set has the name ``""``.
+        """
         if samples is not None:
             _check_count("samples", samples)
         checkpoint = self._sources.compared_with
@@ -421,21 +438,11 @@ class GRPO:
                 recorded.warn_about_differences(self.config)
             self._is_compared = True
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
-            return self._evaluate_sets(prompts, samples=samples, greedy=greedy)[0]
-
-    def _evaluate_sets(
-        self, prompts: Any, *, samples: int | None, greedy: bool
-    ) -> tuple[dict[str, float], dict[str, list[ScoredGroup]]]:
-        """Evaluate the current weights on every set of ``prompts``: the metrics, and the groups by set."""
-        sets = self._held_out.load(prompts)
-        metrics: dict[str, float] = {}
-        groups: dict[str, list[ScoredGroup]] = {}
-        with closing_sets(sets):
-            self._step.engine_sync.push(self.step)
-            for name, loaded in sets.items():
-                evaluation, groups[name] = self._held_out.evaluate(loaded, samples=samples, greedy=greedy)
-                metrics |= prefix(name, evaluation)
-        return metrics, groups
+            sets = self._held_out.load(prompts, "prompts")
+            with closing_sets(sets):
+                self._step.engine_sync.push(self.step)
+                evaluate = partial(self._held_out.evaluate, samples=samples, greedy=greedy)
+                return {name: evaluate(loaded) for name, loaded in sets.items()}
 
     @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:

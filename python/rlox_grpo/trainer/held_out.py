@@ -101,8 +101,12 @@ class HeldOut:
     model: Any
     history: EvaluationHistory = field(default_factory=EvaluationHistory)
 
-    def load(self, eval_prompts: Any) -> dict[str, LoadedSet]:
+    def load(self, eval_prompts: Any, argument: str = "eval_prompts") -> dict[str, LoadedSet]:
         """Read the prompts of every set, by name; see :func:`rlox_grpo.config.eval_set.list_sets`.
+
+        Args:
+            eval_prompts: the sets.
+            argument: what errors call them.
 
         Raises:
             ConfigError, TypeError, ValueError, RewardError: a set cannot be used; the message names it.
@@ -112,9 +116,11 @@ class HeldOut:
             try:
                 loaded[name] = self.load_set(asked)
             except (ValueError, TypeError, RewardError) as error:  # a ConfigError is a ValueError
+                if name == UNNAMED and argument == "prompts":  # the error begins with it
+                    raise
                 kinds = (ConfigError, RewardError, TypeError, ValueError)
                 kind = next(error_type for error_type in kinds if isinstance(error, error_type))
-                where = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
+                where = argument if name == UNNAMED else f"{argument}[{name!r}]"
                 raise kind(f"{where}: {error}") from error
         return loaded
 
