@@ -180,7 +180,8 @@ def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
     assert re.search(r"^metric +short +tags$", capsys.readouterr().out, re.MULTILINE)
     (metrics,) = json.loads((folder / "single.json").read_text())["metrics"]
     printed = {f"{name}/{metric}": value for name in metrics for metric, value in metrics[name].items()}
-    assert printed == {name: value for name, value in last.items() if name != "step" and "_vs_" not in name}
+    expected = {name: value for name, value in last.items() if name != "step" and "_vs_" not in name}
+    assert printed == pytest.approx(expected)
     assert "short/pass@2" in printed
     assert "short/pass@4" not in printed
 

@@ -12,6 +12,7 @@ import pytest
 from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.run.console import LatestMetrics
 from toy import PROMPTS, TARGET, ToyLM, options, stop_after
 
 CHAT_TEMPLATE = (
@@ -57,7 +58,15 @@ def test_each_set_is_evaluated_with_its_settings(tmp_path: Path) -> None:
         *(f"eval_seldom_step_{step:06d}.jsonl" for step in (0, 5)),
     }
     report = (tmp_path / "report.html").read_text()
-    assert "often" in report
+    assert "Held-out accuracy, often" in report
+    assert "accuracy vs" not in report  # differences and limits are no lines of a chart
+    assert "accuracy low" not in report
+
+
+def test_the_console_shows_the_accuracy_of_each_set() -> None:
+    latest = LatestMetrics()
+    latest.take(3, {"eval/math/accuracy": 0.25, "eval/code/accuracy": 0.5, "eval/rewards/accuracy": 1.0})
+    assert latest.numbers() == ["math 25.0%", "code 50.0%"]
 
 
 def test_one_set_has_the_metrics_of_rows() -> None:

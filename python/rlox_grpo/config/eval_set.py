@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UNNAMED = ""
 """The name of a single set, whose metrics are ``eval/accuracy`` and so on."""
 
-_TAKEN = ("environment", "episode", "rewards")
+TAKEN = ("environment", "episode", "rewards")
 """Names that would hide the metrics of the same name."""
 
 
@@ -89,10 +89,10 @@ def list_sets(eval_prompts: Any) -> dict[str, EvalSet]:
 
 def check_name(where: str, name: Any) -> None:
     """Raise ConfigError unless ``name`` can be part of the name of a metric."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in _TAKEN:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in TAKEN:
         raise ConfigError(
             f"{where}: {name!r} is not the name of a set: write letters, digits, _ and -, as in 'math_500', and none "
-            f"of {', '.join(_TAKEN)}"
+            f"of {', '.join(TAKEN)}"
         )
 
 

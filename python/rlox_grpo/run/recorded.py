@@ -45,8 +45,8 @@ class RecordedRun:
     Attributes:
         options: the options of :data:`EVALUATED` that are not the defaults.
         sources: keys of a run file: ``rewards``, ``environment``, ``environment_args``, ``tools``, ``eval_data``,
-            ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the names of
-            Python objects by argument, of a run that was started from Python.
+            ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the
+            names of Python objects by argument, of a run that was started from Python.
     """
 
     options: Mapping[str, Any]
