@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -99,13 +100,16 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     three, same, four = "the answer is 3", r"\boxed{3.0}", "the answer is 4"
 
     def vote_on(gold: str, *texts: str) -> float:
-        return vote(score([group(0, gold, *texts)], [MathAnswer()])[0])
+        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]))[0])
 
     assert vote_on("3", three, same, four) == 1.0
     assert vote_on("4", three, same, four) == 0.0
     assert vote_on("4", three, four) == 0.5  # a tie: one of two answers is drawn
     assert vote_on("4", "I do not know", "nor do I") == 0.0
     assert vote_on("4", "I do not know", "so am I", four) == 1.0
+    first, second = score([group(0, "3", three, four), group(1, "3", three, same)], [MathAnswer()])
+    unscored = replace(first, components={"math_answer": np.full(2, np.nan, np.float32)})
+    np.testing.assert_array_equal(vote([unscored, second]), [np.nan, 1.0])
 
 
 def test_the_metrics_of_a_set() -> None:

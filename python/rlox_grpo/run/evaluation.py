@@ -66,7 +66,7 @@ def evaluate(
         draws = np.array([count // k for count in counts if count >= k])
         metrics |= with_interval(f"pass@{k}", _mean(passed), share_interval(passed * draws, draws))
     if samples > 1 and isinstance(reward_fns[0], ANSWER_RULES):
-        votes = np.array([vote(group) for group in groups])
+        votes = vote(groups)
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
     metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
@@ -84,19 +84,21 @@ def evaluate(
     return metrics, groups
 
 
-def vote(scored: ScoredGroup) -> float:
-    """Return the probability that the most frequent answer of a group is right, 0 or 1 unless answers are tied.
+def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
+    """Return the probability that the most frequent answer of each group is right, ``float64 [P]``.
 
-    The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, and completions without a readable answer
-    have no vote: without any vote the group is wrong. Of answers that are equally frequent one is drawn
-    (self-consistency, arXiv:2203.11171). NaN without a scored sample that voted so.
+    It is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn (self-consistency,
+    arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in which completions
+    without a readable answer have no vote. Without any vote it is 0, and NaN if no sample with this answer is scored.
     """
-    texts = [completion.text or "" for completion in scored.group.completions]
-    verdicts = MajorityVote(group_size=len(texts)).verdicts(texts, {})
-    firsts = _first_rewards(scored)
-    if not verdicts.scores.any():
-        return math.nan if np.isnan(firsts).all() else 0.0
-    return _mean((firsts >= RIGHT)[(verdicts.scores == 1.0) & ~np.isnan(firsts)])
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    rule = MajorityVote(group_size=len(completions) // len(groups))
+    verdicts = rule.verdicts([completion.text or "" for completion in completions], {})
+    firsts = np.stack([_first_rewards(scored) for scored in groups])  # [P, samples]
+    is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
+    right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
+    votes = np.where(counted > 0, right / np.maximum(counted, 1), np.nan)
+    return np.where(~is_chosen.any(axis=1) & is_scored.any(axis=1), 0.0, votes)
 
 
 def measure_prompts(groups: Sequence[ScoredGroup]) -> Float64Array:
