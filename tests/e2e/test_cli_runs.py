@@ -184,6 +184,10 @@ def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
     assert printed == pytest.approx(expected)
     assert "short/pass@2" in printed
     assert "short/pass@4" not in printed
+    assert main(["eval", after, "--samples", "1", "--json", "replaced.json"]) == 0  # in place of the set's own 2
+    (replaced,) = json.loads((folder / "replaced.json").read_text())["metrics"]
+    assert {"short/pass@2", "tags/pass@3"} <= printed.keys()
+    assert not {"pass@2", "pass@3"} & {*replaced["short"], *replaced["tags"]}
 
     assert main(["eval", before, after, "--json", "both.json"]) == 0
     assert re.search(r"^set +A +B +B − A +verdict$", capsys.readouterr().out, re.MULTILINE)
