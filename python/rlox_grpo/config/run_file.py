@@ -254,11 +254,11 @@ def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
         if name != UNNAMED:
             check_name(f"eval[{index}].name", name)
         elif len(tables) > 1:
-            raise ConfigError(f"{where} has no name, and there are {len(tables)} sets: write name = \"math\"")
+            raise ConfigError(f'{where} has no name, and there are {len(tables)} sets: write name = "math"')
         if name in sets:
             raise ConfigError(f"{where}: the name {name!r} is there twice")
         if not isinstance(data, str) or "prompts" in settings:
-            raise ConfigError(f"{where}: its rows are its data: write data = \"math.jsonl\"")
+            raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
         environment, rewards = settings.get("environment"), settings.get("rewards", [])
         if environment is not None and not isinstance(environment, str):
             raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
