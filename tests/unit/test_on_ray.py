@@ -78,7 +78,7 @@ def test_evaluation_sets_are_tables_of_the_run_file(started, tmp_path):
     )
     assert json.loads((launch / "eval_math.jsonl").read_text()) == {"prompt": "1 + 1"}
     local = {"math": EvalSet(["a"], rewards=lambda completions: [1.0])}
-    with pytest.raises(ConfigError, match=r"eval_prompts\['math'\]: rewards\[0\] is <lambda>"):
+    with pytest.raises(ConfigError, match=r"eval_prompts\['math'\]: rewards\[0\] is \S*<lambda>, which no module"):
         make(tmp_path).train(["a"], eval_prompts=local)
 
 
