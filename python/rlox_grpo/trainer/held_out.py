@@ -84,7 +84,7 @@ class HeldOut:
     """Loads sets of held-out prompts, and evaluates the weights that the engine has.
 
     Attributes:
-        stages: the options; read are those of the run, of prompts, of episodes and of rewards.
+        stages: the options, of which those of the run, of prompts, of episodes and of rewards are read.
         sampler: the sampler of training, with its engine.
         reader: reads the prompts of training, with its reward functions and environment.
         tools: the tools of training.
