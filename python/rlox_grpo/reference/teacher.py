@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.batch.other_prompts import number_loss_tokens
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
@@ -20,7 +21,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, TokenDistributions
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +46,20 @@ class Teacher:
         return self.reference.in_use
 
     @torch.no_grad()
-    def add(self, batch: Batch) -> Batch:
-        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions."""
+    def add(self, batch: Batch, layouts: Sequence[Batch] | None = None) -> Batch:
+        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions.
+
+        Args:
+            batch: a micro-batch.
+            layouts: its rows after the teacher's own prompts, from :func:`rlox_grpo.batch.other_prompts.lay_out_after`;
+                None: the teacher reads the policy's prompts.
+        """
         if self.is_full:
-            distributions = self.reference.distributions(batch)
+            distributions = self._read_distributions(batch, layouts)
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=distributions))
         if not self.has_distributions:
-            return replace(batch, log_probs=replace(batch.log_probs, teacher=self.reference(batch)))
-        distributions, mask = self.reference.distributions(batch), batch.loss_mask
+            return replace(batch, log_probs=replace(batch.log_probs, teacher=self._read_log_probs(batch, layouts)))
+        distributions, mask = self._read_distributions(batch, layouts), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
         log_probs, _ = take_log_probs(
             distributions, ids, temperature=self.temperature, with_entropy=False, entropy_gradient=False
@@ -63,6 +70,28 @@ class Teacher:
             is_teacher_top=scatter_to_rectangle(is_most_likely(distributions, ids), mask),
         )
         return replace(batch, log_probs=taken)
+
+    def _read_distributions(self, batch: Batch, layouts: Sequence[Batch] | None) -> TokenDistributions:
+        """Return the teacher's distributions of the loss tokens of ``batch``, in row order."""
+        if layouts is None:
+            return self.reference.distributions(batch)
+        read = [self.reference.distributions(layout) for layout in layouts]
+        hidden = torch.cat([distributions.hidden for distributions in read])  # [M, H], in the order of the layouts
+        return replace(read[0], hidden=_reorder(hidden, number_loss_tokens(batch, layouts)))
+
+    def _read_log_probs(self, batch: Batch, layouts: Sequence[Batch] | None) -> Tensor:
+        """Return the teacher's log-probs of the loss tokens of ``batch``, ``[N, T]``."""
+        if layouts is None:
+            return self.reference(batch)
+        values = torch.cat([self.reference(layout)[layout.loss_mask] for layout in layouts])  # [M]
+        return scatter_to_rectangle(_reorder(values, number_loss_tokens(batch, layouts)), batch.loss_mask)
+
+
+def _reorder(values: Tensor, numbers: Tensor) -> Tensor:
+    """Return ``values`` ``[M, …]`` with value i at ``numbers[i]``."""
+    ordered = torch.empty_like(values)
+    ordered[numbers] = values
+    return ordered
 
 
 def make_teacher(
