@@ -19,6 +19,7 @@ from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import is_most_likely
+from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
@@ -269,3 +270,13 @@ def test_rows_with_prompts_of_their_own_keep_their_places(budget: int, is_full: 
     # A teacher behind a URL gives log-probs alone.
     remote = replace(teacher, has_distributions=False).add(batch, layouts).log_probs.teacher
     torch.testing.assert_close(remote, expected, rtol=1e-12, atol=0)
+
+
+def test_a_shared_hint_is_laid_out_once() -> None:
+    """Four completions of 3 tokens without a common beginning: a prompt of 2 tokens and 12 more."""
+    batch = replace(lay_out([(0, 1, 2), (1, 2, 3), (2, 3, 0), (3, 0, 1)]), row_index=torch.arange(4))
+    (layout,) = lay_out_after(batch, [HINTS[0].copy() for _ in range(4)], token_budget=14, share_prompts=True)
+    tree = build_prefix_tree(layout)
+    assert tree is not None
+    assert tree.num_tokens == 14
+    assert layout.prompt_index.tolist() == [0] * 4

@@ -98,7 +98,9 @@ class Origin(Record, title="Run file"):
         None, "Path (a folder or a GGUF file) or hub id of a reference model; by default the option reference chooses."
     )
     teacher: str | None = option(
-        None, "Path or hub id of a teacher model, or the URL of a reference server with it; then rewards are optional."
+        None,
+        "Path or hub id of a teacher model, the URL of a reference server with it, or self, the policy with the prompt "
+        "of teacher_prompt; then rewards are optional.",
     )
     train_data: str = option(
         ...,

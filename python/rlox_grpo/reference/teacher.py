@@ -19,9 +19,13 @@ from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
-from rlox_grpo.reference.local import make_reference
+from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
 from rlox_grpo.types import Batch, TokenDistributions
+
+
+SELF = "self"
+"""The teacher that is the policy itself, with a prompt of its own (``teacher_prompt``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +37,19 @@ class Teacher:
         temperature: the temperature of the run, by which the logits of both models are divided.
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
+        name: ``"self"`` for the policy itself; None for a model of its own.
     """
 
     reference: Reference
     temperature: float
     is_full: bool
     has_distributions: bool
+    name: str | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What a resumed run must have: the digest of frozen weights, or the name of a teacher that has none."""
+        return self.name or self.reference.fingerprint
 
     @property
     def in_use(self) -> Callable[[], Any]:
@@ -104,13 +115,13 @@ def make_teacher(
     in_bfloat16: bool,
     **forward_options: Any,
 ) -> Teacher:
-    """Load and freeze a teacher.
+    """Load and freeze a teacher, or make the policy its own.
 
     Args:
-        teacher: a path (a folder or a GGUF file) or hub id, a model, or the URL of a reference server
-            (``rlox-grpo serve-reference``).
+        teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
+            (``rlox-grpo serve-reference``), or ``"self"``.
         policy: the model in training. The teacher must have the same vocabulary.
-        policy_forward: the forward pass of the policy.
+        policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
         config: read are ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
@@ -122,6 +133,8 @@ def make_teacher(
         TypeError: ``teacher`` is something else.
     """
     temperature = forward_options["temperature"]
+    if teacher == SELF:
+        return Teacher(refer_to_policy(policy_forward), temperature, is_full, has_distributions=True, name=SELF)
     # Ids from here on are padding of the embedding, and left out on both sides.
     forward_options["vocabulary"] = policy.vocabulary or count_vocabulary(policy.model)
     if is_url(teacher):

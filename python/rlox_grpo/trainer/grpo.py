@@ -68,8 +68,9 @@ class GRPO:
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
-        teacher: a model whose distributions the policy learns: a path or hub id, a model, or the URL of a reference
-            server; see docs/guides/teacher.md. Rewards are then optional.
+        teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
+            server, or ``"self"``, the policy with the prompt of ``teacher_prompt``; see docs/guides/teacher.md.
+            Rewards are then optional.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -139,6 +140,7 @@ class GRPO:
             self.episodes,
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
+            teacher_prompts=step.teacher_prompts,
         )
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
@@ -308,7 +310,7 @@ class GRPO:
         teacher = step.fixed_tensors.teacher
         frozen = {
             "frozen reference": reference,
-            "teacher": None if teacher is None else teacher.reference.fingerprint,
+            "teacher": None if teacher is None else teacher.fingerprint,
         }
         self._run = run = Run(
             self.config,
