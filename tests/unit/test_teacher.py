@@ -366,8 +366,8 @@ def test_a_template_on_messages_trains_a_packed_policy() -> None:
 
 def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:
     def run(steps: int, folder: Any = None, **options: Any) -> Any:
-        given = toy.options(max_steps=steps, **({} if folder is None else {"output_dir": str(folder)}), **options)
-        trainer = GRPO(toy.ToyLM(), toy.share_of_target, **{**given, "checkpoint_steps": 2})
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(**{"max_steps": steps, **saved, **options}))
         trainer.train(toy.PROMPTS)
         return trainer
 
