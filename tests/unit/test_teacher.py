@@ -228,6 +228,8 @@ def other_vocabulary(folder: Any) -> Any:
         ({"zero_variance": "refill"}, "a teacher trains these groups too: set zero_variance='drop'"),
         ({"teacher": toy.ToyLM()}, "teacher has the weights of the policy"),
         ({"teacher": "self"}, "teacher='self' without teacher_prompt: the policy and its teacher would read the same"),
+        ({"teacher": "ema"}, "teacher='ema' without teacher_prompt"),
+        ({"teacher_mix": 0.5}, "teacher_mix=0.5 is read only with teacher='ema'"),
         ({"teacher": "self", "teacher_prompt": "Think!"}, "teacher_prompt: expected a template with {column}, a funct"),
         ({"teacher": "self", "teacher_prompt": 3}, "teacher_prompt: 3: expected a template"),
         ({"teacher": "self", "teacher_prompt": "no_such:hint"}, r"teacher_prompt \(no_such:hint\): No module named"),
@@ -379,3 +381,24 @@ def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:
         run(4, tmp_path / "run", teacher="self", teacher_prompt=show_the_best_sibling)
     resumed, whole = run(4, tmp_path / "run", **options), run(4, **options)
     assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+def test_a_moving_average_teaches_and_is_resumed(tmp_path: Any) -> None:
+    """After each step the teacher is 1/4 the policy and 3/4 itself; a resumed run has the same teacher."""
+
+    def run(steps: int, folder: Any = None) -> Any:
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        options = {"max_steps": steps, "teacher_prompt": hint_at_target, "teacher_mix": 0.25, **saved}
+        trainer = GRPO(toy.ToyLM(), toy.share_of_target, teacher="ema", **toy.options(**options))
+        trainer.train(toy.PROMPTS)
+        return trainer, trainer._step.fixed_tensors.teacher.reference.state_dict()
+
+    before = dict(toy.ToyLM().named_parameters())
+    trainer, mixed = run(1)
+    for name, parameter in trainer.model.named_parameters():
+        expected = 0.25 * parameter.detach().double() + 0.75 * before[name].detach().double()
+        torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-6, atol=1e-7)
+    run(2, tmp_path / "run")
+    (resumed, resumed_teacher), (whole, whole_teacher) = run(4, tmp_path / "run"), run(4)
+    assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+    assert all(torch.equal(resumed_teacher[name], whole_teacher[name]) for name in whole_teacher)

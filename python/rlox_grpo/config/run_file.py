@@ -99,8 +99,8 @@ class Origin(Record, title="Run file"):
     )
     teacher: str | None = option(
         None,
-        "Path or hub id of a teacher model, the URL of a reference server with it, or self, the policy with the prompt "
-        "of teacher_prompt; then rewards are optional.",
+        "Path or hub id of a teacher model, the URL of a reference server with it, or with teacher_prompt self, the "
+        "policy, or ema, a moving average of it; then rewards are optional.",
     )
     train_data: str = option(
         ...,

@@ -24,8 +24,8 @@ from rlox_grpo.reference.protocol import Reference, fingerprint_model
 from rlox_grpo.types import Batch, TokenDistributions
 
 
-SELF = "self"
-"""The teacher that is the policy itself, with a prompt of its own (``teacher_prompt``)."""
+SELF, EMA = "self", "ema"
+"""Teachers that are the policy itself and a moving average of it, with a prompt of their own (``teacher_prompt``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Teacher:
         temperature: the temperature of the run, by which the logits of both models are divided.
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
-        name: ``"self"`` for the policy itself; None for a model of its own.
+        name: ``"self"`` or ``"ema"``; None for a model of its own.
     """
 
     reference: Reference
@@ -119,10 +119,10 @@ def make_teacher(
 
     Args:
         teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
-            (``rlox-grpo serve-reference``), or ``"self"``.
+            (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
-        config: read are ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
+        config: read are ``teacher_mix``, ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
@@ -135,6 +135,18 @@ def make_teacher(
     temperature = forward_options["temperature"]
     if teacher == SELF:
         return Teacher(refer_to_policy(policy_forward), temperature, is_full, has_distributions=True, name=SELF)
+    if teacher == EMA:
+        settings = config.model_copy(
+            update={
+                "reference": "periodic",
+                "reference_refresh_steps": 1,
+                "reference_mix": config.teacher_mix,
+                "reference_offload": config.teacher_offload,
+            }
+        )
+        reference = make_reference(settings, policy, policy_forward, kl_coef=1.0, **forward_options)
+        assert reference is not None
+        return Teacher(reference, temperature, is_full, has_distributions=True, name=EMA)
     # Ids from here on are padding of the embedding, and left out on both sides.
     forward_options["vocabulary"] = policy.vocabulary or count_vocabulary(policy.model)
     if is_url(teacher):

@@ -37,7 +37,7 @@ from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_promp
 from rlox_grpo.reference.load import is_url, load_frozen
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import SELF, Teacher, make_teacher
+from rlox_grpo.reference.teacher import EMA, SELF, Teacher, make_teacher
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards, no_reward
@@ -335,13 +335,21 @@ def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *
                 "teacher_prompt with environment= or tools=: a teacher's own prompt is supported for completions of "
                 "one turn only; leave teacher_prompt out"
             )
-    if teacher != SELF:
+    mix = GRPOConfig.model_fields["teacher_mix"].default
+    if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
+        raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")
+    if teacher not in (SELF, EMA):
         return
     if config.teacher_prompt is None:
         raise ConfigError(
-            "teacher='self' without teacher_prompt: the policy and its teacher would read the same prompt, so that the "
-            "KL is 0; set teacher_prompt to a template with a hint, such as '{prompt}\\nA right answer: {answer}'"
+            f"teacher={teacher!r} without teacher_prompt: the policy and its teacher would read the same prompt, so "
+            "that there is nothing to learn; set teacher_prompt to a template with a hint, such as "
+            "'{prompt}\\nA right answer: {answer}'"
         )
+    if teacher == EMA:
+        if config.load_in_4bit:
+            raise ConfigError("teacher='ema' with load_in_4bit=True was never tried: set teacher='self'")
+        return
     if config.teacher_offload:
         raise ConfigError("teacher_offload=True with teacher='self': the policy stays on its device; leave it out")
     if config.split().sharding.shards_weights:

@@ -69,8 +69,8 @@ class GRPO:
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
-            server, or ``"self"``, the policy with the prompt of ``teacher_prompt``; see docs/guides/teacher.md.
-            Rewards are then optional.
+            server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; see
+            docs/guides/teacher.md. Rewards are then optional.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -317,6 +317,7 @@ class GRPO:
             self.policy,
             self.updater,
             self.reference,
+            None if teacher is None else teacher.reference,
             self.sampler,
             self.ranks,
             progress,

@@ -280,6 +280,14 @@ class ReferenceConfig(Record, title="Reference policy and teacher"):
         only_with=_HAS_TEACHER,
         source="SDFT, arXiv:2601.19897; SDPO, arXiv:2601.20802",
     )
+    teacher_mix: float = option(
+        0.05,
+        "Share of the policy's weights that teacher='ema' takes over after each step; the rest stays the teacher's.",
+        gt=0,
+        le=1,
+        only_with=_HAS_TEACHER,
+        source="SDPO, arXiv:2601.20802",
+    )
     teacher_offload: bool = option(
         False, "Keep the teacher in host memory between uses.", only_with=_HAS_TEACHER, resumable=True
     )
