@@ -340,7 +340,13 @@ def test_the_policy_is_its_own_teacher_with_a_right_sibling(options: dict[str, A
 
 def hint_at_target(row: Any, verdict: Any, siblings: Any) -> list[int]:
     """Token 7 before the prompt, many times."""
-    return [toy.TARGET] * 12 + row["prompt"]
+    return [*[toy.TARGET] * 12, *row["prompt"]]
+
+
+def test_a_copy_of_the_policy_is_a_teacher_if_it_reads_another_prompt() -> None:
+    copied, live = (train(teacher=teacher, teacher_prompt=hint_at_target, max_steps=1) for teacher in (toy.ToyLM(), "self"))
+    assert abs(live["teacher/kl"]) > 1e-3
+    assert copied["teacher/kl"] == pytest.approx(live["teacher/kl"], rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, FULL, {"mini_batches": 2, "updates_per_batch": 2}], ids=str)

@@ -177,7 +177,7 @@ def fill_template(template: str, row: Mapping[str, Any]) -> Any:
         ValueError: the row lacks a column or has None or a blank text there, or the prompt is not text or messages.
     """
     source = row["prompt"]
-    position = None
+    position: int | None = None
     if isinstance(source, str):
         text: Any = source
     elif isinstance(source, list) and _is_chat(source):

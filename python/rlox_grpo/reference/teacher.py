@@ -122,7 +122,7 @@ def make_teacher(
             (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
-        config: read are ``teacher_mix``, ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout``.
+        config: read are the options of the teacher.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
@@ -168,7 +168,10 @@ def make_teacher(
     if not isinstance(teacher, nn.Module):
         raise TypeError(f"teacher is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module")
     if teacher is policy.model:
-        raise ConfigError("teacher is the model in training: its KL is 0; pass another model, or a copy of this one")
+        raise ConfigError(
+            "teacher is the model in training: pass another model or a copy of this one, or teacher='self' with "
+            "teacher_prompt"
+        )
     refuse_fewer_ids("teacher", teacher, policy)
     settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
     reference = make_reference(
@@ -181,8 +184,10 @@ def make_teacher(
         **forward_options,
     )
     assert reference is not None
+    # With a prompt of its own, a frozen copy of the policy is a teacher (SDFT's base teacher).
     if (
-        policy.shards is None
+        config.teacher_prompt is None
+        and policy.shards is None
         and policy.stored is None
         and reference.fingerprint == fingerprint_model(policy.model, policy.masters)
     ):
