@@ -15,7 +15,6 @@ from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.prompts.teacher_prompts import list_verdicts
 
-
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
 
@@ -244,7 +243,10 @@ def other_vocabulary(folder: Any) -> Any:
             "which changes in each of 4 updates: set updates_per_batch=1 and mini_batches=1",
         ),
         ({"teacher_prompt": "{answer}", "environment": ask_twice}, "for completions of one turn only"),
-        ({"teacher_prompt": "{answer}"}, r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'"),
+        (
+            {"teacher_prompt": "{answer}"},
+            r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
+        ),
         ({"teacher_prompt": lambda row, verdict, siblings: 3}, "the teacher's prompt is int: expected a string"),
         ({"teacher_prompt": lambda row, verdict, siblings: [99]}, "the teacher's prompt has the token id 99"),
         ({"teacher_prompt": lambda row, verdict, siblings: 1 / 0}, "step 1: teacher_prompt raised ZeroDivisionError"),
@@ -344,7 +346,9 @@ def hint_at_target(row: Any, verdict: Any, siblings: Any) -> list[int]:
 
 
 def test_a_copy_of_the_policy_is_a_teacher_if_it_reads_another_prompt() -> None:
-    copied, live = (train(teacher=teacher, teacher_prompt=hint_at_target, max_steps=1) for teacher in (toy.ToyLM(), "self"))
+    copied, live = (
+        train(teacher=teacher, teacher_prompt=hint_at_target, max_steps=1) for teacher in (toy.ToyLM(), "self")
+    )
     assert abs(live["teacher/kl"]) > 1e-3
     assert copied["teacher/kl"] == pytest.approx(live["teacher/kl"], rel=1e-5)
 
@@ -352,9 +356,7 @@ def test_a_copy_of_the_policy_is_a_teacher_if_it_reads_another_prompt() -> None:
 @pytest.mark.parametrize("options", [{}, FULL, {"mini_batches": 2, "updates_per_batch": 2}], ids=str)
 def test_the_policy_learns_what_a_hint_says(options: dict[str, Any]) -> None:
     """A frozen teacher that sees the hint; the policy does not."""
-    first, last = (
-        train(max_steps=steps, teacher_prompt=hint_at_target, **options)["teacher/kl"] for steps in (1, 30)
-    )
+    first, last = (train(max_steps=steps, teacher_prompt=hint_at_target, **options)["teacher/kl"] for steps in (1, 30))
     assert last < first / 3
 
 

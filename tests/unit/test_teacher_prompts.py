@@ -38,7 +38,11 @@ def test_a_template_replaces_the_last_user_message() -> None:
 @pytest.mark.parametrize(
     ("template", "row", "said"),
     [
-        ("{gold}", {"prompt": "3", "answer": "6"}, "reads {gold}: the row has no column 'gold'; it has 'prompt', 'answ"),
+        (
+            "{gold}",
+            {"prompt": "3", "answer": "6"},
+            "reads {gold}: the row has no column 'gold'; it has 'prompt', 'answ",
+        ),
         ("{answer}", {"prompt": "3", "answer": None}, "reads {answer}: it is None"),
         ("{answer}", {"prompt": "3", "answer": " "}, "reads {answer}: it is ' '"),
         ("{prompt}", {"prompt": [1, 2]}, "reads {prompt}: the prompt is not text; pass a function"),
@@ -88,9 +92,8 @@ def test_a_function_sees_the_row_the_verdict_and_the_siblings() -> None:
 
 def test_messages_are_encoded_by_the_chat_template() -> None:
     _, tokenizer = worded.make(16)
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message.content }} <eos> {% endfor %}{% if add_generation_prompt %}= {% endif %}"
-    )
+    message = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    tokenizer.chat_template = message + "{% if add_generation_prompt %}= {% endif %}"
     (prompt,) = load_prompts([{"prompt": [{"role": "user", "content": "3 + 3"}], "answer": 6}], tokenizer)
     written = TeacherPrompts("{answer} - {prompt}", tokenizer).write([make_group(prompt)])
     expected = tokenizer("6 - 3 + 3 <eos> = ", add_special_tokens=False)["input_ids"]

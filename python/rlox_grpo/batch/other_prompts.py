@@ -67,6 +67,4 @@ def number_loss_tokens(batch: Batch, layouts: Sequence[Batch]) -> Tensor:
     mask = batch.loss_mask
     numbers = mask.flatten().cumsum(0).view(mask.shape) - 1  # int64 [N, T]; valid under the mask
     # Example: rows 0 and 1 have 2 loss tokens each, and the layout has row 1 before row 0: 2 3 0 1.
-    return torch.cat(
-        [numbers[layout.row_index, : layout.loss_mask.shape[1]][layout.loss_mask] for layout in layouts]
-    )
+    return torch.cat([numbers[layout.row_index, : layout.loss_mask.shape[1]][layout.loss_mask] for layout in layouts])

@@ -23,7 +23,6 @@ from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
 from rlox_grpo.types import Batch, TokenDistributions
 
-
 SELF, EMA = "self", "ema"
 """Teachers that are the policy itself and a moving average of it, with a prompt of their own (``teacher_prompt``)."""
 

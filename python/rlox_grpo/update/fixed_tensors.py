@@ -105,9 +105,7 @@ class FixedTensors:
             for group, (start, stop) in zip(scored, pairwise(compute_group_offsets(scored).tolist()), strict=True)
         ]
 
-    def _add_to_mini_batch(
-        self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None
-    ) -> list[Batch]:
+    def _add_to_mini_batch(self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None) -> list[Batch]:
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
