@@ -273,10 +273,10 @@ def test_rows_with_prompts_of_their_own_keep_their_places(budget: int, is_full: 
 
 
 def test_a_shared_hint_is_laid_out_once() -> None:
-    """Four completions of 3 tokens without a common beginning: a prompt of 2 tokens and 12 more."""
+    """A prompt of 2 tokens once, and 2 tokens of each of 4 completions: the last one of a row predicts nothing."""
     batch = replace(lay_out([(0, 1, 2), (1, 2, 3), (2, 3, 0), (3, 0, 1)]), row_index=torch.arange(4))
     (layout,) = lay_out_after(batch, [HINTS[0].copy() for _ in range(4)], token_budget=14, share_prompts=True)
     tree = build_prefix_tree(layout)
     assert tree is not None
-    assert tree.num_tokens == 14
+    assert tree.num_tokens == 2 + 4 * 2
     assert layout.prompt_index.tolist() == [0] * 4
