@@ -5,7 +5,8 @@
 For each seed the Countdown demo is trained by GRPO (``grpo``); its final model is the teacher. Then the same warm start
 learns from that teacher on its own samples: from the sampled tokens (``opd``) and from the whole vocabulary
 (``opd_full``), without a reward. Printed for each way: steps, completions and processor seconds until the held-out
-accuracy is 0.90 and 0.95 (medians over the seeds that got there), and the accuracy at the end with a 95 % interval.
+accuracy is 0.85, 0.90 and 0.95 (medians over the seeds that got there), and the accuracy at the end with an interval of
+95 %.
 
 Processor seconds are those of training steps, on one thread, without evaluations. The seconds of GRPO that made the
 teacher are not part of the other two. ``results.jsonl`` in the folder has a line for each run; a second start skips
@@ -38,7 +39,7 @@ from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
 from rlox_grpo.run.files import append_line, json_line, read_jsonl
 from rlox_grpo.types import ScoredGroup
 
-GOALS = (0.90, 0.95)
+GOALS = (0.85, 0.90, 0.95)
 EVALUATION: dict[str, Any] = {"eval_samples": 2, "eval_greedy": True, "log_to": []}
 DISTILLED: dict[str, Any] = {
     "group_size": 1,

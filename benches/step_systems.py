@@ -22,6 +22,17 @@ from typing import Any
 import numpy as np
 
 LEARNING_RATE, KL_COEF = 1e-6, 0.04
+TRL: dict[str, Any] = {
+    "learning_rate": LEARNING_RATE,
+    "max_steps": 1000,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "shuffle_dataset": False,
+}
+"""Arguments of each of TRL's trainers: on the CPU in float32, without logs and files."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +117,9 @@ def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
         group_size=shape.group,
         prompts_per_step=shape.prompts,
         max_new_tokens=shape.new,
-        kl_coef=KL_COEF,
         learning_rate=LEARNING_RATE,
-        reference="frozen",
         log_to=(),
-        **{"dtype": "float32", **options},
+        **{"kl_coef": KL_COEF, "reference": "frozen", "dtype": "float32", **options},
     )
     prompts = load_prompts([text_of(ids) for ids in prompt_ids(shape)], tokenizer)
     return lambda: trainer.train_step(lambda step: prompts)
@@ -165,15 +174,8 @@ def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]
                 num_generations=shape.group,
                 max_completion_length=shape.new,
                 beta=KL_COEF,
-                learning_rate=LEARNING_RATE,
-                max_steps=1000,
-                bf16=False,
-                use_cpu=True,
                 gradient_checkpointing=gradient_checkpointing,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-                shuffle_dataset=False,
+                **TRL,
             ),
             train_dataset=Dataset.from_dict({"prompt": [text_of(ids) for ids in prompt_ids(shape)] * 500}),
             processing_class=make_tokenizer(shape.vocabulary),

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import step_systems
-from step_systems import LEARNING_RATE, Shape, let_step, make_model, make_tokenizer, prompt_ids, text_of
+from step_systems import TRL, Shape, let_step, make_model, make_tokenizer, prompt_ids, text_of
 
 SMALL = Shape(prompt=200, new=64, group=8, prompts=4, vocabulary=8192)
 LARGE = Shape(prompt=512, new=128, group=16, prompts=2, vocabulary=32768)
@@ -42,23 +41,7 @@ def make_teacher(shape: Shape) -> Any:
 
 def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
     """This library without a KL penalty; rewards give the step without a teacher its advantages."""
-    from rlox_grpo import GRPO
-    from rlox_grpo.prompts.load import load_prompts
-
-    tokenizer = make_tokenizer(shape.vocabulary)
-    trainer = GRPO(
-        make_model(shape),
-        step_systems.reward,
-        tokenizer=tokenizer,
-        group_size=shape.group,
-        prompts_per_step=shape.prompts,
-        max_new_tokens=shape.new,
-        learning_rate=LEARNING_RATE,
-        log_to=(),
-        **options,
-    )
-    prompts = load_prompts([text_of(ids) for ids in prompt_ids(shape)], tokenizer)
-    return lambda: trainer.train_step(lambda step: prompts)
+    return step_systems.rlox_grpo(shape, kl_coef=0.0, reference="auto", **options)
 
 
 def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]:
@@ -78,15 +61,8 @@ def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]
                 output_dir=folder,
                 per_device_train_batch_size=len(rows),
                 max_completion_length=shape.new,
-                learning_rate=LEARNING_RATE,
-                max_steps=1000,
-                bf16=False,
-                use_cpu=True,
                 gradient_checkpointing=gradient_checkpointing,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-                shuffle_dataset=False,
+                **TRL,
             ),
             train_dataset=Dataset.from_dict({"prompt": rows * 500}),
             processing_class=make_tokenizer(shape.vocabulary),
@@ -108,21 +84,13 @@ SYSTEMS: dict[str, Callable[[Shape], Callable[[], Any]]] = {
 
 def table(results: list[dict[str, Any]]) -> str:
     """Medians of processor seconds, of the ratios within a round, and the memory that steps added at their peak."""
+    from test_step import table_rows
+
     lines = [
         f"| shape | system | processor s a step (min-max) | times {ALONE} | added peak MiB | times teacher_kl='full' |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
+        *table_rows(results, measure="cpu_seconds", time_of=ALONE, memory_of="teacher_kl='full'"),
     ]
-    for result in results:
-        base, full = result["steps"][ALONE], result["steps"]["teacher_kl='full'"]
-        for system, steps in result["steps"].items():
-            seconds = [step["cpu_seconds"] for step in steps]
-            ratio = statistics.median(s["cpu_seconds"] / b["cpu_seconds"] for s, b in zip(steps, base, strict=True))
-            added = steps[-1]["added_mib"]
-            lines.append(
-                f"| {result['name']} | {system} | {statistics.median(seconds):.2f} ({min(seconds):.2f}-"
-                f"{max(seconds):.2f}) | {ratio:.2f} | {added:,.0f} | {added / full[-1]['added_mib']:.2f} |"
-            )
-        lines += [f"| {result['name']} | {system} | {why} | | | |" for system, why in result["failed"].items()]
     return "\n".join(lines)
 
 

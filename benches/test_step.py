@@ -193,19 +193,26 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = [
         "| shape | system | s a step (min-max) | times ours | added peak MiB | times ours |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
+        *table_rows(results, measure="seconds", time_of="rlox_grpo", memory_of="rlox_grpo"),
     ]
+    return "\n".join(lines)
+
+
+def table_rows(results: list[dict[str, Any]], *, measure: str, time_of: str, memory_of: str) -> list[str]:
+    """A row for each system: its `measure` beside that of `time_of`, and its memory beside that of `memory_of`."""
+    lines = []
     for result in results:
-        base = result["steps"]["rlox_grpo"]
+        base, largest = result["steps"][time_of], result["steps"][memory_of][-1]["added_mib"]
         for system, steps in result["steps"].items():
-            seconds = [step["seconds"] for step in steps]
-            ratio = statistics.median(s["seconds"] / b["seconds"] for s, b in zip(steps, base, strict=True))
-            added, ours_added = steps[-1]["added_mib"], base[-1]["added_mib"]
+            seconds = [step[measure] for step in steps]
+            ratio = statistics.median(s[measure] / b[measure] for s, b in zip(steps, base, strict=True))
+            added = steps[-1]["added_mib"]
             lines.append(
                 f"| {result['name']} | {system} | {statistics.median(seconds):.2f} ({min(seconds):.2f}-"
-                f"{max(seconds):.2f}) | {ratio:.2f} | {added:,.0f} | {added / ours_added:.2f} |"
+                f"{max(seconds):.2f}) | {ratio:.2f} | {added:,.0f} | {added / largest:.2f} |"
             )
         lines += [f"| {result['name']} | {system} | {why} | | | |" for system, why in result["failed"].items()]
-    return "\n".join(lines)
+    return lines
 
 
 def main() -> None:

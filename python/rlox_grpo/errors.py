@@ -20,7 +20,7 @@ class NonFiniteError(FloatingPointError):
     """The loss or the gradient is NaN or infinite. The step was not applied; the weights are those before the step.
 
     Attributes:
-        rows: The rows of the step that caused it, if they are known.
+        rows: The rows of the step that caused the error, if they are known.
     """
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
@@ -32,7 +32,7 @@ class SampleError(ValueError):
     """A function of the user returned something wrong for a sample. The message names the function and the sample.
 
     Attributes:
-        rows: The rows of the step, if they are known.
+        rows: The rows of the sample in the step, if they are known.
     """
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
@@ -112,8 +112,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 def locate_error(error: BaseException) -> str:
     """Return `` (file.py, line 7)``, the innermost line of the user's own code in a traceback.
 
-    Lines of this library, of the standard library and of installed packages do not count. Without a line of other code
-    it is the innermost one of an installed package, and without that an empty text.
+    Lines of this library, of the standard library and of installed packages do not count. If the traceback has no line
+    of the user's code, the innermost line of an installed package is returned; if it has none of these either, an empty
+    text.
     """
     packages: list[str] = []
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

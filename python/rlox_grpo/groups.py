@@ -88,7 +88,7 @@ def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> li
 
 
 def find_stale_tokens(completion: Completion, oldest: int) -> list[int]:
-    """Return the offsets of the turns that a version before ``oldest`` sampled, their observations included."""
+    """Return the offsets of the tokens in turns that a policy version before ``oldest`` sampled, with observations."""
     if not completion.versions:
         return []
     versions = np.asarray(completion.versions)[number_turns(completion)]
@@ -129,7 +129,7 @@ def _check_turns(completion: Completion, name: str) -> None:
 
 
 def compute_group_offsets(groups: Sequence[ScoredGroup]) -> Int64Array:
-    """``int64 [B + 1]``: the rows of group g are offsets[g] to offsets[g + 1]."""
+    """Return ``int64 [B + 1]`` offsets: group g has the rows ``offsets[g]:offsets[g + 1]``."""
     return np.cumsum([0, *(len(group.group.completions) for group in groups)], dtype=np.int64)
 
 
@@ -256,11 +256,12 @@ def _list_keys(prompt: Int64Array, completion: Completion, kind: TurnState) -> I
 
 
 def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
-    """Return the indices of the groups with the highest reward variances, the fewest that have ``share`` of their sum.
+    """Return the fewest groups whose reward variances add up to ``share`` of the sum over all groups, as indices.
 
-    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as in VAGEN: groups in descending order of variance, until
-    the sum reaches the share. Variances have ddof 0, without NaN rewards. Of equal variances the first group is taken
-    first. Groups with zero variance are returned only if all groups have zero variance. The result is ascending.
+    This is the signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as in VAGEN: groups are taken in descending order
+    of variance, until their variances reach the share. Variances have ddof 0, without NaN rewards. Of equal variances
+    the first group is taken first. Groups with zero variance are returned only if all groups have zero variance. The
+    result is ascending.
     """
     valid = [scored.rewards[~np.isnan(scored.rewards)].astype(np.float64) for scored in groups]
     variances = np.array([rewards.var() if len(rewards) else 0.0 for rewards in valid])
@@ -275,7 +276,7 @@ def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]
 def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
     """Whether all advantages of a group are 0: equal valid rewards, or with ``by_turn`` equal returns of each turn.
 
-    Compared by ``max == min``; see :func:`has_zero_std`.
+    The comparison is ``max == min``; see :func:`has_zero_std`.
     """
     if not by_turn:
         return has_zero_std(scored.rewards)
@@ -298,7 +299,7 @@ def has_equal_state_returns(scored: ScoredGroup, discount: float, kind: TurnStat
 def has_zero_std(rewards: Float32Array) -> bool:
     """Whether a group has zero variance: its valid rewards are equal, or it has none.
 
-    Compared by ``max == min``, because rounding makes the float32 variance of a constant 0.3 larger than 0.
+    The comparison is ``max == min``, because rounding makes the float32 variance of a constant 0.3 larger than 0.
     """
     valid = rewards[~np.isnan(rewards)]
     return len(valid) == 0 or bool(valid.max() == valid.min())

@@ -78,8 +78,9 @@ class Episode:
         tool_calls, tool_errors, observations_cut: Numbers of tool calls, of failed calls and of truncated observations.
         tool_seconds: Time of the tool calls.
         error: Error message, if there was an error.
-        branch_messages: The other conversations, in the order of ``Completion.branches``. A conversation that the chat
-            template rewrote later is left out, because ``messages`` or a later branch contains it.
+        branch_messages: The conversations other than ``messages``, in the order of ``Completion.branches``. A
+            conversation that the chat template rewrote later is left out, because ``messages`` or a later branch
+            contains it.
         cancelled_calls: Number of calls that the client cancelled before the reply was complete. Cancelled calls are
             not trained on.
     """
@@ -114,7 +115,7 @@ class Completion:
         sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
         turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
         episode: The result of the episode, if an environment ran it.
-        branches: The other rows of the episode, if its history was rewritten or it had several conversations. They have
+        branches: Further rows of the episode, if its history was rewritten or it had several conversations. They have
             the reward and the advantage of the completion. A token is marked as ``sampled`` only in the first row that
             contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch has no
             episode and no branches.
@@ -292,7 +293,7 @@ class PolicyWeights:
     Attributes:
         mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them.
         importance: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
-        measured: what the policy loss measured of the whole optimizer step, for this micro-batch; see
+        measured: this micro-batch's part of what the policy loss measured over the whole optimizer step; see
             :class:`rlox_grpo.loss.inputs.PolicyLoss`.
     """
 
@@ -340,9 +341,9 @@ class Batch:
         attention_mask: ``bool [N, L]``, True on real tokens. Padding is on the right, so positions are columns.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included;
-            from lengths, never ids. The mask is for attention and positions; everything that counts tokens or averages
-            over them uses ``loss_mask``.
+        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included. It
+            is made from lengths, never from token ids. The mask is for attention and positions; everything that counts
+            tokens or averages over them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
         advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an
@@ -352,7 +353,7 @@ class Batch:
         log_probs: what is known of the tokens' log-probs before the updates.
         policy: masks and weights of the policy term.
         environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
-        branches: None: no completion has branches, and each row is a sequence.
+        branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
     """
 
     input_ids: Tensor

@@ -1,7 +1,8 @@
 """verl adapter: reward functions, an advantage estimator and a policy loss.
 
-Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register both by the
-name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module imports no verl.
+Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register the estimator
+and the loss by the name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module
+imports no verl.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def compute_score(
         rule by name; ``status``, as in `rlox_grpo.rewards.STATUSES`. The keys are the same for all samples of a rule.
 
     Raises:
-        ConfigError: the rule is unknown, or does not have an argument.
+        ConfigError: the rule is unknown, or does not have one of the arguments.
         ValueError: there is no rule for this ``data_source``, or the rule cannot read a column.
     """
     return compute_scores([data_source], [solution_str], [ground_truth], [extra_info], **options)[0]
@@ -222,12 +223,13 @@ def compute_policy_loss(
     Args:
         old_log_prob, log_prob, advantages: ``[N, T]``.
         response_mask: ``[N, T]``.
-        loss_agg_mode: one of verl's five.
+        loss_agg_mode: one of verl's five modes.
         config: verl's actor configuration; its ``global_batch_info`` has the denominators of the whole mini-batch.
         rollout_is_weights: ``[N, T]`` factors of rollout correction, or None.
 
     Returns:
-        The loss, a scalar of ``log_prob``'s type (float32 for smaller ones); vanilla's metrics, ``actor/ratio_mean``.
+        The loss, a scalar of ``log_prob``'s type (float32 for smaller ones); the metrics of ``vanilla``, and
+        ``actor/ratio_mean``.
 
     Raises:
         ValueError: no configuration, or an unknown ``loss_agg_mode``.

@@ -67,7 +67,7 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
 def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
     """Return the function that tells whether all advantages of a group are 0.
 
-    With a function of the user it is that function, called with the group alone.
+    With an advantage function of the user, the test calls that function with the group alone.
     """
     if config.advantage_fn is None:
         is_constant = make_zero_variance_test(config)
@@ -122,12 +122,12 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
 
 
 def has_signal(advantages: Advantages, rows: Sequence[int] | NDArray[np.int64] | range) -> bool:
-    """Return whether an advantage of these completions is not 0."""
+    """Return whether an advantage of the completions ``rows`` is not 0."""
     return any(bool(np.nan_to_num(advantages[int(row)]).any()) for row in rows)
 
 
 def select_rows(advantages: Advantages, rows: NDArray[np.int64]) -> Advantages:
-    """Return the advantages of these completions."""
+    """Return the advantages of the completions ``rows``."""
     return [advantages[int(row)] for row in rows] if isinstance(advantages, list) else advantages[rows]
 
 

@@ -38,7 +38,7 @@ def over_groups(compute: Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any
 
 
 def choose_baseline(config: AdvantageConfig) -> Baseline:
-    """Return the baseline within a group: leave-one-out where the option says so, else the mean."""
+    """Return the baseline within a group: leave-one-out with ``baseline="leave_one_out"``, else the mean."""
     return "leave_one_out" if config.baseline == "leave_one_out" else "mean"
 
 
@@ -48,5 +48,5 @@ def read_deviation_options(config: AdvantageConfig) -> Mapping[str, Any]:
 
 
 def read_turn_options(config: AdvantageConfig) -> Mapping[str, Any]:
-    """Return the options of a division of the advantages of turns: by the group's deviation, or by nothing."""
+    """Return the options that say how advantages of turns are divided: by the group's deviation, or not at all."""
     return {"scaling": "none" if config.reward_scaling == "none" else "group", **read_deviation_options(config)}

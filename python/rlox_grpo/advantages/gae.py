@@ -29,8 +29,8 @@ def gae_advantages(
     turn. Then δ_k = r_k + discount · V(s_{k+1}) − V(s_k) and A_k = δ_k + discount · trace_decay · A_{k+1} (GAE,
     arXiv:1506.02438, eq. 16). With ``trace_decay=1`` this is G_k − V(s_k).
 
-    ``scaling="group"`` subtracts the mean of all turns of the group and divides by their deviation. With one turn each
-    this is :func:`group_advantages`.
+    ``scaling="group"`` subtracts the mean of all turns of the group and divides by their deviation. If every episode
+    has one turn, this is :func:`group_advantages`.
 
     Args:
         rewards: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_rewards`; rows of NaN are left out of every

@@ -31,9 +31,9 @@ def group_advantages(
 
     ``A_i = (r_i - mean_g) / (sd + std_epsilon)``, GRPO (arXiv:2402.03300, section 4.1.2); statistics take two passes
     in float64. A NaN reward (a rule that did not apply; None in a list) is left out of every statistic and its
-    advantage is 0. The advantage is exactly 0 in a group whose valid rewards are all equal, so also in a group of
-    one, and 0 where no more than ``ddof`` rewards are valid for a standard deviation: in a ragged group of at most
-    ``ddof`` completions, so with ``ddof=2`` in every group of two.
+    advantage is 0. The advantage is exactly 0 in a group whose valid rewards are all equal, so also in a group of one.
+    It is 0 too where a standard deviation would be over at most ``ddof`` valid rewards, such as in a ragged group of at
+    most ``ddof`` completions; with ``ddof=2`` that is every group of two.
 
     Args:
         rewards: ``[N]``, prompt-major. float32 and float64 arrays or CPU tensors keep their type; lists and integers
@@ -50,7 +50,8 @@ def group_advantages(
         ``[N]``, of the type of ``rewards``; a new array.
 
     Raises:
-        TypeError: Rewards that are not real numbers in one dimension, or not exactly one way to group them.
+        TypeError: Rewards that are not real numbers in one dimension, or not exactly one of ``group_size`` and
+            ``group_offsets``.
         ValueError: An infinite reward, groups that do not fit the rewards, an unknown choice.
     """
     if (group_size is None) == (group_offsets is None):
@@ -78,7 +79,7 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
 
     Raises:
         TypeError: Arguments of another type or shape.
-        ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
+        ValueError: A negative length, a number of lengths other than N, or a sum of lengths that cannot be addressed.
         MemoryError: The result does not fit in memory.
     """
     return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))

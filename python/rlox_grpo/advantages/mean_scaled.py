@@ -30,7 +30,7 @@ def mean_scaled_advantages(
         ``float32 [N]``; 0 in a group without any reward.
 
     Raises:
-        ValueError: A negative reward; names its row.
+        ValueError: A negative reward; the message names its row.
     """
     values = np.asarray(rewards, dtype=np.float64)
     if negative := np.flatnonzero(values < 0).tolist():

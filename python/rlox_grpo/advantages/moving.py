@@ -16,7 +16,7 @@ Key = str | int
 
 
 class MovingBaselines:
-    """An exponential moving average of a run's rewards for each key.
+    """An exponential moving average of a run's rewards for each key, the value of ``baseline_key`` in a row.
 
     The average b of a key starts at 0. Each completion i of that key, in the order of the step, has the advantage
     ``A_i = r_i - b``; then ``b = decay * b + (1 - decay) * r_i``. So b does not depend on completion i, and the policy
@@ -64,7 +64,7 @@ class MovingBaselines:
         return advantages.astype(np.float32)
 
     def finish(self) -> dict[str, float]:
-        """End a step after its update. Return ``reward/moving_baseline``, their mean, if there are averages."""
+        """End a step after its update. Return ``reward/moving_baseline``, the mean of all averages, if any."""
         self._averages = dict(self._in_step)
         if not self._averages:
             return {}

@@ -32,8 +32,8 @@ def step_advantages(
     is the sum of s̃ over the steps that end at it or later. It is exactly 0 where all scores are equal.
 
     Example: ``scaling="none"``, ends ``1 3`` and ``2``, scores ``1 0`` and ``2``, lengths ``3`` and ``2``. The mean is
-    1, so the steps have 0, −1 and 1. Token 0 of the first completion has 0 − 1, its tokens 1 and 2 have −1; the tokens
-    of the second have 1.
+    1, so s̃ is 0 and −1 for the two steps of the first completion, and 1 for the step of the second. Token 0 of the
+    first completion has 0 − 1, its tokens 1 and 2 have −1; the tokens of the second have 1.
 
     Args:
         ends: for each completion the offset after the last token of each step, ascending.
@@ -58,8 +58,8 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
     """Return ``outcome`` with the advantages of steps added, for groups that have scores of steps.
 
     The advantage of a token is that of its completion, from the weighted total of the functions that return numbers,
-    plus :func:`step_advantages` of the functions that return StepScores, each of their scores times its weight.
-    :func:`refuse_other_options` says which options it reads.
+    plus :func:`step_advantages` of the functions that return StepScores, each score times the weight of its function.
+    :func:`refuse_other_options` says which options are read.
     """
 
     def advantages(groups: Sequence[ScoredGroup]) -> Sequence[GroupAdvantages]:
@@ -123,7 +123,7 @@ def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[
 
 
 def refuse_other_options(advantages: AdvantageConfig, loss: LossConfig, name: str) -> None:
-    """Raise ConfigError for an option that scores of steps do not have; ``name`` is the function that returns them."""
+    """Raise ConfigError for an option that scores of steps cannot use; ``name`` is the function that returns them."""
     wanted: dict[str, tuple[str, ...]] = {"kl_in": ("loss",)}
     if advantages.advantage_fn is None:
         wanted |= {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}

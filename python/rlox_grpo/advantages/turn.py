@@ -25,12 +25,13 @@ def turn_advantages(
     """Advantage of each turn: its return minus the baseline of the same turn over the group.
 
     An episode that has ended counts as a return of 0 in the later turns' baselines. So a baseline does not depend on
-    which episodes of the group are still running, which is up to the policy; a mean over the running ones would weight
-    turns by how many they are, and its expected gradient is not that of the reward. With ``scaling="none"`` and
-    ``"leave_one_out"`` the gradient is unbiased; with ``"mean"`` it is (G − 1) / G of that.
+    which episodes of the group are still running, which is up to the policy; a mean over the running episodes alone
+    would weight turns by the number of these episodes, and its expected gradient would not be that of the reward. With
+    ``scaling="none"`` and ``baseline="leave_one_out"`` the gradient is unbiased; with ``baseline="mean"`` it is the
+    unbiased one times (G − 1) / G.
 
     ``scaling="group"`` divides a group by one number, the deviation of its returns from their baselines over all turns
-    up to its longest episode's. With one turn each this is :func:`group_advantages`.
+    up to the last one of its longest episode. If every episode has one turn, this is :func:`group_advantages`.
 
     Args:
         returns: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_returns`; rows of NaN are left out of every

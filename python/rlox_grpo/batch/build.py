@@ -45,7 +45,7 @@ class Padded(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Micro-batches: m holds ``rows[offsets[m]:offsets[m + 1]]`` and belongs to rank ``m % num_ranks``."""
+    """Micro-batches: number m holds ``rows[offsets[m]:offsets[m + 1]]`` and belongs to rank ``m % num_ranks``."""
 
     rows: Int64Array
     offsets: Int64Array
@@ -164,19 +164,19 @@ def build_batch(
 
     Args:
         scored_groups: Prompts and their completions.
-        advantages: ``[N]``, one for each completion, prompt-major over the groups; or ``[N, K]``, one for each of its
-            turns and NaN after the last, K the most turns of any.
+        advantages: ``[N]``, one for each completion, prompt-major over the groups; or ``[N, K]``, one for each turn of
+            a completion, NaN after its last turn, where K is the largest number of turns.
         train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
             arXiv:2503.14476, is False).
         pad_token_id: Token id of padding; masks come from lengths.
         multiple_of: Round the width L up to a multiple of this.
         num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
-        num_sequences: Likewise, of sequences that hold a loss token.
+        num_sequences: Likewise, the number of sequences that hold a loss token.
         with_environment: Also mark the tokens that ``environment_loss_coef`` trains on.
         device: Where the tensors go; CPU when None.
 
     Raises:
-        TypeError: An array of the wrong type, naming it and its index.
+        TypeError: An array of the wrong type; the message names it and its index.
         ValueError: Advantages that are not finite or not one for each completion or turn, an empty prompt, log-probs
             that do not match their tokens, turns that do not fit their completion.
     """
@@ -294,7 +294,7 @@ def _count_by_completion(
 def group_tokens(
     prompt_ids: Int64Array, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
 ) -> ScoredGroup:
-    """Make a group of these token ids without rewards and log-probs, for a forward pass over them.
+    """Make a group of a prompt and its completions without rewards and log-probs, for a forward pass over them.
 
     ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
     """

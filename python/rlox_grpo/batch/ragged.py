@@ -13,7 +13,7 @@ from rlox_grpo.types import Int64Array
 
 
 def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Array]:
-    """Flat ``values`` and ``offsets``; row i is ``values[offsets[i]:offsets[i + 1]]``.
+    """Return flat ``values`` and ``offsets``; row i is ``values[offsets[i]:offsets[i + 1]]``.
 
     Args:
         rows: Lists of ints, 1-D integer arrays, one 2-D integer array, or with ``offsets`` one flat array.
@@ -21,8 +21,8 @@ def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Arra
         name: What errors call ``rows``.
 
     Raises:
-        TypeError: Values that are not integers, naming the row.
-        ValueError: An integer beyond 64 bits, naming the row and place.
+        TypeError: Values that are not integers; the message names the row.
+        ValueError: An integer beyond 64 bits; the message names the row and the place.
     """
     if offsets is not None:
         return to_integers(rows, name, 1), to_integers(offsets, "offsets", 1)
@@ -35,7 +35,7 @@ def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Arra
 
 
 def concatenate(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tuple[NDArray[Any], Int64Array]:
-    """One array after another, and where each begins; all of one kind of ``dtype``, each of one dimension."""
+    """Return the joined arrays, and where each begins; all are one-dimensional and of the kind ``dtype``."""
     kind = np.dtype(dtype).kind
     arrays = [np.asarray(row) for row in rows]
     for index, array in enumerate(arrays):
@@ -51,7 +51,7 @@ def concatenate(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tupl
 
 
 def to_integers(values: Any, name: str, ndim: int) -> Int64Array:
-    """``values`` as a contiguous int64 array of ``ndim`` dimensions; free when it is one already."""
+    """Return ``values`` as a contiguous int64 array of ``ndim`` dimensions, without a copy if it is one already."""
     array = np.asarray(values)
     if array.ndim != ndim or not (array.dtype.kind == "i" or array.size == 0):
         raise TypeError(
@@ -63,7 +63,7 @@ def to_integers(values: Any, name: str, ndim: int) -> Int64Array:
 
 
 def check_at_least(value: int, least: int, name: str) -> int:
-    """``value``, or ValueError where it is below ``least``."""
+    """Return ``value``; raise ValueError if it is below ``least``."""
     if value < least:
         raise ValueError(f"{name} is {value}: at least {least}")
     return value

@@ -75,7 +75,7 @@ def import_environment(
     or ``command: …``, which is returned unchanged.
 
     Raises:
-        ConfigError: a module or name is not found or not callable, or the environment has no arguments.
+        ConfigError: a module or name is not found or not callable, or the environment takes no ``arguments``.
     """
     from rlox_grpo.environments.names import ADAPTERS, make_adapted
     from rlox_grpo.errors import ConfigError
@@ -114,7 +114,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Return ``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping. Values are TOML, or else text.
 
     Raises:
-        ConfigError: a word is not ``--key``, or a key has no value or two.
+        ConfigError: a word is not ``--key``, or a key has no value or two values.
     """
     from rlox_grpo.config.toml import parse_toml
     from rlox_grpo.errors import ConfigError
@@ -145,7 +145,7 @@ def parse_options(words: Sequence[str], command: str, read: Collection[str]) -> 
     """As :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
 
     Raises:
-        ConfigError: ``command`` does not read an option.
+        ConfigError: ``words`` has an option that ``command`` does not read.
     """
     from rlox_grpo.config.records import Options
     from rlox_grpo.errors import ConfigError

@@ -142,7 +142,7 @@ def name_output_dir(path: str | Path) -> str:
 
 
 def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
-    """Refuse a folder with the run of another run file, for a folder that the user has not named.
+    """Refuse an output folder that the user has not named, if it has the run of another run file.
 
     Raises:
         ConfigError: the folder's ``config.toml`` has another model, other data, or an option that a resumed run cannot

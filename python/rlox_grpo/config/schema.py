@@ -148,7 +148,7 @@ def explain_keywords(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the options that differ from those of a checkpoint: name → (value there, value here).
+    """Return the options that differ from those of a checkpoint: name → (value there, value in ``config``).
 
     ``saved`` is ``model_dump(mode="json")`` of the checkpoint's configuration. :func:`list_other_options` describes the
     options that only one of them has.

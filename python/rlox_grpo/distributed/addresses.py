@@ -38,7 +38,7 @@ class ServerRegistry:
         self._write(_key(url), now)
 
     def publish_engines(self, revision: int, urls: list[str]) -> None:
-        """Publish the engines that ranks use from their next weight transfer on, by the URLs of their start."""
+        """Publish the engines that ranks use from their next weight transfer on, by their first URLs."""
         self._write(_ENGINES, json.dumps([revision, urls]))
 
     def read_taken(self) -> int:

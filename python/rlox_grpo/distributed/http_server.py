@@ -34,8 +34,8 @@ class Bounds:
     """Limits of a server.
 
     Attributes:
-        connections: Most open connections. A further one takes the place of one whose request is not complete after
-            ``give_way_seconds``; otherwise it gets status 503, and clients try again.
+        connections: Most open connections. A further connection takes the place of one whose request is not complete
+            after ``give_way_seconds``; if there is none, it gets status 503, and clients try again.
         header_bytes: Most bytes of the request line and all headers.
         body_bytes: Most bytes of one request's body.
         memory_bytes: Most bytes of the bodies of all requests together; beyond it a request gets status 503.
@@ -158,7 +158,7 @@ class Service(Generic[User]):
         post: answers a POST of a path and a body, in its own thread. Its last argument is a function that returns
             whether the client has disconnected.
         posts: the paths of ``post``.
-        describe_error: returns the body of a refusal with this status and reason.
+        describe_error: takes the status and the reason of a refusal, and returns its body.
     """
 
     authorize: Callable[[str], User | None]

@@ -100,7 +100,7 @@ class Ranks:
         return any(self.gather(bool(flag)))
 
     def refuse_differences(self, what: str, values: dict[str, Any]) -> None:
-        """Raise ConfigError if another rank has different ``values``; names the first difference."""
+        """Raise ConfigError if another rank has different ``values``; it names the first difference."""
         for rank, other in enumerate(self.gather(values)):
             for name, value in json.loads(json.dumps(values)).items():
                 if other.get(name) != value:
@@ -110,7 +110,7 @@ class Ranks:
                     )
 
     def sum_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """All-reduce: replace each tensor by its sum over ranks, the same bits everywhere. One dtype, one device."""
+        """All-reduce tensors of one dtype and device: replace each by its sum over ranks, the same bits everywhere."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
@@ -177,8 +177,8 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
         engine_size: consecutive ranks that share one generation engine (``tensor_parallel_size``).
 
     Raises:
-        ConfigError: only some of the launcher's variables are set, or ``engine_size`` does not
-            divide the number of ranks.
+        ConfigError: only some of the launcher's variables are set, or ``engine_size`` does not divide the number of
+            ranks.
         RankError: the launcher has died.
     """
     end_with_launcher()  # first: joining waits half an hour for ranks that have died

@@ -26,7 +26,7 @@ def make_adapted(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     ``arguments`` are keyword arguments of the adapter.
 
     Raises:
-        ConfigError: there is no text after the colon, the adapter has no such argument, or an error of the adapter.
+        ConfigError: there is no text after the colon, the adapter has no such argument, or the adapter raised an error.
         ImportError: the package is not installed.
     """
     word, _, rest = name.partition(":")

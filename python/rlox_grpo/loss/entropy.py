@@ -20,7 +20,7 @@ def top_entropy_masks(
     Args:
         entropies: ``[N, T]`` of each micro-batch of an optimizer step. One threshold holds for all of them.
         masks: The loss masks of the micro-batches.
-        share: Share of all loss tokens to keep, by linear interpolation between entropies, as in TRL
+        share: Share of all loss tokens to keep. The quantile is interpolated linearly between entropies, as in TRL
             (``top_entropy_quantile``).
         ranks: The ranks that have the step's other micro-batches.
 

@@ -34,6 +34,8 @@ def importance_weights(
 ) -> Tensor:
     """Return the weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
 
+    With d_t = old_log_probs − sampling_log_probs of token t, the levels are:
+
     - ``token``: ρ_t = exp(d_t) (TRL ``token_*``, verl ``rollout_is: token``).
     - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It
       is unbiased, and exceeds the bounds sooner in longer sequences.
@@ -114,9 +116,10 @@ def with_importance_weights(
 def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     """Measure the gap between ``old_log_probs`` and ``sampling_log_probs`` over loss tokens; {} if one is missing.
 
-    ``mismatch/gap_mean`` and ``_max`` are the mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1)
-    estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. If there are
-    importance weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
+    Here d is old_log_probs − sampling_log_probs of a token, and ρ = exp(d). ``mismatch/gap_mean`` and ``_max`` are the
+    mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1) estimate KL(sampler ‖ trainer).
+    ``effective_sample_size`` is that of the unclipped token ratios ρ. If there are importance weights, their mean,
+    their maximum and the share of loss tokens with weight 0 are added.
     """
     measured = [  # with bypass_old_log_probs the old log-probs are the sampler's
         batch

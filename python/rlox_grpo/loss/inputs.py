@@ -31,7 +31,7 @@ class LossInputs:
         log_probs: ``[N, T]`` with gradient, of the current policy at the sampling temperature; 0 outside ``mask``.
         old_log_probs: ``[N, T]`` of the policy that sampled, computed by the trainer; 0 outside ``mask``.
         log_ratio: ``[N, T]``, log_probs − old_log_probs with gradient, clamped to ±20; 0 outside ``mask``.
-        advantages: ``[N, T]``; 0 outside ``mask``. With a teacher in the advantage, its part is in them.
+        advantages: ``[N, T]``; 0 outside ``mask``. With ``teacher_in="advantage"`` they include the teacher's part.
         mask: ``bool [N, T]``, the tokens that are trained: a subset of those that the policy sampled.
         sequences: ``int64 [N]``, the number of the sequence that each row belongs to. The branches of an episode have
             the same number.
@@ -91,20 +91,20 @@ class StepInputs:
         return self.forward()
 
     def gather(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the arrays ``values [K]`` of all ranks, in the order of the ranks. A collective of all ranks."""
+        """Return the arrays ``values [K]`` of all ranks, in the order of the ranks. Every rank must call this."""
         contiguous = np.ascontiguousarray(values)
         return [np.frombuffer(sent, contiguous.dtype) for sent in self.ranks.gather_bytes(contiguous.tobytes())]
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyTerm:
-    """The losses to minimise, and the values that the metrics report of them, all ``[N, T]``.
+    """The losses to minimise, and the values that metrics report about them, all ``[N, T]``.
 
     Attributes:
         loss: The loss of each token, 0 outside the mask. A loss of a whole sequence is at each of its tokens.
         ratio: The importance ratio in the loss, of the token or of its sequence; None: the ratio of the token.
-        low, high: Whether the ratio is clipped from below or from above; None: nowhere. A clipped token has no
-            gradient; in the ``cispo`` forms and ``p3o`` it has the gradient of the bound.
+        low, high: Whether the ratio is clipped from below or from above; None: no ratio is clipped. A clipped token has
+            no gradient; in the ``cispo`` forms and ``p3o`` it has the gradient of the bound.
         metrics: Further values of each token, ``[N, T]``; their means over the step's loss tokens are
             ``policy/<name>``.
     """

@@ -142,8 +142,8 @@ def adapted_kl_coef(kl_coef: float, kl: float, config: LossConfig, num_sequences
 
     The formula is that of Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and
     scaled by ``num_sequences / kl_horizon``, as in verl's AdaptiveKLController. After a step the weight is at least a
-    fifth of its value before: with more than 5 · ``kl_horizon`` completions the formula gives a negative weight, a
-    reward for leaving the reference.
+    fifth of its value before the step: with more than 5 · ``kl_horizon`` completions the formula alone gives a negative
+    weight, which would reward leaving the reference.
     """
     assert config.kl_target is not None  # rlox_grpo.config.checks
     error = min(0.2, max(-0.2, kl / config.kl_target - 1.0))

@@ -31,8 +31,8 @@ def call_custom_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
     """Call a policy loss of the user, and check what it returns.
 
     Raises:
-        SampleError: another type or shape, a value that is not finite, a value other than 0 outside the mask, or a loss
-            without a gradient.
+        SampleError: the result has a wrong type or shape, a value that is not finite, a value other than 0 outside the
+            mask, or no gradient.
     """
     name = f"policy loss {function_name(policy_loss)}"
     with naming_errors(name):

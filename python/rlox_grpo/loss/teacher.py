@@ -37,7 +37,7 @@ def add_teacher_advantages(advantages: Tensor, old_log_probs: Tensor, batch: Bat
         advantages: ``[N, T]`` or ``[N, 1]``, of the rewards.
         old_log_probs: ``[N, T]``, of the policy that sampled.
         batch: the micro-batch; without log-probs of a teacher the advantages are returned as they are.
-        options: read are ``teacher_in`` and ``teacher_coef``.
+        options: of them ``teacher_in`` and ``teacher_coef`` are read.
     """
     if batch.log_probs.teacher is None or options.teacher_in == "loss":
         return advantages
@@ -54,7 +54,7 @@ def teacher_loss(log_probs: Tensor, batch: Batch, options: LossConfig, distribut
     Args:
         log_probs: ``[N, T]`` with gradient, the policy's; 0 outside ``loss_mask``.
         batch: the micro-batch.
-        options: read are ``teacher_in``, ``teacher_kl`` and ``teacher_coef``.
+        options: of them ``teacher_in``, ``teacher_kl`` and ``teacher_coef`` are read.
         distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary; for ``teacher_kl="full"``.
     """
     if options.teacher_kl == "full" and distribution_kl is not None:

@@ -59,7 +59,7 @@ class StoredWeights:
         return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.sources.values()})}
 
     def take(self, path: Path) -> None:
-        """Read the weights from this file from now on. The file names them as the model does."""
+        """From now on read the weights from the file ``path``, which names them as the model does."""
         self.sources = {name: (path, name) for name in self.sources}
 
     def fill(self, model: nn.Module) -> None:

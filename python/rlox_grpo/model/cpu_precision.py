@@ -32,9 +32,9 @@ _LARGEST = (512, 1024, 2048)
 def choose_on_cpu(config: GRPOConfig, model: nn.Module, ranks: Ranks, *, time_layer: TimeLayer | None = None) -> Dtype:
     """Return the precision of ``dtype="auto"`` for a model on a CPU, and log it.
 
-    The trial is for full training of one process with the built-in engine. Several ranks take float32, as their
-    processors may differ; so does an adapter, whose frozen weights would be stored in bfloat16, and a run with a server
-    that has a precision of its own.
+    The trial is for full training of one process with the built-in engine. Float32 is returned without a trial for
+    several ranks, as their processors may differ, for an adapter, whose frozen weights would be stored in bfloat16, and
+    for a run with a server that has a precision of its own.
 
     Args:
         config: the options, with the precision that they have without a trial.
@@ -60,7 +60,7 @@ def choose_on_cpu(config: GRPOConfig, model: nn.Module, ranks: Ranks, *, time_la
 
 
 def time_linear_layer(dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> float:
-    """Return the seconds of forward and backward of a linear layer with float32 weights, the least of three."""
+    """Return the seconds of forward and backward of a linear layer with float32 weights, the least of three runs."""
     # No random numbers: the run's own must not depend on a trial.
     weight = torch.ones(outputs, inputs, requires_grad=True)
     hidden = torch.ones(rows, inputs, requires_grad=True)

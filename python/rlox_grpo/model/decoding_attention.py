@@ -8,8 +8,9 @@ empty. A sliding window moves the first index. Key heads that several query head
 Example: capacity 4, rows of 3 and 1 tokens. ``starts`` is ``0 4 8`` and ``lengths`` is ``3 1``. With a window of 2, row
 0 sees its last two tokens: ``starts`` is ``1 4 8`` and ``lengths`` is ``2 1``.
 
-Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
-without flash attention). :func:`choose_decoding_kernel` compares them with the formula once for each kind of head.
+Two kernels compute this attention: flash attention (float16 and bfloat16) and the memory-efficient one (any other
+dtype, and GPUs without flash attention). :func:`choose_decoding_kernel` compares them with the formula once for each
+kind of head.
 """
 
 from __future__ import annotations

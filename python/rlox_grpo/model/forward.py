@@ -142,7 +142,7 @@ def make_forward(
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
         like: the forward of a model with the same architecture. The choice of that forward is reused without running
-        the model.
+            the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:

@@ -51,7 +51,7 @@ class Header:
 
 
 def find_gguf(source: str | Path) -> Path | None:
-    """Return the GGUF file that ``source`` is, or that it holds beside no other weights; None if there is none.
+    """Return the GGUF file ``source``, or the one in the folder ``source`` if that has no other weights; else None.
 
     Raises:
         ValueError: a path that ends in .gguf does not exist, or a folder has several such files.
@@ -136,7 +136,7 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def get_base(model: Any) -> Any:
-    """Return the model below the adapters of a PEFT model; another model itself."""
+    """Return the model below the adapters of a PEFT model; any other model is returned as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -184,7 +184,7 @@ def take_metadata(model: Any, file: Path, header: Header) -> None:
     """Give ``model``, in place, the file's end tokens and its path.
 
     transformers takes one end token from the file, or the default of the architecture (2 for Llama) where the file
-    states none. Other ids, which someone has set, stay.
+    states none. This one token is replaced by all end tokens of the file. Any other value was set by someone and stays.
     """
     metadata = header.metadata
     # Of the text, and of the assistant's turn if that is another.

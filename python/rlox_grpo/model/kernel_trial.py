@@ -21,8 +21,8 @@ class Kernel:
     """A kernel of torch.
 
     Attributes:
-        name: name of the kernel in the log. forward, backward: functions with the arguments that the calling module
-            describes. None: there is no gradient.
+        name: name of the kernel in the log.
+        forward, backward: functions with the arguments that the calling module describes. No ``backward``: no gradient.
     """
 
     name: str

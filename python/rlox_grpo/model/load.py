@@ -421,6 +421,11 @@ def count_vocabulary(model: nn.Module) -> int | None:
     return sizes[0] if len(sizes) == 1 else None
 
 
+def count_sampled_ids(policy: Policy) -> int | None:
+    """Return the number of token ids that the policy can sample: those with a token, or all that the model reads."""
+    return policy.vocabulary or count_vocabulary(policy.model)
+
+
 def find_max_positions(model: nn.Module) -> int | None:
     """Return the model's maximum sequence length, or None if its config has none."""
     config = getattr(model, "config", None)

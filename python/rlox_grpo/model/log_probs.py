@@ -194,7 +194,7 @@ class TileSettings:
 
     @property
     def factor(self) -> float:
-        """Factor of a logit after the softcap; without a softcap, its whole factor."""
+        """The factor by which a logit is multiplied after the softcap; without a softcap, its whole factor."""
         return 1 / self.temperature if self.softcap is not None else self.scale / self.temperature
 
 
@@ -339,7 +339,7 @@ class Tiles:
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
-        """D logit / d (hidden @ weightᵀ) over :attr:`TileSettings.factor`, from what :meth:`logits` gave."""
+        """The derivative of ``logits``, from :meth:`logits`, by hidden @ weightᵀ, over :attr:`TileSettings.factor`."""
         softcap = self._settings.softcap
         assert softcap is not None
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)

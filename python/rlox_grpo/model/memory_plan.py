@@ -167,7 +167,7 @@ CHANGES: Sequence[Mapping[str, Any]] = (
 def find_fitting_changes(
     shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, most: int = 3
 ) -> list[Mapping[str, Any]]:
-    """Return the first :data:`CHANGES` that make the run fit, without those that extend an earlier one."""
+    """Return the first :data:`CHANGES` that make the run fit, without those that only extend an earlier one of them."""
     fitting: list[Mapping[str, Any]] = []
     for change in CHANGES:
         # The options that the change adds; none, if all of them are set already.

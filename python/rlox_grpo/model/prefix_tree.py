@@ -3,7 +3,8 @@
 Completions of one prompt with a common prefix have the same hidden states, log-probs and entropies on that prefix. The
 model forwards each token of a shared prefix once; the gradients of all its rows add up there. The result differs from
 forwarding every row in full only in the order of sums. Completions of a low-entropy policy, short answers and fixed
-formats share long prefixes. Long free-form completions diverge after a few tokens, and the search then ends.
+formats share long prefixes. Long free-form completions diverge after a few tokens, and the search for shared tokens
+then ends.
 
 Example: four completions of the prompt ``9 9`` and one of the prompt ``8``::
 

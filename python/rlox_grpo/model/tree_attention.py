@@ -42,8 +42,8 @@ class Call:
 
     Attributes:
         queries, keys: ``int64`` indices in the packed row, sequence after sequence; None: the whole row in order.
-            cu_q, cu_k: ``int32 [n + 1]``, first index of each sequence, and the total. max_q, max_k: maximum number
-            of queries and of keys of a sequence.
+        cu_q, cu_k: ``int32 [n + 1]``, first index of each sequence, and the total.
+        max_q, max_k: maximum number of queries and of keys of a sequence.
         num_queries: number of queries of all sequences.
         causal: whether a query attends to no later key; the last query and the last key of a sequence are at the same
             position.

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message: bool) -> None:
-    """Raise ValueError if prompts are of several forms (text, chat messages, token ids), or last replies differ.
+    """Raise ValueError if prompts are of several forms (text, chat messages, token ids), or their last replies differ.
 
     A reward function would get completions of two forms. A last message with the role assistant is continued by the
     model. One text for all prompts is a prefill; texts that differ are probably reference replies, and are refused

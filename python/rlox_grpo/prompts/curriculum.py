@@ -21,8 +21,8 @@ MIXED = 0.9
 class PassRates:
     """The measured share of right completions of each prompt, by its index.
 
-    A completion is right if its first reward is at least 1, as in an evaluation. One without a first reward is left
-    out.
+    A completion is right if its first reward is at least 1, as in an evaluation. A completion without a first reward is
+    left out.
     """
 
     def __init__(self) -> None:

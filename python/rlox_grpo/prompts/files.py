@@ -46,7 +46,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_table(table: Any) -> Iterator[Any]:
-    """Yield the rows of a table; those of a ``datasets`` set or a frame without Arrow's nulls in messages and tools.
+    """Yield the rows of a table. For a ``datasets`` set or a frame, Arrow's nulls in messages and tools are left out.
 
     Arrow stores dicts of a column with the union of their keys, and null for the keys that a dict lacked. Whether the
     user wrote such a null cannot be read from the table. In chat messages and in schemas of tools a null means that the

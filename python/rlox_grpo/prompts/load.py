@@ -63,7 +63,7 @@ def load_prompts(
         columns: new name of a column → its name in the rows.
         system_prompt: system message before each prompt. A prompt that is text becomes a user message.
         chat_template_kwargs: variables for the chat template.
-        needs_template: every prompt must be written by ``template``; one in the rows is an error.
+        needs_template: every prompt must be written by ``template``; a prompt in the rows is an error.
 
     Raises:
         ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
@@ -99,7 +99,7 @@ def load_rows(
     arguments see :func:`load_prompts`.
 
     Raises:
-        ValueError: there is no row, or a row lacks a column that is renamed.
+        ValueError: there is no row, or a row lacks a column that ``columns`` renames.
         TypeError: as :func:`load_prompts`, or a prompt is token ids.
     """
     rows = list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
@@ -119,7 +119,7 @@ def list_entries(prompts: PromptsLike) -> list[Any]:
     """Return the rows of a file, a data set, a frame or a list, or the prompts of a tensor or a list.
 
     Raises:
-        TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or nothing that has rows.
+        TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or is not an object that has rows.
         ValueError: a tensor has not two dimensions, or a file cannot be read.
     """
     if isinstance(prompts, (str, Path)):
@@ -335,7 +335,7 @@ def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) ->
 
 
 def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None) -> None:
-    """Raise ValueError if the length of a prompt plus ``max_new_tokens`` exceeds ``positions``; names the prompt."""
+    """Raise ValueError if the length of a prompt plus ``max_new_tokens`` exceeds ``positions``; it names the prompt."""
     if positions is None:
         return
     for prompt in prompts:
@@ -347,7 +347,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
 
 
 def refuse_unknown_ids(prompts: Sequence[Prompt], vocab_size: int | None) -> None:
-    """Raise ValueError for a token id below 0 or from ``vocab_size`` on; names the prompt and the position."""
+    """Raise ValueError for a token id below 0 or from ``vocab_size`` on; it names the prompt and the position."""
     for prompt in prompts:
         ids = np.asarray(prompt.token_ids)
         beyond = (ids < 0) | (ids >= vocab_size) if vocab_size is not None else ids < 0

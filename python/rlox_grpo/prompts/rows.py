@@ -34,7 +34,7 @@ def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: in
 
 
 def warn_about_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) -> None:
-    """Warn once for each column that takes the name of another one, which nothing reads then."""
+    """Warn once for each column that takes the name of another column, which nothing reads then."""
     for new, name in renamed.items():
         if new == name or new in renamed.values():
             continue

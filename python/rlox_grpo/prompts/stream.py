@@ -102,7 +102,7 @@ class StreamDraws:
         """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.
 
         Raises:
-            ValueError: the stream ends before, or a row is invalid; the message names the row.
+            ValueError: the stream ends before that, or a row is invalid; the message names the row.
         """
         return [self._load_row(self._next_row(), self.draws - 1) for _ in range(count)]
 

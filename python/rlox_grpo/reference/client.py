@@ -69,7 +69,7 @@ def unpack_question(data: bytes) -> Question:
     """Decode :meth:`Question.pack`.
 
     Raises:
-        ValueError: not safetensors, or tensors that are missing, of another type or that do not fit each other.
+        ValueError: ``data`` is not safetensors, or its tensors are missing, of another type or do not fit each other.
     """
     try:
         tensors = load(data)
@@ -119,8 +119,9 @@ def connect(
     """Connect to a reference server, which must answer now; ``timeout`` is the seconds of a call with its retries.
 
     Raises:
-        ReferenceServerError: the server does not answer within ``timeout``, refuses the token, or has fewer ids.
-        ConfigError: no token, in neither the environment nor the file.
+        ReferenceServerError: the server does not answer within ``timeout``, refuses the token, or has fewer ids than
+            the policy.
+        ConfigError: there is no token, in neither the environment nor the file.
     """
     client = _Client(url, read_token(token_file), timeout)
     about = client.health()

@@ -9,7 +9,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.load import count_vocabulary, load_policy
+from rlox_grpo.model.load import count_sampled_ids, count_vocabulary, load_policy
 from rlox_grpo.model.policy import Policy
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
         policy: the model in training. Both must have the same tokens.
 
     Raises:
-        ConfigError: the tokens are others, or fewer.
+        ConfigError: the model has other tokens than the policy, or fewer.
         ValueError: there is no such model.
     """
     try:
@@ -44,7 +44,7 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
 
 def refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
     """Raise ConfigError if the policy samples ids that ``model`` does not have."""
-    sampled, size = policy.vocabulary or count_vocabulary(policy.model), count_vocabulary(model)
+    sampled, size = count_sampled_ids(policy), count_vocabulary(model)
     if sampled is None or size is None:
         return
     if size < sampled or (policy.tokenizer is None and size != sampled):

@@ -53,8 +53,8 @@ class Reference:
 def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = None) -> str:
     """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights.
 
-    A model in shards is gathered a parameter at a time, by all ranks. ``masters`` stand for the parameters of their
-    names, which the model holds rounded.
+    A model in shards is gathered a parameter at a time, by all ranks. ``masters`` are used in place of the parameters
+    of the same names, which the model holds rounded.
     """
     return fingerprint_weights(
         (name, gather_shards((masters or {}).get(name, parameter).detach()))
@@ -63,7 +63,7 @@ def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = N
 
 
 def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """:func:`fingerprint_model` of weights by name."""
+    """Return the digest of :func:`fingerprint_model` for weights by name."""
     digest = hashlib.sha256()
     for name, weight in weights:
         sums = [float(values.sum(dtype=torch.float64)) for values in (weight, weight.abs())]

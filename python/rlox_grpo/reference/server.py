@@ -68,7 +68,7 @@ class Measuring:
 
         Raises:
             ValueError: ids that the model does not have, or rows beyond its positions.
-            queue.Full: too many wait.
+            queue.Full: too many questions wait.
         """
         ids = question.input_ids
         if self.max_length is not None and ids.shape[1] > self.max_length:
@@ -164,7 +164,7 @@ def _list_groups(question: Question) -> list[ScoredGroup]:
 def serve(model: str, *, host: str, port: int, token_file: str | None, token_budget: int, dtype: str) -> None:
     """Load ``model`` and answer until interrupted; prints the address once it listens.
 
-    The options are those of ``rlox-grpo serve-reference``; the defaults are there.
+    The options are those of ``rlox-grpo serve-reference``, which also has their defaults.
 
     Raises:
         ConfigError: There is no token, in neither the environment nor the file.
@@ -206,8 +206,8 @@ def make_server(
     ``GET /health`` answers ``about``, ``POST /log_probs`` takes a :class:`Question` and answers what ``submit`` gives.
 
     Args:
-        submit: Queues a question. Raises ValueError for one that the model cannot answer, queue.Full where too many
-            wait.
+        submit: Queues a question. Raises ValueError for one that the model cannot answer, and queue.Full if too many
+            questions wait.
     """
     limits = bounds or Bounds()
 

@@ -15,7 +15,7 @@ from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, take_log_probs
-from rlox_grpo.model.load import count_vocabulary
+from rlox_grpo.model.load import count_sampled_ids
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
@@ -121,14 +121,15 @@ def make_teacher(
             (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
-        config: read are the options of the teacher.
+        config: the options, of which those of the teacher are read.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
-        ConfigError: another vocabulary, the policy itself, or a server for ``teacher_kl="full"``.
-        ReferenceServerError: the server does not answer, or has fewer ids.
+        ConfigError: the teacher has another vocabulary, is the policy itself, or is a server with
+            ``teacher_kl="full"``.
+        ReferenceServerError: the server does not answer, or has fewer ids than the policy.
         TypeError: ``teacher`` is something else.
     """
     temperature = forward_options["temperature"]
@@ -147,7 +148,7 @@ def make_teacher(
         assert reference is not None
         return Teacher(reference, temperature, is_full, has_distributions=True, name=EMA)
     # Ids from here on are padding of the embedding, and left out on both sides.
-    forward_options["vocabulary"] = policy.vocabulary or count_vocabulary(policy.model)
+    forward_options["vocabulary"] = count_sampled_ids(policy)
     if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
@@ -202,7 +203,7 @@ def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
         ranks: all ranks, each of which calls this.
 
     Raises:
-        NonFiniteError: with the rows of the step.
+        NonFiniteError: a value is NaN or +inf; the error has the rows of the step.
     """
     mine = [row for batch in batches for row in batch.row_index[_find_non_finite(batch)].tolist()]
     if rows := sorted(row for rank_rows in ranks.gather(mine) for row in rank_rows):

@@ -37,7 +37,7 @@ class Countdown:
     __name__: ClassVar[str] = "countdown"
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         name, rows = self.__name__, len(completions)
         numbers, offsets = read_ragged_whole_numbers(columns, "nums", rows, name)
         target = read_whole_numbers(columns, "target", rows, name)
@@ -69,7 +69,7 @@ class GSM8KAnswer:
         check_choice("percent", self.percent, ("optional", "exact"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         gold = read_golds(columns, "answer", len(completions), self.__name__)
         answers = read_texts(completions, self.__name__)
         optional = self.percent == "optional"
@@ -96,7 +96,7 @@ class ExactAnswer:
             check_tag("tag", self.tag)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         gold = read_golds(columns, "answer", len(completions), self.__name__)
         answers = read_texts(completions, self.__name__)
         return name_errors(self.__name__, lambda: _native.score_exact(answers, gold, self.tag, self.case_sensitive))
@@ -109,7 +109,8 @@ class MultipleChoice:
     """1.0 if the answer is the option letter of the gold, else 0.0. An answer with two options is ``unparseable``.
 
     The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
-    text: ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the option letters.
+    text. It may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the
+    option letters.
     """
 
     weight: float = 1.0
@@ -121,7 +122,7 @@ class MultipleChoice:
             raise ValueError(f"options is {self.options!r}, expected different capital letters")
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         gold = read_golds(columns, "answer", len(completions), self.__name__)
         answers = read_texts(completions, self.__name__)
         return name_errors(self.__name__, lambda: _native.score_choice(answers, gold, self.options))

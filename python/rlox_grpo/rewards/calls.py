@@ -74,19 +74,19 @@ class ChatCompletion(list[Mapping[str, Any]]):
         return super().__ne__(_refuse_text(other, "!="))
 
     def count(self, value: Any, /) -> int:
-        """How often this message is among them."""
+        """Return how often the message ``value`` is in the completion."""
         return super().count(_refuse_text(value, "count"))
 
     def index(self, value: Any, /, *bounds: Any) -> int:
-        """The first place of this message."""
+        """Return the first index of the message ``value``."""
         return super().index(_refuse_text(value, "index"), *bounds)
 
 
 def took_lengths_alone(completions: Sequence[Any]) -> bool:
     """Whether a function called ``len`` of each chat completion and read no message.
 
-    Such a function was probably written for text and scores its length. For a chat completion, ``len`` is the number
-    of messages.
+    Such a function was probably written for text and scores the text's length. For a chat completion, ``len`` is the
+    number of messages.
     """
     return bool(completions) and all(
         isinstance(completion, ChatCompletion) and completion.counted and not completion.read

@@ -41,22 +41,22 @@ _PYTHON = ("python", "py", "python3", "")
 class PythonTests:
     """1.0 if the program of a completion passes every test of its row, else 0.0; or the fraction of passed tests.
 
-    The program is found by :func:`extract_program`. It runs in a sandbox without network, other processes and files of
-    the user. The tests of a row are a list. A test is text with statements, such as ``"assert f(2) == 4"``, or an input
-    and the expected output of the program: ``{"input": …, "output": …}`` or a pair. Statements run in a separate
-    process, which calls the functions of the program and compares the returned values. These are plain data, such as
-    numbers, text, lists and dicts, so every operator runs where the tests are. Outputs are compared outside of the
-    sandbox, without trailing spaces and empty lines. So a program can neither report a verdict nor read the expected
-    values.
+    The program is found by :func:`extract_program`. It runs in a sandbox, in which it cannot reach the network, other
+    processes or files of the user. The tests of a row are a list. A test is either text with statements, such as
+    ``"assert f(2) == 4"``, or an input and the expected output of the program: ``{"input": …, "output": …}`` or a pair.
+    Statements run in a separate process, which calls the functions of the program and compares the returned values.
+    These are plain data, such as numbers, text, lists and dicts, so every operator runs where the tests are. Outputs
+    are compared outside of the sandbox, without trailing spaces and empty lines. So a program can neither report a
+    verdict nor read the expected values.
 
     Tests that use objects of the program, such as ``Solution().f(2)`` or ``len(Stack())``, need ``objects="allow"``.
     The program can then return any object where a test expects plain data, and its own code answers the methods,
     attributes and items that a test asks of that object, ``len``, ``abs``, ``-x``, ``bool``, ``str``, ``repr`` and
-    iteration: ``assert f("ab").startswith("a")`` can pass without a text, and shows the program the ``"a"``.
-    Comparisons, ``in`` and arithmetic with a value of the tests never run in the program.
+    iteration: ``assert f("ab").startswith("a")`` can pass although ``f`` returns no text, and shows the program the
+    ``"a"``. Comparisons, ``in`` and arithmetic with a value of the tests never run in the program.
 
-    The status ``unparseable`` is a program with a syntax error, ``undecided`` a program that exceeded a limit of time
-    or files, and ``out_of_memory`` one that exceeded its memory limit; tests that did not run count as failed. A
+    A program with a syntax error has the status ``unparseable``, one that exceeded a limit of time or files
+    ``undecided``, and one that exceeded its memory limit ``out_of_memory``; tests that did not run count as failed. A
     program that the system killed within its limits, for example because the machine has no memory left, has the status
     ``killed`` and no score. A failure of the sandbox is an error and never a score.
 
@@ -89,7 +89,7 @@ class PythonTests:
         get_sandbox()
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use.
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use.
 
         Raises:
             SandboxError: the sandbox itself failed.

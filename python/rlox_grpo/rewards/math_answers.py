@@ -129,7 +129,7 @@ class MathAnswer:
         _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, and every row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, and every row and value that the rule cannot use."""
         values = read_column(columns, "answer", len(completions), self.__name__)
         golds = [format_gold(value) for value in values]
         answers = read_texts(completions, self.__name__)

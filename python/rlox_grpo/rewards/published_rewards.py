@@ -1,8 +1,8 @@
 """The rewards of published systems, by name, with their own parts and weights.
 
 These rewards reproduce the systems' rules with their errors, for runs that must reproduce these systems. For other runs
-use the rules of ``answers.py``. Two things differ, for safety: no interpreter evaluates expressions, and every scan is
-linear.
+use the rules of ``answers.py``. The docstring of each scorer has its scores, then the text that it reads as the answer.
+Two things differ, for safety: no interpreter evaluates expressions, and every scan is linear.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:
 
 
 def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """GRPO-Zero: 1 or 0; the first ``<answer>`` that closes; no decimal points, no spaces but blanks."""
+    """GRPO-Zero: 1 or 0; the first ``<answer>`` that closes; without decimal points, and of white space only blanks."""
     start = text.find("<answer>") + len("<answer>")
     end = text.find("</answer>", start)
     span = text[start:end] if start >= len("<answer>") and end >= 0 else None
@@ -41,7 +41,7 @@ def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
 
 
 def tinyzero(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """TinyZero: 1, or 0.1 for any other ``<answer>``, or 0; the last one on the last line."""
+    """TinyZero: 1, 0.1 for a wrong ``<answer>``, or 0 without one; the last ``<answer>`` on the last line."""
     span = _find_last_closed(text.rpartition("\n")[2])
     score, status = _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=False)
     return (0.0 if status == NO_ANSWER else max(score, 0.1)), status
@@ -228,9 +228,9 @@ __all__ = ["PUBLISHED", "PublishedAnswer", "PublishedCountdown", "published"]
 class PublishedCountdown:
     """Countdown as scored by ``nano_aha``, ``grpo_zero`` or ``tinyzero``: the value of ``eval``, within 1e-5.
 
-    As there, decimals, ``//`` and ``**`` are allowed, and ``1.5*2`` uses the numbers 1, 5 and 2. No interpreter
-    evaluates the expression. One with more than 4096 tokens, 100 levels or 65,536 bits is ``undecided`` and scored as
-    wrong. Columns: ``nums``, ``target``.
+    As in these systems, decimals, ``//`` and ``**`` are allowed, and ``1.5*2`` uses the numbers 1, 5 and 2. No
+    interpreter evaluates the expression. An expression with more than 4096 tokens, 100 levels or 65,536 bits is
+    ``undecided`` and scored as wrong. Columns: ``nums``, ``target``.
     """
 
     system: str
@@ -241,7 +241,7 @@ class PublishedCountdown:
         check_choice("system", self.system, list(EQUATIONS))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         name, rows = self.__name__, len(completions)
         numbers, offsets = read_ragged_whole_numbers(columns, "nums", rows, name)
         targets = read_whole_numbers(columns, "target", rows, name).tolist()
@@ -269,7 +269,7 @@ class PublishedAnswer:
         check_choice("system", self.system, list(ANSWERS))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         golds = read_golds(columns, "answer", len(completions), self.__name__)
         wanted = [extract_gold(self.system, gold) for gold in golds]
         for row, gold in enumerate(wanted):

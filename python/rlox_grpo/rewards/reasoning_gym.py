@@ -181,7 +181,7 @@ class ReasoningGym:
     __reduce__ = reduce_settings  # a copy has workers of its own
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
         name, rows = self.__name__, len(completions)
         table = {column: list(read_column(columns, column, rows, name)) for column in _COLUMNS}
         _check_columns(table, self.task, name)

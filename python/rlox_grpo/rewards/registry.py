@@ -39,12 +39,11 @@ def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
     """Create the reward functions of ``rewards`` tables.
 
     A table has a ``name``, which is a key of :data:`REWARDS`, ``reasoning_gym:<task>`` or ``module:callable``, and the
-    arguments of the rule. The
-    arguments ``rule``, ``accuracy`` and ``rules`` (a list) are again names or tables. For ``folders`` see
-    :func:`~rlox_grpo.rewards.import_callable.import_callable`.
+    arguments of the rule. The arguments ``rule``, ``accuracy`` and ``rules`` (a list) are again names or tables. For
+    ``folders`` see :func:`~rlox_grpo.rewards.import_callable.import_callable`.
 
     Raises:
-        ConfigError: a rule is unknown, a callable cannot be imported, or a rule does not have an argument.
+        ConfigError: a rule is unknown, a callable cannot be imported, or a rule does not have an argument of its table.
     """
     return [
         function for index, table in enumerate(tables) for function in _make_rule(f"rewards[{index}]", table, folders)
@@ -56,7 +55,8 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
 
     Raises:
         ConfigError: the name of a rule, which is only allowed in run files.
-        TypeError: a class, a model, or anything else that is neither a callable nor a path; names the index.
+        TypeError: a class, a model, or anything else that is neither a callable nor a path; the message names its
+            index.
     """
     if reward_fn is None:
         raise TypeError("reward_fn is None: expected a reward function, a list of them, or an environment instead")

@@ -80,9 +80,10 @@ def score(
 
     Args:
         groups: Rollouts, all with text or all without.
-        reward_fns: One function or several. The score None or NaN means that the function does not apply to a sample:
-            the others alone score it. A sample that failed has no score from any function, so that it is left out of
-            its group: its episode failed, a function failed or ran out of time, or a rule could not judge it.
+        reward_fns: One function or several. The score None or NaN means that the function does not apply to a sample,
+            which the other functions then score alone. A sample that failed has no score from any function, so that it
+            is left out of its group: its episode failed, a function failed or ran out of time, or a rule could not
+            judge it.
         weights: One for each function; by default its ``weight`` attribute, or else 1.
         on_error: If a function raises an error or returns something that is not a score: ``stop`` raises, ``none``
             lets every sample of the call fail. Functions in workers have their own ``on_error``; an error of a rule is
@@ -356,7 +357,8 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
     in every step. For functions in workers, a worker process is started.
 
     Raises:
-        ValueError: A prompt lacks a column of the others, or a rule cannot read a column; the message names the prompt.
+        ValueError: A prompt lacks a column that other prompts have, or a rule cannot read a column; the message names
+            the prompt.
         RewardError: A function requires an argument that is not a column, or cannot run in a worker.
     """
     empty = [""] * len(prompts)

@@ -68,8 +68,8 @@ def locate_steps(scored: ScoredGroup, decode: Callable[[list[int]], str] | None)
 
     Args:
         scored: a group as :func:`rlox_grpo.rewards.score` returns it.
-        decode: decodes token ids as the texts of completions were; None: completions are token ids, and ends are
-            offsets of tokens already.
+        decode: decodes token ids, in the same way as the texts of the completions were made; None: completions are
+            token ids, and ends are offsets of tokens already.
     """
     if not scored.step_scores:
         return scored

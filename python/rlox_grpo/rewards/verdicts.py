@@ -1,4 +1,4 @@
-"""The protocol of rules, reward functions that also return a status for each sample; and several rules as one.
+"""The protocol of rules, reward functions that also return a status for each sample, and a rule of several rules.
 
 A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
 ``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None
@@ -76,9 +76,10 @@ class Rule(Protocol):
 
 
 def leave_out_failed(components: Sequence[Float64Array], failed: Sequence[BoolArray]) -> list[Float64Array]:
-    """Return the components with NaN in each sample that failed in any of them, by ``failed`` ``bool [N]`` of each.
+    """Return the components, NaN in each sample that failed in any of them; ``failed`` has ``bool [N]`` for each.
 
-    The rest of its scores is not comparable with its group's: a judge that timed out is no judge that gave 0.
+    The other scores of such a sample are not comparable with those of its group: a judge that timed out has not given a
+    score of 0.
     """
     return [np.where(np.any(failed, axis=0), np.nan, component) for component in components]
 
@@ -110,12 +111,12 @@ def make_decided_verdicts(scores: Float64Array) -> Verdicts:
 
 
 def to_floats(scores: Float64Array) -> list[float | None]:
-    """Convert to the return value of TRL's call: None for NaN."""
+    """Convert scores to a list as TRL's reward functions return it, with None for NaN."""
     return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
 def reduce_settings(record: Any) -> tuple[Any, ...]:
-    """Pickle the settings of a dataclass alone, as its ``__reduce__``; a copy makes the other fields anew."""
+    """Pickle only the settings of a dataclass, whose ``__reduce__`` this is; a copy makes its other fields anew."""
     return type(record), tuple(getattr(record, setting.name) for setting in fields(record) if setting.init)
 
 
@@ -144,7 +145,7 @@ def check_tag(name: str, tag: str) -> None:
 
 
 def check_tags(first: str, second: str) -> None:
-    """Raise ValueError if these are not two different tag names."""
+    """Raise ValueError if ``first`` and ``second`` are not two different tag names."""
     check_tag("first", first)
     check_tag("second", second)
     if first == second:

@@ -34,7 +34,7 @@ class Job:
 
     Attributes:
         rows: Rows of the batch.
-        arguments: Arguments of the function, one value of each for each of ``rows``.
+        arguments: Arguments of the function by name, each with one value for each of ``rows``.
         each: Whether to call the function once for each row, with lists of one value, instead of once with all.
         timeout: Timeout of each call, in seconds.
         deadline: Seconds after which the worker is killed.
@@ -48,7 +48,7 @@ class Job:
 
 
 def write_frame(stream: BinaryIO, payload: bytes) -> None:
-    """Write bytes after their length."""
+    """Write the length of ``payload``, then its bytes."""
     stream.write(len(payload).to_bytes(_HEADER, "big"))
     stream.write(payload)
     stream.flush()

@@ -1,8 +1,8 @@
 """A pool of worker processes for one reward function, with a deadline for each job.
 
-Libraries do not fit. pebble starts workers by multiprocessing, which runs a script without a ``__main__`` guard again
-in each worker and fails, and it unpickles the answers of workers. loky can only kill the whole pool and not a single
-late worker. Here a worker is a plain subprocess, which gets the function from cloudpickle.
+No library fits this use. pebble starts workers by multiprocessing, which runs a script without a ``__main__`` guard
+again in each worker and fails, and it unpickles the answers of workers. loky can only kill the whole pool and not a
+single late worker. Here a worker is a plain subprocess, which gets the function from cloudpickle.
 """
 
 from __future__ import annotations

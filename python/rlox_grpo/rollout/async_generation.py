@@ -174,7 +174,7 @@ def _record_event() -> torch.cuda.Event | None:
 
 
 def start(engine: GenerationEngine, job: Callable[[GenerationEngine], T]) -> Future[T]:
-    """Run ``job(engine)`` in the engine's thread, or without one before this function returns."""
+    """Run ``job(engine)`` in the engine's thread or, if it has none, before this function returns."""
     if isinstance(engine, BackgroundEngine):
         return engine.submit(job)
     future: Future[T] = Future()
@@ -242,7 +242,7 @@ class BatchQueue(deque[PendingBatch]):
         Args:
             state: the state of all ranks; see :func:`join_states`.
             prompts: the prompts of the run, by their index.
-            generate: ``generate(prompts, position)`` samples a batch whose completions were not saved again.
+            generate: ``generate(prompts, position)`` samples again a batch whose completions were not saved.
             share: ``share(count)`` returns this rank's slice of ``count`` prompts.
         """
         for position, entry in enumerate(state):
@@ -265,6 +265,6 @@ def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
-    """``rollout/staleness_mean`` and ``_max``: how many versions the sampling weights are behind ``version``."""
+    """Return ``rollout/staleness_mean`` and ``_max``: how many versions the sampling weights are behind ``version``."""
     behind = np.array([version - group.policy_version for group in groups], np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}

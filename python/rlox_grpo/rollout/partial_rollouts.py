@@ -202,7 +202,7 @@ class PartialRollouts:
         self._counts.clear()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """``rollout/carried_episodes`` and ``rollout/carried_staleness_max``, of the episodes that the last step left.
+        """Return ``rollout/carried_*``: the number and the largest staleness of the episodes that the last step left.
 
         ``version`` is the policy version of the step.
         """

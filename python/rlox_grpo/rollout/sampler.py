@@ -89,7 +89,7 @@ class Sampler:
         return self.ahead[0]
 
     def sample(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> PendingBatch:
-        """Sample ``prompts`` for ``step``, in the engine's thread or, without one, before this method returns."""
+        """Sample ``prompts`` for ``step``, in the engine's thread or, if it has none, before this method returns."""
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
@@ -161,7 +161,7 @@ class Sampler:
         return sorted(set(chain.from_iterable(self._ranks.gather(self.ahead.list_failed()))))
 
     def sample_again(self, indices: Sequence[int], step: int) -> None:
-        """Sample the batches of these indices again, with the same prompts. ``step`` is the step of the first batch."""
+        """Sample the batches ``indices`` again, with the same prompts. ``step`` is the step of the first batch."""
         for index in indices:
             self.ahead.replace(index, partial(self.sample, step=step + index))
 

@@ -140,7 +140,7 @@ def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
 
 
 def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
-    """Return the factor of :func:`save_learning_rate_factor`, or else that ``saved`` in the checkpoint.
+    """Return the factor of :func:`save_learning_rate_factor`, or else ``saved``, the factor in the checkpoint.
 
     Raises:
         CheckpointError: the note is damaged.

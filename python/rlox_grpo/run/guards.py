@@ -62,7 +62,7 @@ Guard = Callable[[History], str | None]
 
 
 def constant_rewards(history: History) -> str | None:
-    """Almost all groups have constant rewards. At the start of a run, all groups of every step so far have."""
+    """Almost all groups have constant rewards; at the start of a run, all groups of every step so far have them."""
     name = "rollout/frac_reward_zero_std"
     _, before, share = history.means(name)
     if share is None or "teacher/kl" in history.recent[-1]:  # a teacher trains these groups too
@@ -131,7 +131,7 @@ def long_completions(history: History) -> str | None:
 
 
 def truncated_completions(history: History) -> str | None:
-    """Most completions are truncated, and not all of them since the start."""
+    """Most completions are truncated, but not all of them in every step since the start."""
     start, _, share = history.means("completions/clipped_ratio")
     # A model without an end token truncates every completion, which is intended.
     if share is None or share < 0.5 or min(start or 0.0, share) == 1.0:

@@ -140,7 +140,7 @@ def draw_curve(title: str, line: Points, dots: Points) -> str:
 
 
 def thin(line: Points, most: int = _MAX_POINTS) -> Points:
-    """Return at most ``most`` points: neighbours are replaced by their last step and their mean value."""
+    """Return at most ``most`` points: neighbouring points become one, at their last step and with their mean value."""
     width = math.ceil(len(line) / most)
     if width <= 1:
         return line

@@ -52,8 +52,8 @@ class Progress:
     Attributes:
         step: Training steps.
         draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
-        start_step, start_draw: Both at the start of the current call of ``train``.
-        total_steps: The step with which this call ends, and the schedules with it.
+        start_step, start_draw: ``step`` and ``draws`` at the start of the current call of ``train``.
+        total_steps: The step with which this call and its schedules end.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
         learning_rate_factor: Factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
         weights_are_whole: False from the first weight that a training step changes until the step is complete. No

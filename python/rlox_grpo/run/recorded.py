@@ -55,7 +55,8 @@ class RecordedRun:
     def replace_by(self, overrides: RecordedRun) -> RecordedRun:
         """Return the run with the options and sources of ``overrides`` in place of its own.
 
-        An evaluation never sends its weights to the run's vLLM servers: without another engine it takes the built-in.
+        An evaluation never sends its weights to the run's vLLM servers: if no other engine is given, it uses the
+        built-in one.
         """
         preset = str(overrides.options.get("preset"))
         preset_values = PRESETS[preset].values if preset in PRESETS else {}
@@ -93,7 +94,7 @@ class RecordedRun:
             )
 
     def list_settings(self, also: Iterable[str] = ()) -> dict[str, str]:
-        """Return the settings to show: sources, options that are not the defaults, and those of ``also``."""
+        """Return the settings to show: sources, options that are not the defaults, and the options ``also``."""
         names = [name for name in (*_SHOWN, *self.options, *also) if name in EVALUATED]
         options = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
         settings = {**{name: value for name, value in self.sources.items() if name in _SOURCES}, **options}

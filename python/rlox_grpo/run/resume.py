@@ -61,9 +61,10 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
 
 
 def read_recorded_dtype(config: GRPOConfig) -> Literal["float32", "bfloat16"] | None:
-    """Return the precision of the run that ``config`` continues; None if there is none to continue, or none is stated.
+    """Return the precision of the run that ``config`` continues; None if there is no run, or it states none.
 
-    Which checkpoint is continued is decided later, under the folder's lock: all of a run have one precision.
+    Which checkpoint is continued is decided later, under the folder's lock; all checkpoints of a run have one
+    precision.
     """
     if config.resume == "never" or (config.resume == "auto" and config.output_dir is None):
         return None
@@ -162,9 +163,9 @@ def digest_reward(function: Any) -> str | None:
     """Return a digest of a reward function, or None if it has no source.
 
     Functions that the reward function calls are not in the digest. The digest is of the source's tokens, without
-    comments and layout. For a lambda it is of the bytecode, which can be compared only within one version of Python,
-    and after a ``+`` of its defaults. For a dataclass it is of its class and its fields; for a method of a dataclass
-    these follow after a ``+``. Plain values of other objects and closures follow after a further ``+``; see
+    comments and layout. For a lambda it is of the bytecode, which can be compared only within one version of Python;
+    the digest of its defaults follows after a ``+``. For a dataclass it is of its class and its fields; for a method of
+    a dataclass these follow after a ``+``. Plain values of other objects and closures follow after a further ``+``; see
     :func:`_digest_values`.
     """
     digest = _digest_code(function)
@@ -274,8 +275,8 @@ def digest_optimizer(factory: Any) -> str | None:
 def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
     """Return fingerprints of the user's functions that are options (``DOORS``), as :func:`digest_reward`.
 
-    None for a built-in one, and for an object without source. Values of an engine are left out: its version, addresses
-    and ports differ from rank to rank and from start to start.
+    The fingerprint is None for a built-in one, and for an object without source. Values of an engine are left out: its
+    version, addresses and ports differ from rank to rank and from start to start.
     """
     digests: dict[str, str | None] = {}
     for name in DOORS:

@@ -236,7 +236,7 @@ class Run:
                 write_completions(folder, self._progress.step, groups, advantages, limit=limit)
 
     def find_checkpoint_to_restore(self) -> Path | None:
-        """Return the newest checkpoint from before the reward collapsed; None if it has not, or if there is none.
+        """Return the newest checkpoint from before the reward collapsed; None without a collapse or such a checkpoint.
 
         For ``on_collapse="restore"``. Every rank gets the same answer.
         """

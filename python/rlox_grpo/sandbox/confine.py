@@ -41,7 +41,7 @@ class ConfinementError(RuntimeError):
 
 
 def find_missing() -> str | None:
-    """What this system lacks, and what to do about it; None where it can confine."""
+    """Return what this system lacks to confine a process, and what to do about it; None if it lacks nothing."""
     if not sys.platform.startswith("linux"):
         return f"it needs Linux (Landlock and seccomp), this is {sys.platform}: run it in a Linux container or machine"
     if platform.machine() not in NUMBERS or sys.maxsize < 2**32 or sys.byteorder != "little":
@@ -62,9 +62,9 @@ def find_missing() -> str | None:
 
 
 def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
-    """A Landlock ruleset that allows these rights beneath these paths and no other; a descriptor.
+    """Create a Landlock ruleset that allows no rights but those of each path, beneath it; return its descriptor.
 
-    A path that is gone is left out.
+    ``paths`` are pairs of path and rights. A path that is gone is left out.
     """
     version = _landlock_version()
     handled = (1 << _RIGHTS_BY_VERSION[min(version, 5)]) - 1

@@ -25,7 +25,7 @@ class Limits:
     """Limits of one program.
 
     Attributes:
-        cpu_seconds: processor time, in whole seconds; one more for a program that ignores or catches SIGXCPU.
+        cpu_seconds: processor time, in whole seconds; one second more for a program that ignores or catches SIGXCPU.
         wall_seconds: elapsed time, in seconds. Should be larger than ``cpu_seconds``, so that a busy machine does not
             change a verdict.
         memory_mb: address space, in MiB.
@@ -57,9 +57,9 @@ class ScriptResult:
             limit; ``memory``: it raised MemoryError at its limit; ``killed``: the system killed it within its limits,
             for example because the machine has no memory left.
         code: exit code, or the negative number of the signal.
-        stdout, stderr: the output; the beginning and the end of one that is longer than ``output_kb``, with a mark of
-            how much was cut between.
-        cut: whether stdout was longer.
+        stdout, stderr: the output; if it is longer than ``output_kb``, its beginning and its end, with a mark of how
+            much was cut between them.
+        cut: whether stdout was longer than ``output_kb``.
         cpu_seconds, seconds: processor time and elapsed time.
     """
 

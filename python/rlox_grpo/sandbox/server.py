@@ -78,7 +78,7 @@ class Job:
 
     @property
     def deadline(self) -> float:
-        """When its time is over, by the monotonic clock."""
+        """The time on the monotonic clock at which the job exceeds its limit of elapsed time."""
         return self.start + self.limits.wall_seconds
 
 

@@ -1,7 +1,7 @@
 """The system calls that a confined process may make, and the seccomp filter that allows no other.
 
 The filter is a list of what is allowed, so a call that a later kernel adds is refused. The filter refuses new processes
-and threads, sockets but for a private pair, programs (``execve``), modes and owners of files, limits, and every call
+and threads, sockets except for a private pair, programs (``execve``), modes and owners of files, limits, and every call
 that names another process. Numbers: Linux's ``unistd.h`` of each architecture; the filter's format: linux/filter.h.
 """
 

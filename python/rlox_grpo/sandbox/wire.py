@@ -2,7 +2,7 @@
 
 Values are sent as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard
 library, each of exactly that type, and made anew at the other end. So every operator of a test runs in the process of
-the tests, on its values, and the program sees the arguments of calls alone. A function is sent as a handle that can be
+the tests, on its values, and the program sees only the arguments of calls. A function is sent as a handle that can be
 called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask for objects,
 sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
 
@@ -102,7 +102,7 @@ class Peer:
     Args:
         channel: the descriptor of its socket.
         operations: what the other end may request.
-        objects: whether this end takes any object of the other, or only plain data, functions and iterators.
+        objects: whether this end takes any object of the other end, or only plain data, functions and iterators.
 
     Attributes:
         refused: whether an object was refused.
@@ -125,7 +125,7 @@ class Peer:
 
         Raises:
             ClosedError: the other process has ended.
-            TypeError: the operation, or its result, needs objects of the other process.
+            TypeError: the operation, or its result, needs objects that are not plain data, and ``objects`` is off.
             Exception: the exception of the other process; of its type if that is built in.
         """
         if not self._objects and operation in OBJECT_OPERATIONS:
@@ -323,7 +323,7 @@ _STANDARD_NAMES = {
 
 
 def find_standard(name: str) -> Any:
-    """The module or object of the standard library that tests may mean by ``name`` without an import; or None."""
+    """The module or object of the standard library that tests may mean by ``name`` without an import; else None."""
     if name in _STANDARD_MODULES:
         return importlib.import_module(name)
     for module, names in _STANDARD_NAMES.items():

@@ -29,7 +29,7 @@ from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.load import count_vocabulary, find_max_positions, load_policy
+from rlox_grpo.model.load import count_sampled_ids, find_max_positions, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
@@ -119,7 +119,7 @@ def build_step(
         # in a reward function would also truncate a call in the other thread.
         sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
     checks_engine = is_custom(config.engine)
-    vocabulary = policy.vocabulary or count_vocabulary(policy.model)
+    vocabulary = count_sampled_ids(policy)
     episodes = None
     if environment is not None or tools:
         episodes = EpisodeRunner(
@@ -211,9 +211,9 @@ def build_update(
 ) -> tuple[Forward, Reference | None, Teacher | None, Updater]:
     """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
-    Each tests the model in its own dtype, so that its frozen layers are cast after them. A reference that copies the
-    weights is made before the updater rounds them; the policy without its adapter as reference, and the policy itself
-    as teacher, run under the updater.
+    Each of these is built and tested with the model in its own dtype, so the model's frozen layers are cast after them.
+    A reference that copies the weights is made before the updater rounds them; the policy without its adapter as
+    reference, and the policy itself as teacher, run under the updater.
     """
     in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config"))
     forward_options: dict[str, Any] = {
@@ -230,6 +230,11 @@ def build_update(
         is_rounded=policy.shards is not None and policy.shards.gather_dtype is not None,
         **forward_options,
     )
+    is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
+    scorer = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
+    reference_options = forward_options
+    if scorer is not None:  # its output layer may have another number of rows without a token
+        reference_options = {**forward_options, "vocabulary": count_sampled_ids(policy)}
 
     def build_reference(forward: Forward) -> Reference | None:
         return make_reference(
@@ -255,11 +260,6 @@ def build_update(
             **forward_options,
         )
 
-    # A model of the user's own may have another number of rows that no token uses; they are left out on both sides.
-    vocabulary = policy.vocabulary or count_vocabulary(policy.model)
-    reference_options = forward_options if ref_model is None else {**forward_options, "vocabulary": vocabulary}
-    is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
-    scorer = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
     reference = None if is_policy else build_reference(plain)
     distiller = build_teacher(plain) if teacher is not None and teacher != SELF else None
     updater = make_updater(stages, policy, plain, ranks, optimizer)
@@ -304,7 +304,7 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
     if config.advantage_fn is not None:
         find_advantage_fn(config.advantage_fn)
-    several_turns = any(has.values())
+    several_turns = has["environment"] or has["tools"]
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
     if several_turns and config.tensor_parallel_size > 1:

@@ -46,10 +46,10 @@ class EngineSync:
         self._step: int | None = None  # the step whose weights the engine has
 
     def push(self, step: int, *, again: bool = False) -> None:
-        """Push the weights of ``step`` if the engine has others, or with ``again`` always; every rank calls this.
+        """Push the weights of ``step`` if the engine has other ones, or with ``again`` always; every rank calls this.
 
         Raises:
-            EngineError: the engine did not take their version.
+            EngineError: the engine did not take the version of these weights.
         """
         if not again and self._step == step:
             return
@@ -69,7 +69,8 @@ class EngineSync:
     def measure_tokens(self, token_ids: Sequence[int]) -> Float32Array:
         """Return the policy's log-probs of all tokens but the first, ``[T − 1]``; a collective if it is sharded.
 
-        At temperature 1 and over every id of the output layer, as an engine reports those of a prompt.
+        They are taken at temperature 1 and over every id of the output layer, as an engine reports log-probs of a
+        prompt.
         """
         ids = np.array(token_ids, np.int64)
         device = find_device(self._policy.model)

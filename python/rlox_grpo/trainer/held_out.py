@@ -20,7 +20,7 @@ class HeldOut:
     """Evaluates the weights that the engine has.
 
     Attributes:
-        stages: the options; read are those of the run, of rewards and of sampling.
+        stages: the options, of which those of the run, of rewards and of sampling are read.
         sampler: the sampler of training, with its engine.
         reward_fns: the reward functions, that of the environment first.
         tokenizer: decodes completions to which an engine gave no text; may be None.

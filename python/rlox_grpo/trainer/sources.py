@@ -20,8 +20,9 @@ class RunSources:
     Attributes:
         origin: model, data and rewards, the first keys of ``config.toml``; empty if the run was started from Python.
         evaluation: rewards, environment, tools and evaluation data by the keys of a run file, for ``rlox-grpo eval``;
-            in every checkpoint.
-        compared_with: a checkpoint with whose run the options of the first evaluation are compared; None: they are not.
+            every checkpoint has them.
+        compared_with: a checkpoint; the options of the first evaluation are compared with those of its run. None: the
+            options are not compared.
     """
 
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,8 +72,8 @@ def name_callable(where: str, source: Any) -> str:
 def record_sources(reward_fn: Any, environment: Any, tools: Sequence[Any]) -> dict[str, Any]:
     """Return what a checkpoint records of the arguments of :class:`rlox_grpo.GRPO`, by the keys of a run file.
 
-    ``unrecorded`` has the arguments that only the program has, such as a function of a script or a notebook, and
-    ``folders`` where modules are searched.
+    The key ``unrecorded`` has the arguments that only the program itself has, such as a function of a script or a
+    notebook. The key ``folders`` has the folders in which modules are searched.
     """
     unrecorded: dict[str, list[str]] = {}
 

@@ -238,9 +238,9 @@ class TrainStep:
     def compute_advantages(
         self, scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> tuple[list[ScoredGroup], Advantages]:
-        """Return the groups with the rewards that the advantages are of, and their advantages, prompt-major.
+        """Return the groups with the rewards from which advantages are computed, and the advantages, prompt-major.
 
-        The rewards are less the KL penalty with ``kl_in="reward"``. ``step`` counts from 0.
+        With ``kl_in="reward"`` the KL penalty is subtracted from the rewards. ``step`` counts from 0.
 
         Raises:
             SampleError: an advantage function of the user returned something wrong.

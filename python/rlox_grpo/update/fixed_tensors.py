@@ -1,4 +1,4 @@
-"""Tensors of a micro-batch that stay fixed during the updates of its step, from forward passes before the first.
+"""Tensors of a micro-batch that stay fixed during the updates of its step, from forward passes before them.
 
 The tensors are the log-probs of the old policy and of the reference, the importance weights, the mask of the tokens
 with the highest entropy, and the advantages of ``baseline="optimal_token"``.
@@ -68,7 +68,8 @@ class FixedTensors:
 
         Args:
             mini_batches: this rank's micro-batches of each mini-batch.
-            scored: the groups of the step, the same on every rank, with the rewards of their advantages.
+            scored: the groups of the step, the same on every rank, with the rewards from which their advantages were
+                computed.
             teacher_prompts: ``int64 [P_i]``, the prompt that the teacher reads for each completion of the step; None:
                 the policy's.
 

@@ -27,8 +27,8 @@ def trains_equal_rewards(stages: StageConfigs, *, has_teacher: bool) -> bool:
     """Return whether groups of equal rewards are trained: they have no advantage, but other terms act on their tokens.
 
     Args:
-        stages: read are ``zero_variance``, and the weights of the terms that need no advantage: ``kl_coef`` in the
-            loss, ``entropy_coef`` and ``environment_loss_coef``.
+        stages: the options, of which ``zero_variance`` is read, and the weights of the terms that need no advantage:
+            ``kl_coef`` in the loss, ``entropy_coef`` and ``environment_loss_coef``.
         has_teacher: whether a teacher gives each token a signal of its own.
     """
     loss = stages.loss
@@ -88,7 +88,7 @@ class MiniBatcher:
     def make_micro_batches(
         self, scored: Sequence[ScoredGroup], advantages: Advantages, *, train_truncated: bool
     ) -> list[Batch]:
-        """Return this rank's micro-batches of these groups; see :func:`rlox_grpo.batch.build.microbatches`."""
+        """Return this rank's micro-batches of the groups ``scored``; see :func:`rlox_grpo.batch.build.microbatches`."""
         return microbatches(
             scored,
             advantages,

@@ -33,7 +33,7 @@ class TorchUpdater:
     last micro-batch. Gradients are not averaged, because the losses are terms of one sum. Every rank then takes the
     same step.
 
-    With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.custom_optimizer`).
+    If a factory ``optimizer`` is given, it makes the optimizer in place of AdamW (:mod:`.custom_optimizer`).
 
     With ``shards`` of ``model``, each rank holds a part of every parameter, gradient and moment
     (:mod:`rlox_grpo.model.sharding`). Gradients are summed after each micro-batch, and each rank updates its part.

@@ -1,4 +1,4 @@
-"""GDPO (arXiv:2601.05242): each reward component is normalised over its group, then they are summed.
+"""GDPO (arXiv:2601.05242): each reward component is normalised over its group, then the components are summed.
 
 Formula: :func:`rlox_grpo.advantages.component.component_advantages`.
 """

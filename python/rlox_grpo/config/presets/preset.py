@@ -58,7 +58,7 @@ class PresetFile(Record, title="Preset"):
     """The keys of a preset's file.
 
     ``options`` and ``published`` are tables by source, such as ``[options."section 4.1"]`` with ``clip_low = 0.2``. The
-    text "none" is None where an option can be cleared by it.
+    text "none" means None for an option that it can clear.
     """
 
     source: str = option(..., "The publication.")
@@ -79,7 +79,7 @@ class Preset:
 
     Attributes:
         source, summary, reward: see :class:`PresetFile`.
-        choices: ``GRPOConfig`` fields that it sets. The user can override each.
+        choices: ``GRPOConfig`` fields that the preset sets. The user can override each of them.
         published: choices that ``published=True`` sets instead.
         defects: see :class:`Defect`.
     """

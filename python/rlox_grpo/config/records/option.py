@@ -63,8 +63,8 @@ class Door:
         """Return ``value`` if it can be what the option takes.
 
         Raises:
-            ConfigError: a text that is neither a name nor ``module:name``, what stands for an object in the run file
-                of a run that a program started, a class, or a plain value.
+            ConfigError: a text that is neither a name nor ``module:name``, the text that stands for an object in the
+                run file of a run that a program started, a class, or a plain value.
         """
         if value is None and self.allows_none:
             return None
@@ -103,7 +103,7 @@ def name_object(value: Any) -> str | None:
     """Return ``module:name`` of a function of a module, or a name unchanged.
 
     A lambda, a partial, a function inside another or of the script itself, and an instance cannot be imported by a
-    name: for them it is :data:`OBJECT` and what they are.
+    name: for them the result is :data:`OBJECT` and their module and name.
     """
     if value is None or isinstance(value, str):
         return value
@@ -160,7 +160,7 @@ def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
 
 
 def list_evaluated(record: type[BaseModel]) -> list[str]:
-    """Return the options of a record that not only training reads."""
+    """Return the options of a record that other commands read too, and not only training."""
     return [name for name, field in record.model_fields.items() if not read_metadata(field)["only_training"]]
 
 

@@ -53,7 +53,7 @@ class Head:
         self._answered = time.monotonic()
 
     def require(self) -> bool:
-        """Return whether it answers. If not, calls of Ray may block for minutes.
+        """Return whether the control service answers. If not, calls of Ray may block for minutes.
 
         Raises:
             HeadLostError: the head has not answered for ``LOST_S`` seconds.

@@ -32,7 +32,7 @@ class _Joining:
 
 
 class ElasticEngines:
-    """The engines of a run while their number changes, if it may."""
+    """The engines of a run, whose number may change during the run."""
 
     def __init__(self, served: RunningServers, registry: ServerRegistry) -> None:
         """Begin with the engines in ``served``; ``registry`` publishes the changes to the ranks."""

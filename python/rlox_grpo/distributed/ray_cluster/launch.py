@@ -166,8 +166,8 @@ def launch_ranks(
             has that variable.
         servers: how engines and the reference are started.
         rank_timeout: heartbeat timeout of the run, in seconds.
-        log_folder: gets ``rank_0.log``, … from each rank's node; None: a folder for temporary files there. The
-            ``metrics.jsonl`` of the folder that it is in is shown in Ray's dashboard.
+        log_folder: gets ``rank_0.log``, … from each rank's node; None: a folder for temporary files there. Ray's
+            dashboard shows the ``metrics.jsonl`` of the parent folder of ``log_folder``.
         dry_run: show the placement and start nothing.
         say: shows the placement and the output of rank 0.
 

@@ -138,7 +138,7 @@ def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
 
 
 def list_counts(needs: Sequence[Need]) -> str:
-    """``trainers=2, engines=1``, as in the ``[layout]`` table."""
+    """Return text such as ``trainers=2, engines=1``, as in the ``[layout]`` table."""
     return ", ".join(f"{need.kind}={need.count}" for need in needs)
 
 

@@ -94,7 +94,7 @@ class RemoteFile:
         self._ray, self._reader = _connect(os.environ.get(_VARIABLE, ""))
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Bytes ``start`` to ``start + size``, in memory of their own.
+        """Return the bytes from ``start`` to ``start + size``, in memory of their own.
 
         Raises:
             OSError: the file is missing or shorter, or rank 0's node is lost.

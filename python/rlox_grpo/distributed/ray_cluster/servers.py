@@ -65,7 +65,7 @@ class Server:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether it has a node and is used."""
+        """Whether the server has a node and is used."""
         return self.next_address is None and not self.has_left
 
 
@@ -74,8 +74,8 @@ class RunningServers:
     """The servers of a run while it lasts.
 
     Attributes:
-        room: where the servers of the start are.
-        plan: how they are started.
+        room: where the servers are that were started with the run.
+        plan: how servers are started.
         environment: variables that are added to those of the servers' actors.
         folder: the folder of the servers' logs.
         say: takes lines for the user.

@@ -10,7 +10,7 @@ from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, StepInputs
 
 
 class KLCov:
-    """−r A, and + covariance_kl_coef · |log_ratio| for the selected tokens; see :mod:`rlox_grpo.loss.covariance`.
+    """−r A, plus covariance_kl_coef · |log_ratio| for the selected tokens; see :mod:`rlox_grpo.loss.covariance`.
 
     Nothing is clipped. In the first optimizer step of a batch the log-ratio is 0 and the penalty has no gradient.
 

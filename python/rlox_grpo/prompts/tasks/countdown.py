@@ -127,7 +127,7 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def load_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As :func:`read_problems`; rows without a ``prompt`` get the prompt of :func:`format_chat_prompt`."""
+    """Read rows as :func:`read_problems` does; rows without a ``prompt`` get that of :func:`format_chat_prompt`."""
     return [{"prompt": format_chat_prompt(row["nums"], row["target"]), **row} for row in read_problems(source)]
 
 

@@ -30,7 +30,7 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 def load_problems(
     source: str | Path | Iterable[Mapping[str, Any]], *, template: str = DEFAULT_TEMPLATE
 ) -> list[dict[str, Any]]:
-    """As :func:`read_problems`; rows without a ``prompt`` get the prompt of a template that reads ``question``."""
+    """Read rows as :func:`read_problems` does; rows without a ``prompt`` get that of a template over ``question``."""
     return [{"prompt": apply_template(template, row), **row} for row in read_problems(source)]
 
 

@@ -94,7 +94,7 @@ def load_split(data: str, arguments: Mapping[str, Any], *, held_out: bool) -> li
         data: ``"reasoning_gym:chain_sum"``, or several tasks with ``+`` between them.
         arguments: ``data_args`` of the run file: the keywords of :func:`make_rows`, a table for each task, and
             arguments of the task itself if there is only one.
-        held_out: which rows.
+        held_out: whether to return the held-out rows.
 
     Raises:
         ConfigError, ImportError: as :func:`make_rows`.

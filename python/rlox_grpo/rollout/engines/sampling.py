@@ -33,11 +33,11 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     Each filter keeps the tokens at or above a threshold, so tokens that tie at it all stay. Temperature 0 is greedy:
     the first largest logit has probability 1 and log-prob 0.
 
-    The search has two levels, blocks of tokens and then tokens of one block. Blocks are added in float32 (128 terms),
-    everything above and within the chosen block in float64: at 151,936 tokens the relative error of each token's
-    probability is 1.4e-7, but up to 0.4 with a float32 cumsum. On one CPU thread, 64 such rows take 37 ms for the
-    whole draw. A float64 cumsum, which is as exact, takes 160 ms, and `torch.multinomial`, which cannot be keyed by
-    row, 416 ms.
+    The search has two levels, blocks of tokens and then tokens of one block. The 128 terms of a block are added in
+    float32; the sums over blocks and within the chosen block are in float64: at 151,936 tokens the relative error of
+    each token's probability is 1.4e-7, but up to 0.4 with a float32 cumsum. On one CPU thread, 64 such rows take 37 ms
+    for the whole draw. A float64 cumsum, which is as exact, takes 160 ms, and `torch.multinomial`, which cannot be
+    keyed by row, 416 ms.
 
     Args:
         logits: ``[R, V]``, any floating dtype; the computation is in float32.

@@ -46,7 +46,7 @@ class TurnRequest:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Episode and branch."""
+        """The pair of episode and branch."""
         return (*self.episode, self.branch)
 
 
@@ -82,7 +82,7 @@ class TurnSession(Protocol):
     prefilled_tokens: int
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError if it does not fit the model."""
+        """Add a request. Raises ValueError if the request does not fit the model."""
         ...
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
@@ -111,7 +111,7 @@ class TurnEngine(Protocol):
     end_ids: tuple[int, ...]
 
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
-        """Open a session on the current weights, the engine's only user, for at most ``max_episodes`` episodes."""
+        """Open the engine's only session, for at most ``max_episodes`` episodes, on the current weights."""
         ...
 
 

@@ -26,7 +26,7 @@ _LENGTH_BYTES = 8
 def write_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest, path: Path) -> str:
     """Check and write weights in one pass; returns their digest.
 
-    The header precedes the data but is known only after it, so space is reserved for it.
+    The header precedes the data but is known only after them, so space is reserved for the header.
 
     Args:
         weights: iterated exactly once and to the end, even after an error, because gathering shards is a collective.

@@ -1,8 +1,8 @@
 """Policy weights for a generation engine: names of the checkpoint, merged adapters, and checks before a transfer.
 
 A reload that fails midway leaves a mixture of old and new weights, and engines do not report missing weights. All
-names and shapes are therefore checked before the engine gets the first weight. Both passes iterate a stream, in which
-only one merged or gathered weight exists at a time.
+names and shapes are therefore checked before the engine gets the first weight. The check and the transfer each iterate
+a stream, in which only one merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class WeightDigest:
     """Digest of names, shapes and values, tensor by tensor; not cryptographic.
 
     Each tensor is read once, on its device, as integers. The digest has two sums of these integers in wrapping 64-bit
-    arithmetic, one of them weighted by position, which do not depend on the order of additions. Example: the integers
+    arithmetic, one of them weighted by position. Neither sum depends on the order of additions. Example: the integers
     ``5 7`` give 12 and 5 · 1 + 7 · 2 = 19.
     """
 

@@ -40,7 +40,8 @@ class Chat:
         seed: seed of this episode, for the environment's random numbers.
         ended: the limit that has ended the episode, or None.
         has_reported_end: whether the endpoint has answered a call with the error ``episode_ended``.
-        abandoned: whether the agent ignores this error and keeps calling, so that the episode must be cancelled.
+        abandoned: whether the agent ignores the error ``episode_ended`` and keeps calling, so that the episode must be
+            cancelled.
         waiting_since: ``time.monotonic()`` of the last return to the environment; None while the environment waits
             for the policy.
     """
@@ -102,7 +103,7 @@ class Chat:
 
     @property
     def branch_messages(self) -> list[list[dict[str, Any]]]:
-        """Copies of the other conversations, in the order of :meth:`rows`."""
+        """Copies of the conversations other than :attr:`messages`, in the order of :meth:`rows`."""
         return self._conversations.list_branch_messages()
 
     @property
@@ -264,7 +265,7 @@ class Chat:
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: there is no token, or the tokenizer does not have a token id.
+            ValueError: there is no token, or the tokenizer does not have one of the token ids.
         """
         if self.ended is not None:
             raise EpisodeEnded(self.ended)

@@ -180,7 +180,7 @@ class Conversation:
     def begin_again(
         self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None
     ) -> tuple[Conversation, list[dict[str, Any]], list[MessageKey]]:
-        """Return an empty conversation for the rewritten history, its first messages, and their keys."""
+        """Return an empty conversation for the rewritten history, the messages of that history, and their keys."""
         message_keys = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
         conversation = Conversation(self.template, self._end_ids, -1, self)
         return conversation, [dict(message) for message in (*self.messages, *new)], message_keys
@@ -272,7 +272,7 @@ class Conversation:
         return next(((mark, mark.messages) for mark in reversed(self._marks) if mark.messages <= most), None)
 
     def find_ids(self, token_ids: Int64Array) -> tuple[Mark, int] | None:
-        """Find the last reply whose tokens ``token_ids`` begin with, and the number of these tokens."""
+        """Find the last reply up to which ``token_ids`` equal this conversation, and the number of tokens up to it."""
         same = _count_common(self.token_ids, token_ids) if self._marks else 0
         for mark in reversed(self._marks):
             length = len(self._first_prompt) + sum(len(span.token_ids) for span in self._spans[: mark.spans])

@@ -49,7 +49,7 @@ class Conversations:
         return self.first
 
     def add(self, conversation: Conversation, context: Int64Array) -> None:
-        """Number and store a new branch that begins with ``context``, unless the conversation is stored already."""
+        """Store ``conversation`` as a new numbered branch that begins with ``context``, unless it is stored already."""
         if conversation.branch >= 0:
             return
         conversation.branch = self._derive_branch(context)

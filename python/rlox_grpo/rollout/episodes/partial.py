@@ -126,7 +126,7 @@ class Gate:
         return {request.episode for request in self.waiting}
 
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
-        """Begin the next round of these episodes. Returns the admitted requests in a fixed order."""
+        """Begin the next round of ``episodes``. Returns the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
         held, self.waiting = (
             sorted(self.waiting, key=lambda request: (request.episode, request.branch, request.turn)),
@@ -162,7 +162,7 @@ def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
-    """``rollout/dropped_stale_share``: the share of sampled tokens of versions before ``oldest``."""
+    """Return ``rollout/dropped_stale_share``, the share of sampled tokens of versions before ``oldest``."""
     rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
     flags = [flag_sampled(row) for row in rows]
     dropped = sum(

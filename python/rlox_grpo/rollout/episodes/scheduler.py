@@ -110,7 +110,7 @@ class Replies:
                 self.gate.waiting.pop(request, None)
 
     def open_round(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Submit the requests of these episodes that waited for the next round."""
+        """Submit the requests that waited for the next round, of the episodes with these ``keys``."""
         assert self.gate is not None
         for request in self.gate.open_round(keys):
             try:

@@ -164,7 +164,7 @@ class Tools:
 
 
 def cut_text(text: str, max_chars: int) -> str:
-    """Return ``text``. If it is longer than ``max_chars``, cut it in the middle, with a mark: errors are at the end."""
+    """Return ``text``, cut in the middle with a mark if it is longer than ``max_chars``: errors are at the end."""
     cut = len(text) - max_chars
     if cut <= 0:
         return text

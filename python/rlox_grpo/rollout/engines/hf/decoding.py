@@ -290,7 +290,7 @@ def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
 
 
 def takes(model: nn.Module, *names: str) -> bool:
-    """Whether the model's ``forward`` has these parameters."""
+    """Whether the model's ``forward`` has the parameters ``names``."""
     # The forward of a peft adapter takes any keyword, so look at the base model's.
     base: Any = model
     if hasattr(base, "get_base_model"):

@@ -131,7 +131,7 @@ class HFEngine:
 
         Raises:
             ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
-            NonFiniteLogitsError: The model's logits are not finite; names the prompt and the token.
+            NonFiniteLogitsError: The model's logits are not finite; the message names the prompt and the token.
         """
         self._limits.check_prompts(prompts, group_size, sampling, seed)
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]

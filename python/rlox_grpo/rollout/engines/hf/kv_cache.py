@@ -56,7 +56,10 @@ class PrefilledPrompts:
 
 
 def gather_columns(tensor: Tensor, columns: Tensor) -> Tensor:
-    """``[rows, heads, n, head_dim]`` and ``int64 [rows, width]`` to ``[rows, heads, width, head_dim]``."""
+    """Gather the ``columns [rows, width]`` of each row of ``tensor [rows, heads, n, head_dim]``.
+
+    The result is ``[rows, heads, width, head_dim]``.
+    """
     index = columns[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
     return tensor.gather(2, index)
 
@@ -108,7 +111,7 @@ class BufferLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.get_seq_length() + query_length, 0
 
     def get_max_cache_shape(self) -> int:
-        """-1: no limit."""
+        """Return -1, which means that there is no limit."""
         return -1
 
     get_max_length = get_max_cache_shape  # newer versions of transformers

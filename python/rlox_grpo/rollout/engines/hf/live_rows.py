@@ -122,7 +122,7 @@ class LiveRows(Generic[Key]):
         return first
 
     def next_uniforms(self, first: int = 0) -> Tensor:
-        """Return the numbers that decide the next token of live rows ``first`` on, ``float64 [rows]`` in [0, 1)."""
+        """Return the numbers that decide the next token of the rows from ``first`` on, ``float64 [rows]`` in [0, 1)."""
         rows = slice(first, len(self))
         return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
 
@@ -134,7 +134,7 @@ class LiveRows(Generic[Key]):
             first: index of the first of these rows; the others are all rows after it.
 
         Raises:
-            NonFiniteLogitsError: a log-prob is NaN; names the row and the token.
+            NonFiniteLogitsError: a log-prob is NaN; the message names the row and the token.
         """
         rows = slice(first, len(self))
         step = self._lengths[rows, None]  # [rows, 1]

@@ -3,7 +3,7 @@
 A line is a row of the key-value cache. The rows of a group start on one line, their prompt. Each row samples its own
 token from the logits of its line, with its own random numbers. Rows whose tokens differ then move to other lines.
 Low-entropy policies and fixed formats keep rows on shared lines for long. Free-form completions diverge after a few
-tokens; once every row has its own line, the search stops.
+tokens; once every row has its own line, rows are no longer compared.
 
 Example: four rows of one prompt::
 

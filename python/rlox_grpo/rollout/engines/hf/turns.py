@@ -74,7 +74,7 @@ class TurnDecoder:
         return len(self._waiting) + len(self._rows)
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError where it does not fit the model."""
+        """Add a request. Raises ValueError if the request does not fit the model."""
         self._limits.check_turn(request)
         self._waiting.append(request)
 
@@ -94,7 +94,7 @@ class TurnDecoder:
         """Start waiting replies, or sample a token for every live reply; return the replies that have finished.
 
         Raises:
-            NonFiniteLogitsError: the model's logits are not finite; names the prompt and the token.
+            NonFiniteLogitsError: the model's logits are not finite; the message names the prompt and the token.
         """
         with torch.no_grad(), self._autocast():
             free = self._rows.max_rows - len(self._rows)

@@ -83,7 +83,7 @@ class ServerConnection:
 
         Raises:
             Unavailable, httpx.TransportError: the server's own failure (:attr:`failures`).
-            EngineError: the server refused the request, and others would too.
+            EngineError: the server refused the request, and other servers would refuse it too.
         """
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
 

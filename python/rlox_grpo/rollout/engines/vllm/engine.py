@@ -252,7 +252,7 @@ class VLLMEngine:
         self._canary = canary
 
     def take_metrics(self) -> dict[str, float]:
-        """``mismatch/canary_gap_max`` of the last ``load_weights``, once."""
+        """Return ``mismatch/canary_gap_max`` of the last ``load_weights``, once."""
         gap, self._check.gap = self._check.gap, None
         return {} if gap is None else {CANARY_GAP: gap}
 

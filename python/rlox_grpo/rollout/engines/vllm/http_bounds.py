@@ -20,7 +20,8 @@ class HttpBounds:
     Attributes:
         connections: maximum number of open connections. A further connection gets status 503, after which clients
             retry.
-        header_seconds: maximum time to receive a request line and its headers, from the connection or the first byte.
+        header_seconds: maximum time to receive a request line and its headers, counted from the connection or from the
+            first byte.
         header_bytes: maximum size of a request line and its headers.
     """
 

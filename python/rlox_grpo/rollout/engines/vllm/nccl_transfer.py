@@ -1,8 +1,7 @@
 """Transfer weights by NCCL from the trainer's GPU to the GPUs of one server, with vLLM's weight-transfer API.
 
 This module is written for vLLM 0.32. The transfer itself has not been run, because it needs two GPUs. vLLM's IPC
-transport is not
-supported: over HTTP the server would unpickle its handles.
+transport is not supported: over HTTP the server would unpickle the handles of that transport.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tok
 
 
 def find_limits(engine: str, model: Any, max_length: int | None, *, has_tokenizer: bool) -> Limits:
-    """Return the limits of vLLM for the policy's model. ``max_length`` None: that of the model.
+    """Return the limits of vLLM for the policy's model. If ``max_length`` is None, that of the model counts.
 
     Raises:
-        ValueError: not a transformers model.
+        ValueError: the model is not a transformers model.
     """
     if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
         raise ValueError(f"engine={engine!r} needs a transformers model, got {type(model).__name__}")

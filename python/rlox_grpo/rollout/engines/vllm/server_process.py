@@ -40,7 +40,7 @@ def bound_shutdown(seconds: float) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, because vLLM's engine would outlive a killed server with its memory."""
+    """End this process when its parent ends: vLLM's engine would outlive a killed server and keep its memory."""
     parent = os.getppid()
     if parent == 1 and os.environ.get(_SERVER) != "1":  # adopted: the parent ended while this process started
         os._exit(1)

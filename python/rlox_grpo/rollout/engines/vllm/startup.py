@@ -42,7 +42,7 @@ def check_vllm_version() -> None:
 
 
 def set_environment() -> None:
-    """Set the environment variables that vLLM reads on import; apart from multiprocessing, none that the user set."""
+    """Set the environment variables that vLLM reads on import. Those that the user set stay, except multiprocessing."""
     import torch
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -165,7 +165,7 @@ class WeightTransfer:
             raise Unavailable(f"it held other weights ({held}) than it was given ({self.mark})")
 
     def take_metrics(self) -> dict[str, float]:
-        """``mismatch/canary_gap_max`` of the transfers since the last call."""
+        """Return ``mismatch/canary_gap_max`` of the transfers since the last call."""
         gaps = [check.gap for check in self._checks.values() if check.gap is not None]
         for check in self._checks.values():
             check.gap = None

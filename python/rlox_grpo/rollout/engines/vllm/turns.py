@@ -97,7 +97,7 @@ class EngineTurns:
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError where it does not fit the model."""
+        """Add a request. Raises ValueError if the request does not fit the model."""
         self._limits.check_turn(request)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
@@ -188,7 +188,7 @@ class ServerTurns:
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError where it does not fit the model."""
+        """Add a request. Raises ValueError if the request does not fit the model."""
         self._limits.check_turn(request)
         self._under_way.add(request)
         self._threads.submit(self._serve, request)
