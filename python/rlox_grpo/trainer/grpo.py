@@ -69,8 +69,9 @@ class GRPO:
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
-        teacher: a model whose distributions the policy learns: a path or hub id, a model, or the URL of a reference
-            server; see docs/guides/teacher.md. Rewards are then optional.
+        teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
+            server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; see
+            docs/guides/teacher.md. Rewards are then optional.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -139,6 +140,7 @@ class GRPO:
             self.episodes,
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
+            teacher_prompts=step.teacher_prompts,
         )
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
@@ -320,13 +322,14 @@ class GRPO:
         teacher = step.fixed_tensors.teacher
         frozen = {
             "frozen reference": reference,
-            "teacher": None if teacher is None else teacher.reference.fingerprint,
+            "teacher": None if teacher is None else teacher.fingerprint,
         }
         self._run = run = Run(
             self.config,
             self.policy,
             self.updater,
             self.reference,
+            None if teacher is None else teacher.reference,
             self.sampler,
             self.ranks,
             progress,
