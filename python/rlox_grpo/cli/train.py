@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.cli.values import Commands, import_environment, parse_overrides
+from rlox_grpo.cli.values import Commands, import_environment, import_sets, parse_overrides
 
 if TYPE_CHECKING:
     from rlox_grpo.config.run_file import Origin
@@ -119,6 +119,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         sources=_record_sources(origin, arguments.file),
     )
     train_data, eval_data = load_data(origin, config)
+    eval_data = import_sets(eval_data, (Path(arguments.file).parent, Path.cwd()))
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
@@ -131,10 +132,12 @@ def _record_sources(origin: Origin, run_file: str) -> RunSources:
     """Return what a run records of its run file; see :mod:`rlox_grpo.run.recorded`."""
     from rlox_grpo.trainer.sources import RunSources, resolve_path
 
-    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "data_args"}
+    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "eval", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
     resolved = {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()}
+    if origin.eval:
+        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in origin.eval]
     return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
 
 
@@ -143,18 +146,20 @@ def _import_functions(
 ) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
     """Return the reward functions, the environment and the tools of a run file.
 
-    The policy loss, the advantage function and the engine of the user are imported too, so that the trainer finds them.
+    The user's own policy loss, advantage function, engine and teacher's prompt are imported too, so that the trainer
+    finds them.
 
     Raises:
         ConfigError: one does not exist or is not callable.
     """
     from rlox_grpo.config.records import DOORS
+    from rlox_grpo.config.records.option import is_custom
     from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
     for name in DOORS:
-        if ":" in (value := getattr(config, name) or ""):
+        if is_custom(value := getattr(config, name)):
             import_callable(name, value, folders)
     environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
     return make_rewards(origin.rewards, folders), environment, tools

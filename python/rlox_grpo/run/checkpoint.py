@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REFERENCE, TEACHER = "reference.safetensors", "teacher.safetensors"
+"""Files of a checkpoint with the weights of a reference policy or a teacher that follow the policy."""
+
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Settings of generation that greedy decoding ignores."""
 
@@ -55,6 +58,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
+    teacher_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write ``root/step_<step>`` and remove all but the ``keep`` newest checkpoints.
 
@@ -65,6 +69,7 @@ def save_checkpoint(
         state: JSON values for ``state.json``.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
+        teacher_state: weights of a teacher that is a moving average of the policy.
 
     Raises:
         CheckpointError: the folder cannot be written, for example because the disk is full. The other checkpoints stay.
@@ -95,8 +100,9 @@ def save_checkpoint(
         if tokenizer is not None and hasattr(model, "save_pretrained"):
             tokenizer.save_pretrained(partial)
         save_file(moments, partial / "optimizer.safetensors")
-        if reference_state:
-            save_file(dict(reference_state), partial / "reference.safetensors")
+        for name, weights_by_name in ((REFERENCE, reference_state), (TEACHER, teacher_state)):
+            if weights_by_name:
+                save_file(dict(weights_by_name), partial / name)
         random_values, random_tensors = _read_random_states()
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "step": step, "random": random_values}
@@ -324,9 +330,9 @@ def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
     return _tensors(checkpoint / "optimizer.safetensors")
 
 
-def load_reference(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the saved state of the reference policy; empty if it had none."""
-    file = checkpoint / "reference.safetensors"
+def load_reference(checkpoint: Path, name: str = REFERENCE) -> dict[str, Tensor]:
+    """Return the saved state of the reference policy, or of the teacher by ``name``; empty if it had none."""
+    file = checkpoint / name
     return _tensors(file) if file.exists() else {}
 
 

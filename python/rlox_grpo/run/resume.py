@@ -273,7 +273,7 @@ def digest_optimizer(factory: Any) -> str | None:
 
 
 def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
-    """Return fingerprints of the user's policy loss, advantage function and engine; see :func:`digest_reward`.
+    """Return fingerprints of the user's functions that are options (``DOORS``); see :func:`digest_reward`.
 
     The fingerprint is None for a built-in one, and for an object without source. Values of an engine are left out: its
     version, addresses and ports differ from rank to rank and from start to start.

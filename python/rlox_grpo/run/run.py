@@ -22,6 +22,7 @@ from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
+    TEACHER,
     load_learning_rate_factor,
     load_optimizer,
     load_random_states,
@@ -66,6 +67,7 @@ class Run:
         policy: Policy,
         updater: Updater,
         reference: Reference | None,
+        teacher: Reference | None,
         sampler: Sampler,
         ranks: Ranks,
         progress: Progress,
@@ -82,7 +84,7 @@ class Run:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
         Args:
-            policy, updater, reference, progress: their state is set from the checkpoint.
+            policy, updater, reference, teacher, progress: their state is set from the checkpoint.
             sampler: gives the batches under way to a checkpoint; see :attr:`rollouts`.
             owners: what else has state in ``state.json``, by its key there.
             rewards: name of each reward function, and a digest of its source or None.
@@ -97,7 +99,8 @@ class Run:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
             ConfigError: ``resume_changes`` contains a name that is not an option.
         """
-        self._config, self._policy, self._updater, self._reference = config, policy, updater, reference
+        self._config, self._policy, self._updater = config, policy, updater
+        self._reference, self._teacher = reference, teacher
         self._sampler, self._owners = sampler, {**owners, "progress": progress}
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data, self._callbacks = dict(data), callbacks
@@ -243,8 +246,8 @@ class Run:
         answer = self._ranks.gather("" if chosen is None else str(chosen))[0]
         return Path(answer) if answer else None
 
-    def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+    def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.
 
         Only the evaluation before the first step goes to the sinks here. Later ones are part of their step's metrics.
         """
@@ -257,7 +260,9 @@ class Run:
                 append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
             with self._warning_once("evaluations"):
                 limit = max(1, self._config.log_completions)
-                write_completions(self._written_folder, step, groups, None, limit=limit, kind="eval_step")
+                for name, scored in groups.items():
+                    kind = f"eval_{name}_step" if name else "eval_step"
+                    write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
@@ -341,6 +346,7 @@ class Run:
                 keep=keep,
                 weights=weights,
                 reference_state=None if self._reference is None else self._reference.state_dict(),
+                teacher_state=None if self._teacher is None else self._teacher.state_dict(),
                 tokenizer=self._policy.tokenizer,
             )
         except CheckpointError as error:
@@ -389,13 +395,16 @@ class Run:
         load_weights(checkpoint, self._policy.model, self._updater.masters, self._policy.stored)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._reference is not None else {}
+        teacher = load_reference(checkpoint, TEACHER) if self._teacher is not None else {}
         load_random_states(checkpoint)
         try:
             self._updater.load_state_dict(moments)
             if self._reference is not None:
                 self._reference.load_state_dict(reference)
-            for name, owner in self._owners.items():
-                owner.load_state_dict(state[name])
+            if self._teacher is not None:
+                self._teacher.load_state_dict(teacher)
+            for name, owner in self._owners.items():  # a checkpoint may have no evaluations, and has all else
+                owner.load_state_dict(state.get(name, {}))
             self.rollouts, self.last_metrics = state["rollouts"], state["last_metrics"]
             factor = load_learning_rate_factor(checkpoint, self._progress.learning_rate_factor)
             self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor

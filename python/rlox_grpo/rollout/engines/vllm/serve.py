@@ -15,7 +15,7 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 
-_IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
 
 
@@ -77,7 +77,7 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     # on the CPU.
     arguments += ["--enforce-eager", "--no-enable-chunked-prefill"]
     if not {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}.intersection(words):
-        arguments += ["--distributed-executor-backend", _IN_ENGINE]
+        arguments += ["--distributed-executor-backend", IN_ENGINE]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
