@@ -102,7 +102,7 @@ def make_dataset(task: str, arguments: Mapping[str, Any], *, seed: int = 0, size
 
 
 def _import_tasks() -> Mapping[str, Any]:
-    """Return the tasks of reasoning_gym by name, each with its classes of data sets and of configurations."""
+    """Return the tasks of reasoning_gym by name, each with its classes of datasets and of configurations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, which it imports
         import_extra("reasoning_gym", "reasoning_gym", "reasoning-gym")

@@ -70,7 +70,7 @@ def watch_children() -> None:
 def fork_engine() -> None:
     """Fork the engine's process, as vLLM does on GPUs: on the CPU it would spawn one, which imports vLLM again.
 
-    vLLM 0.32 spawns there because of workers that it binds to processors, of which this server has none.
+    vLLM 0.32 spawns on the CPU because it binds workers to processors, and this server has no such workers.
     """
     contexts: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
     contexts["spawn"] = contexts["fork"]
