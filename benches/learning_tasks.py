@@ -115,7 +115,7 @@ def _prepare_guesses(folder: Path, seed: int, steps: int | None) -> tuple[Path, 
     return policy, [*train] * 16, [row for row in held_out for _ in range(10)]
 
 
-def pretrained(name: str, arguments: Mapping[str, Any], new_tokens: int, steps: int = 20) -> Task:
+def pretrained(name: str, arguments: Mapping[str, Any], new_tokens: int, steps: int = 40) -> Task:
     """A task of reasoning_gym for SmolLM2-135M-Instruct, which nobody here trained: no warm start but its weights.
 
     The prompt is the question alone in the model's own template, and the last number of a reply is its answer.
@@ -137,7 +137,7 @@ def pretrained(name: str, arguments: Mapping[str, Any], new_tokens: int, steps: 
     return Task(
         prepare,
         trainer=lambda: {"reward_fn": [ReasoningGym()]},
-        settings={"group_size": 16, "prompts_per_step": 4, "max_new_tokens": new_tokens, "learning_rate": 1e-5},
+        settings={"group_size": 8, "prompts_per_step": 8, "max_new_tokens": new_tokens, "learning_rate": 1e-5},
         completions=steps * 64,
     )
 
