@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+import learning_ppo
 import learning_trl
 from learning_tasks import TASKS, Task
 from paired_statistics import bootstrap_interval, holm, paired_p_value
@@ -83,7 +84,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "turn_gae": {"turn_credit": "gae"},
     "gagpo": {"turn_credit": "gae", "policy_loss": "gspo_turn"},
     "two_updates_gagpo": {"updates_per_batch": 2, "turn_credit": "gae", "policy_loss": "gspo_turn"},
-    **{name: {} for name in learning_trl.VARIANTS},
+    **{name: {} for name in (*learning_trl.VARIANTS, *learning_ppo.VARIANTS)},
 }
 """Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's.
 ``rows`` is not an option: the run has the first so many rows, so that each comes back within a short run."""
@@ -97,6 +98,7 @@ ONLY = {
     **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
     "float32": PRETRAINED,
     "paid_sums": ("countdown", "countdown_hard"),
+    **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),
     **dict.fromkeys(("rate_octuple", *(name for name in VARIANTS if "lora" in name)), ("countdown", "word_problems")),
     "lora_rate_10": ("countdown", "word_problems", *PRETRAINED),
@@ -162,15 +164,16 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
     settings = make_settings(task, variant)
     train = train[: VARIANTS[variant].get("rows")]
     completions = round(task.completions * sizes.scale)
-    if variant in learning_trl.VARIANTS:
+    other = next((each for each in (learning_trl, learning_ppo) if variant in each.VARIANTS), None)
+    if other is not None:
         train = learning_trl.prepare(policy, train, task.trainer().get("prompt_template"))
     begin = time.process_time()
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
     with TemporaryDirectory(dir=out) as folder_of_trained:
         save_to = Path(folder_of_trained)
-        if variant in learning_trl.VARIANTS:
+        if other is not None:
             reward_fn = task.trainer()["reward_fn"]
-            settings, curves = learning_trl.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
+            settings, curves = other.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
             trainer = load_for_evaluation(save_to, task, seed)
             sampled = steps * settings["per_device_train_batch_size"]
         else:
