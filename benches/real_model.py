@@ -203,11 +203,82 @@ def naive(folder: str, shape: Shape, dtype: str) -> Step:
     return step
 
 
+def trl_ppo(folder: str, shape: Shape, dtype: str, epochs: int = 4) -> Step:
+    """TRL's PPO: a policy and a value model in training, a reference and a reward model, all from the same weights.
+
+    Every prompt comes ``shape.group`` times, so that as many completions are sampled.
+    """
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+    spent = [0.0]
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    ids = [tokenizer(text)["input_ids"] for text in make_prompts(tokenizer, shape) for _ in range(shape.group)]
+    generate = ppo_trainer.batch_generation
+
+    def timed(*values: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        generated = generate(*values, **named)
+        spent[0] = time.perf_counter() - start
+        return generated
+
+    ppo_trainer.batch_generation = timed
+
+    def load(kind: Any, **arguments: Any) -> Any:
+        return kind.from_pretrained(folder, dtype=torch.float32, **arguments)
+
+    def make(callback: Any) -> Any:
+        return PPOTrainer(
+            args=PPOConfig(
+                output_dir=tempfile.mkdtemp(),
+                per_device_train_batch_size=len(ids),
+                local_rollout_forward_batch_size=len(ids),
+                total_episodes=1000 * len(ids),
+                response_length=shape.new,
+                num_ppo_epochs=epochs,
+                temperature=1.0,
+                learning_rate=LEARNING_RATE,
+                num_sample_generations=0,
+                bf16=dtype == "bfloat16",
+                use_cpu=True,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+            ),
+            processing_class=tokenizer,
+            model=load(AutoModelForCausalLM),
+            ref_model=load(AutoModelForCausalLM),
+            reward_model=load(AutoModelForSequenceClassification, num_labels=1),
+            value_model=load(AutoModelForSequenceClassification, num_labels=1),
+            train_dataset=Dataset.from_dict({"input_ids": ids}),
+            callbacks=[callback],
+        )
+
+    take = let_step(make)
+
+    def step() -> float:
+        take()
+        return spent[0]
+
+    return step
+
+
+def trl_ppo_one_epoch(folder: str, shape: Shape, dtype: str) -> Step:
+    """TRL's PPO with one epoch over a batch, as GRPO has one update."""
+    return trl_ppo(folder, shape, dtype, epochs=1)
+
+
+PPO = {"TRL's PPO": trl_ppo, "TRL's PPO, one epoch": trl_ppo_one_epoch}
+"""Systems that need a TRL with PPO (``--ppo``): 1.16 has none any more."""
+
 SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
     "rlox_grpo": rlox_grpo,
     "TRL": trl,
     "TRL, no checkpointing": trl_without_checkpointing,
     "naive loop": naive,
+    **PPO,
 }
 
 
@@ -238,6 +309,8 @@ def measure_apart(name: str, folder: str, shape: Shape, dtype: str, options: arg
     """Return :func:`measure` of a new process; empty if it fails, such as for memory: its errors are shown."""
     arguments = json.dumps([name, folder, asdict(shape), dtype, options.rounds])
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    if name in PPO:
+        environment["PYTHONPATH"] = str(options.ppo)
     command = [sys.executable, __file__, "--one", arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False)
     if done.returncode:
@@ -261,7 +334,10 @@ def write_row(name: str, dtype: str, shape: Shape, figures: dict[str, float], ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], help="systems (default: all)")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help=f"some of {', '.join(SYSTEMS)}")
+    parser.add_argument(
+        "--ppo", type=Path, help="folder of a TRL with PPO: pip install --no-deps --target it trl==1.12"
+    )
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--shapes", nargs="+", metavar="PROMPTxNEW", help="such as 60x32 (default: all four)")
     parser.add_argument("--threads", type=int, default=2)
@@ -276,6 +352,9 @@ def main() -> None:
         figures = measure(name, folder, Shape(**shape), dtype, rounds)
         print(json.dumps(figures), file=out, flush=True)
         os._exit(0)  # TRL's thread would wait for its next turn
+    systems = options.only or [name for name in SYSTEMS if name not in PPO or options.ppo]
+    if options.ppo is None and PPO.keys() & set(systems):
+        parser.error("TRL's PPO needs --ppo")
     shapes = SHAPES
     if options.shapes:
         shapes = tuple(Shape(*map(int, text.split("x"))) for text in options.shapes)
@@ -292,7 +371,7 @@ def main() -> None:
         for shape in shapes:
             for dtype in options.dtypes:
                 ours: dict[str, float] = {}
-                for name in options.only:
+                for name in systems:
                     figures = measure_apart(name, folder, shape, dtype, options)
                     print(write_row(name, dtype, shape, figures, ours), flush=True)
                     ours = figures if name == "rlox_grpo" else ours

@@ -138,12 +138,13 @@ def let_step(make_trainer: Callable[[Any], Any]) -> Callable[[], None]:
     turn, done, started = (threading.Semaphore(0) for _ in range(3))
 
     class Waits(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
             started.release()
             turn.acquire()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             done.release()
+            turn.acquire()
 
     threading.Thread(target=make_trainer(Waits()).train, daemon=True).start()
     started.acquire()
