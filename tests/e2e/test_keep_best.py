@@ -235,9 +235,15 @@ def test_a_metric_that_cannot_choose_is_refused_with_those_that_can(tmp_path: Pa
 
 
 def test_it_needs_held_out_prompts_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep_best='eval/accuracy' is ignored: it is read only with .*eval_prompts"):
+    with pytest.raises(
+        ConfigError,
+        match="keep_best='eval/accuracy' is read only with output_dir and eval_prompts; here .*no eval_prompts",
+    ):
         GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, keep_best="eval/accuracy")).train(PROMPTS)
-    with pytest.raises(ConfigError, match="keep_best='eval/accuracy' is ignored: it is read only with output_dir"):
+    with pytest.raises(
+        ConfigError,
+        match="keep_best='eval/accuracy' is read only with output_dir and eval_prompts; here output_dir=None",
+    ):
         GRPO(ToyLM(), share_of_target, **options(keep_best="eval/accuracy"))
     with pytest.raises(ValueError, match="best=True needs keep_best"):
         GRPO(ToyLM(), share_of_target, **options()).save(tmp_path / "best", best=True)
@@ -256,7 +262,7 @@ def test_every_metric_that_can_be_named_is_measured(make_tiny_model: Any, byte_t
     names = trainer._held_out._list_scores("math", loaded["math"])
     metrics, _ = trainer._held_out.evaluate_in_training("math", loaded["math"], 0)
     assert {name.removeprefix("math/") for name in names} <= metrics.keys()
-    assert {"math/pass@3", "math/maj@3", "math/greedy_accuracy", "math/rewards/math_2"} <= {*names}
+    assert {"math/pass@3", "math/maj@3", "math/greedy_accuracy", "math/rewards/math_answer_2"} <= {*names}
     assert not any("length" in name or "truncated" in name for name in names)
 
 
