@@ -280,6 +280,10 @@ def test_a_choice_by_another_metric_is_forgotten_and_a_damaged_one_refused() -> 
         choice.begin("rows")
         choice.load_state_dict(json.loads(json.dumps(best.state_dict())))
     assert (other.step, other.start, same.step, same.value, same.start) == (None, None, 3, 0.1, 0.9)
+    same.begin("rows")
+    assert same.step == 3
+    same.begin("other rows")
+    assert (same.step, same.start) == (None, None)
     with pytest.raises(KeyError):
         same.load_state_dict({"metric": "eval/accuracy"})
 
