@@ -39,3 +39,9 @@ def even_tokens(completions, prompts):
     return [
         StepScores(range(1, len(ids) + 1), (ids % 2 == 0).float().tolist()) if len(ids) else None for ids in completions
     ]
+
+
+def after_the_best_sibling(row, verdict, siblings):
+    """A teacher's prompt: the first tokens of the best other completion, then the policy's prompt."""
+    best = max(siblings, key=lambda sibling: sibling.reward)
+    return [*best.completion[:4], *row["prompt"]]

@@ -160,7 +160,7 @@ def train(
     broken = [] if broken_at is None else [Break(broken_at)]
     policy = tiny_policy(tied=tied) if source is None else source
     reward = even_tokens if by_steps else share_of_even
-    teacher = other_policy() if taught else None
+    teacher = taught if isinstance(taught, str) else other_policy() if taught else None
     trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
         callback.model = trainer.model

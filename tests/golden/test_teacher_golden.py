@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from rlox_grpo.batch.build import build_batch, group_tokens
+from rlox_grpo.batch.other_prompts import lay_out_after
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import is_most_likely
+from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
@@ -187,3 +189,94 @@ def test_a_log_prob_that_is_no_number_is_an_error(value: float) -> None:
     log_probs[2, 1] = value
     with pytest.raises(NonFiniteError, match=r"the teacher's log-probs are not finite in rows \[2\]"):
         refuse_non_finite([known], Ranks())
+
+
+class Prompted(nn.Module):
+    """A teacher that reads its prompt: (0,) are the logits of one table, (0, 1) and (0, 2) those of two others.
+
+    The model returns no hidden states, so its logits are compared as they are.
+    """
+
+    def __init__(self, *seeds: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([Table(seed) for seed in seeds])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        # The second token of a row says which table it reads: a hint of one token after the policy's prompt.
+        hints, tail = input_ids[:, 1], input_ids[:, 1:]
+        width = LENGTH + 1
+        tail = nn.functional.pad(tail, (0, max(0, width - tail.shape[1])))[:, :width]
+        logits = torch.stack([table(tail) for table in self.tables])[hints - 1, torch.arange(len(hints))]
+        return torch.cat([torch.zeros_like(logits[:, :1]), logits], dim=1)[:, : input_ids.shape[1]]
+
+
+HINTS = (np.array([0, 1]), np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"teacher_in": "loss"}, {"teacher_in": "loss", "teacher_kl": "full"}],
+    ids=["advantage", "k2", "full"],
+)
+@pytest.mark.parametrize("hint", [0, 1])
+def test_a_teacher_with_its_own_prompt_has_the_gradient_of_the_kl_under_that_prompt(
+    options: dict[str, Any], hint: int
+) -> None:
+    """By enumeration of all 64 sequences: KL(π(· | prompt) ‖ q(· | prompt with hint))."""
+    policy, teacher = Table(0), make_table_teacher(Prompted(1, 2), is_full=options.get("teacher_kl") == "full")
+    forward = make_forward(policy)
+    total = torch.zeros_like(policy.logits)
+    for sequence in SEQUENCES:
+        policy.zero_grad()
+        batch = lay_out([sequence])
+        batch = teacher.add(batch, lay_out_after(batch, [HINTS[hint]], token_budget=64, share_prompts=True))
+        log_probs, _, *kl = forward(batch)
+        terms = {"distribution_kl": kl[0]} if kl else {}
+        grpo_loss(log_probs, batch, loss_aggregation="sequence_sum", **terms, **options).loss.backward()
+        assert policy.logits.grad is not None
+        total += log_probs.detach().sum().exp() * policy.logits.grad
+    torch.testing.assert_close(total, exact_gradient(policy, Table(1 + hint)), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("budget", [5, 11, 640])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_rows_with_prompts_of_their_own_keep_their_places(budget: int, is_full: bool) -> None:
+    """Rows of unequal lengths and masks, in micro-batches of any size: each has the values of its row alone."""
+    teacher = make_table_teacher(Prompted(1, 2), is_full=is_full)
+    sequences = [(1, 2, 3), (3,), (0, 1), (2, 2, 2), (1,), (3, 0, 1)]
+    batch = lay_out(sequences)
+    batch = replace(batch, row_index=torch.tensor([5, 4, 3, 2, 1, 0]))
+    mask = batch.loss_mask.clone()
+    mask[0, 2] = mask[3, 0] = False
+    batch = replace(batch, loss_mask=mask)
+    hints = [HINTS[number] for number in (0, 1, 0, 0, 1, 1)]
+    layouts = lay_out_after(batch, hints, token_budget=budget, share_prompts=budget > 6)
+    assert (len(layouts) > 1) == (budget < 640)
+    known = teacher.add(batch, layouts).log_probs
+    expected = torch.zeros(6, 3, dtype=torch.float64)
+    rows = []
+    for row, sequence in enumerate(sequences):
+        logits = Table(1 if hints[5 - row] is HINTS[0] else 2)(torch.tensor([[0, *sequence, 0, 0]])[:, :4]).detach()[0]
+        for step, token in enumerate(sequence):
+            if mask[row, step]:
+                expected[row, step] = logits[step].log_softmax(-1)[token]
+                rows.append(logits[step])
+    if is_full:
+        assert known.ref_distributions is not None
+        torch.testing.assert_close(known.ref_distributions.hidden, torch.stack(rows), rtol=1e-12, atol=0)
+        return
+    assert known.teacher is not None
+    torch.testing.assert_close(known.teacher, expected, rtol=1e-12, atol=0)
+    # A teacher behind a URL gives log-probs alone.
+    remote = replace(teacher, has_distributions=False).add(batch, layouts).log_probs.teacher
+    torch.testing.assert_close(remote, expected, rtol=1e-12, atol=0)
+
+
+def test_a_shared_hint_is_laid_out_once() -> None:
+    """A prompt of 2 tokens once, and 2 tokens of each of 4 completions: the last one of a row predicts nothing."""
+    batch = replace(lay_out([(0, 1, 2), (1, 2, 3), (2, 3, 0), (3, 0, 1)]), row_index=torch.arange(4))
+    (layout,) = lay_out_after(batch, [HINTS[0].copy() for _ in range(4)], token_budget=14, share_prompts=True)
+    tree = build_prefix_tree(layout)
+    assert tree is not None
+    assert tree.num_tokens == 2 + 4 * 2
+    assert layout.prompt_index.tolist() == [0] * 4

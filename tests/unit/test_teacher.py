@@ -13,6 +13,9 @@ import toy
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
+from rlox_grpo.prompts.teacher_prompts import list_verdicts
+
+FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
 
 def make_teacher_model() -> toy.ToyLM:
@@ -223,6 +226,30 @@ def other_vocabulary(folder: Any) -> Any:
         ({"reward_fn": toy.share_of_target}, "a teacher without rewards needs no group"),
         ({"zero_variance": "refill"}, "a teacher trains these groups too: set zero_variance='drop'"),
         ({"teacher": toy.ToyLM()}, "teacher has the weights of the policy"),
+        ({"teacher": "self"}, "teacher='self' without teacher_prompt: the policy and its teacher would read the same"),
+        ({"teacher": "ema"}, "teacher='ema' without teacher_prompt"),
+        ({"teacher_mix": 0.5}, "teacher_mix=0.5 is read only with teacher='ema'"),
+        ({"teacher": "self", "teacher_prompt": "Think!"}, "teacher_prompt: expected a template with {column}, a funct"),
+        ({"teacher": "self", "teacher_prompt": 3}, "teacher_prompt: 3: expected a template"),
+        ({"teacher": "self", "teacher_prompt": "no_such:hint"}, r"teacher_prompt \(no_such:hint\): No module named"),
+        ({"teacher": "self", "teacher_prompt": "{answer}", "teacher_offload": True}, "the policy stays on its device"),
+        ({"teacher": None, "teacher_prompt": "{answer}", "group_size": 2}, "teacher_prompt='{answer}' is read only wi"),
+        (
+            {"teacher": "self", "teacher_prompt": "{answer}", "shard_parameters": True},
+            "teacher='self' with sharded parameters was never tried",
+        ),
+        (
+            {**FULL, "teacher": "self", "teacher_prompt": "{answer}", "updates_per_batch": 2, "mini_batches": 2},
+            "which changes in each of 4 updates: set updates_per_batch=1 and mini_batches=1",
+        ),
+        ({"teacher_prompt": "{answer}", "environment": ask_twice}, "for completions of one turn only"),
+        (
+            {"teacher_prompt": "{answer}"},
+            r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
+        ),
+        ({"teacher_prompt": lambda row, verdict, siblings: 3}, "the teacher's prompt is int: expected a string"),
+        ({"teacher_prompt": lambda row, verdict, siblings: [99]}, "the teacher's prompt has the token id 99"),
+        ({"teacher_prompt": lambda row, verdict, siblings: 1 / 0}, "step 1: teacher_prompt raised ZeroDivisionError"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], said: str) -> None:
@@ -268,3 +295,118 @@ def test_a_teacher_that_overflows_names_the_sample(options: dict[str, Any]) -> N
     with torch.no_grad():
         teacher.embedding.weight.copy_(kept)
     assert trainer.train(toy.PROMPTS[:2])["teacher/kl"] > 0
+
+
+def show_the_best_sibling(row: Any, verdict: Any, siblings: Any) -> list[int] | None:
+    """The tokens of the best other completion before the prompt; the policy's prompt where none is better."""
+    best = max(siblings, key=lambda sibling: sibling.reward)
+    return None if best.reward <= verdict.reward else [*best.completion, *row["prompt"]]
+
+
+def compute_kl(model: Any, scored: Any, temperature: float, *, is_full: bool) -> float:
+    """The mean over all tokens of log π(token | prompt) − log π(token | hint, prompt), or of the KL over all tokens."""
+    values: list[torch.Tensor] = []
+    for group in scored:
+        verdicts, prompt = list_verdicts(group), group.group.prompt.token_ids.tolist()
+        for index, completion in enumerate(group.group.completions):
+            siblings = verdicts[:index] + verdicts[index + 1 :]
+            hinted = show_the_best_sibling({"prompt": prompt}, verdicts[index], siblings) or prompt
+            ids = completion.token_ids.tolist()
+            p, q = (
+                (model(torch.tensor([[*start, *ids]]))[0, len(start) - 1 : -1] / temperature).log_softmax(-1)
+                for start in (prompt, hinted)
+            )
+            token = torch.arange(len(ids)), torch.tensor(ids)
+            values.append((p.exp() * (p - q)).sum(-1) if is_full else p[token] - q[token])
+    return float(torch.cat(values).detach().mean())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"teacher_in": "loss"}, FULL, {"micro_batch_tokens": 9}, {"temperature": 1.5}, {**FULL, "temperature": 1.5}],
+    ids=["advantage", "k2", "full", "rows alone", "temperature", "full and temperature"],
+)
+def test_the_policy_is_its_own_teacher_with_a_right_sibling(options: dict[str, Any]) -> None:
+    policy = toy.ToyLM()
+    with torch.no_grad():
+        policy.head.weight.mul_(6)  # so that a hint changes what the policy says
+    before = copy.deepcopy(policy)
+    given = toy.options(max_steps=1, teacher_prompt=show_the_best_sibling, **options)
+    trainer = GRPO(policy, toy.share_of_target, teacher="self", **given)
+    measured = trainer.train(toy.PROMPTS)["teacher/kl"]
+    is_full = "teacher_kl" in options
+    expected = compute_kl(before, trainer.last_rollout[0], options.get("temperature", 1.0), is_full=is_full)
+    assert abs(expected) > 1e-3
+    assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def hint_at_target(row: Any, verdict: Any, siblings: Any) -> list[int]:
+    """Token 7 before the prompt, many times."""
+    return [*[toy.TARGET] * 12, *row["prompt"]]
+
+
+def test_a_copy_of_the_policy_is_a_teacher_if_it_reads_another_prompt() -> None:
+    copied, live = (
+        train(teacher=teacher, teacher_prompt=hint_at_target, max_steps=1) for teacher in (toy.ToyLM(), "self")
+    )
+    assert abs(live["teacher/kl"]) > 1e-3
+    assert copied["teacher/kl"] == pytest.approx(live["teacher/kl"], rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {"mini_batches": 2, "updates_per_batch": 2}], ids=str)
+def test_the_policy_learns_what_a_hint_says(options: dict[str, Any]) -> None:
+    """A frozen teacher that sees the hint; the policy does not."""
+    first, last = (train(max_steps=steps, teacher_prompt=hint_at_target, **options)["teacher/kl"] for steps in (1, 30))
+    assert last < first / 3
+
+
+def test_a_template_on_messages_trains_a_packed_policy() -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    rows = [{"prompt": [{"role": "user", "content": f"{number} +"}], "target": 2 * number} for number in range(1, 9)]
+    trainer = GRPO(
+        model,
+        teacher="self",
+        teacher_prompt="{target} = {prompt}",
+        tokenizer=tokenizer,
+        **toy.options(max_steps=2, max_new_tokens=4, seed=1),
+    )
+    assert trainer.train(rows)["teacher/kl"] != 0
+
+
+def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:
+    def run(steps: int, folder: Any = None, **options: Any) -> Any:
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(**{"max_steps": steps, **saved, **options}))
+        trainer.train(toy.PROMPTS)
+        return trainer
+
+    options = {"teacher": "self", "teacher_prompt": hint_at_target}
+    run(2, tmp_path / "run", **options)
+    with pytest.raises(CheckpointError, match="teacher: not those of the run"):
+        run(4, tmp_path / "run", teacher=make_teacher_model(), teacher_prompt=hint_at_target)
+    with pytest.raises(CheckpointError, match="teacher_prompt"):
+        run(4, tmp_path / "run", teacher="self", teacher_prompt=show_the_best_sibling)
+    resumed, whole = run(4, tmp_path / "run", **options), run(4, **options)
+    assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+def test_a_moving_average_teaches_and_is_resumed(tmp_path: Any) -> None:
+    """After each step the teacher is 1/4 the policy and 3/4 itself; a resumed run has the same teacher."""
+
+    def run(steps: int, folder: Any = None) -> Any:
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        options = {"max_steps": steps, "teacher_prompt": hint_at_target, "teacher_mix": 0.25, **saved}
+        trainer = GRPO(toy.ToyLM(), toy.share_of_target, teacher="ema", **toy.options(**options))
+        trainer.train(toy.PROMPTS)
+        return trainer, trainer._step.fixed_tensors.teacher.reference.state_dict()
+
+    before = dict(toy.ToyLM().named_parameters())
+    trainer, mixed = run(1)
+    for name, parameter in trainer.model.named_parameters():
+        expected = 0.25 * parameter.detach().double() + 0.75 * before[name].detach().double()
+        torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-6, atol=1e-7)
+    run(2, tmp_path / "run")
+    (resumed, resumed_teacher), (whole, whole_teacher) = run(4, tmp_path / "run"), run(4)
+    assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+    assert all(torch.equal(resumed_teacher[name], whole_teacher[name]) for name in whole_teacher)

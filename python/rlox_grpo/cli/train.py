@@ -146,18 +146,20 @@ def _import_functions(
 ) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
     """Return the reward functions, the environment and the tools of a run file.
 
-    The policy loss, the advantage function and the engine of the user are imported too, so that the trainer finds them.
+    The user's own policy loss, advantage function, engine and teacher's prompt are imported too, so that the trainer
+    finds them.
 
     Raises:
         ConfigError: one does not exist or is not callable.
     """
     from rlox_grpo.config.records import DOORS
+    from rlox_grpo.config.records.option import is_custom
     from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
     for name in DOORS:
-        if ":" in (value := getattr(config, name) or ""):
+        if is_custom(value := getattr(config, name)):
             import_callable(name, value, folders)
     environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
     return make_rewards(origin.rewards, folders), environment, tools

@@ -172,7 +172,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_options(words: Sequence[str], command: str, read: Collection[str]) -> dict[str, Any]:
-    """As :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
+    """Like :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
 
     Raises:
         ConfigError: ``words`` has an option that ``command`` does not read.

@@ -101,7 +101,9 @@ class Origin(Record, title="Run file"):
         None, "Path (a folder or a GGUF file) or hub id of a reference model; by default the option reference chooses."
     )
     teacher: str | None = option(
-        None, "Path or hub id of a teacher model, or the URL of a reference server with it; then rewards are optional."
+        None,
+        "Path or hub id of a teacher model, the URL of a reference server with it, or with teacher_prompt self, the "
+        "policy, or ema, a moving average of it; then rewards are optional.",
     )
     train_data: str = option(
         ...,

@@ -107,6 +107,15 @@ def make_reference(
     )
 
 
+def refer_to_policy(policy_forward: Forward) -> Reference:
+    """Return the policy itself as a reference: its weights at the time of the call.
+
+    The head of its distributions is the policy's own, so they are valid until the next optimizer step.
+    """
+    compute, distributions = _measure(policy_forward)
+    return Reference(compute, None, distributions)
+
+
 def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, ref_model: object | None) -> str:
     """Return the kind of the reference: the option ``reference``, or what ``"auto"`` stands for; see make_reference.
 

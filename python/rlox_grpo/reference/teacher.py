@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.batch.other_prompts import number_loss_tokens
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
@@ -18,9 +19,12 @@ from rlox_grpo.model.load import count_sampled_ids
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
-from rlox_grpo.reference.local import make_reference
+from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, TokenDistributions
+
+SELF, EMA = "self", "ema"
+"""Teachers that are the policy itself and a moving average of it, with a prompt of their own (``teacher_prompt``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +36,19 @@ class Teacher:
         temperature: the temperature of the run, by which the logits of both models are divided.
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
+        name: ``"self"`` or ``"ema"``; None for a model of its own.
     """
 
     reference: Reference
     temperature: float
     is_full: bool
     has_distributions: bool
+    name: str | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What a resumed run must have: the digest of frozen weights, or the name of a teacher that has none."""
+        return self.name or self.reference.fingerprint
 
     @property
     def in_use(self) -> Callable[[], Any]:
@@ -45,14 +56,20 @@ class Teacher:
         return self.reference.in_use
 
     @torch.no_grad()
-    def add(self, batch: Batch) -> Batch:
-        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions."""
+    def add(self, batch: Batch, layouts: Sequence[Batch] | None = None) -> Batch:
+        """Return ``batch`` with the teacher's log-probs of its loss tokens, or with its distributions.
+
+        Args:
+            batch: a micro-batch.
+            layouts: its rows after the teacher's own prompts, from :func:`rlox_grpo.batch.other_prompts.lay_out_after`;
+                None: the teacher reads the policy's prompts.
+        """
         if self.is_full:
-            distributions = self.reference.distributions(batch)
+            distributions = self._read_distributions(batch, layouts)
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=distributions))
         if not self.has_distributions:
-            return replace(batch, log_probs=replace(batch.log_probs, teacher=self.reference(batch)))
-        distributions, mask = self.reference.distributions(batch), batch.loss_mask
+            return replace(batch, log_probs=replace(batch.log_probs, teacher=self._read_log_probs(batch, layouts)))
+        distributions, mask = self._read_distributions(batch, layouts), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
         log_probs, _ = take_log_probs(
             distributions, ids, temperature=self.temperature, with_entropy=False, entropy_gradient=False
@@ -63,6 +80,28 @@ class Teacher:
             is_teacher_top=scatter_to_rectangle(is_most_likely(distributions, ids), mask),
         )
         return replace(batch, log_probs=taken)
+
+    def _read_distributions(self, batch: Batch, layouts: Sequence[Batch] | None) -> TokenDistributions:
+        """Return the teacher's distributions of the loss tokens of ``batch``, in row order."""
+        if layouts is None:
+            return self.reference.distributions(batch)
+        read = [self.reference.distributions(layout) for layout in layouts]
+        hidden = torch.cat([distributions.hidden for distributions in read])  # [M, H], in the order of the layouts
+        return replace(read[0], hidden=_reorder(hidden, number_loss_tokens(batch, layouts)))
+
+    def _read_log_probs(self, batch: Batch, layouts: Sequence[Batch] | None) -> Tensor:
+        """Return the teacher's log-probs of the loss tokens of ``batch``, ``[N, T]``."""
+        if layouts is None:
+            return self.reference(batch)
+        values = torch.cat([self.reference(layout)[layout.loss_mask] for layout in layouts])  # [M]
+        return scatter_to_rectangle(_reorder(values, number_loss_tokens(batch, layouts)), batch.loss_mask)
+
+
+def _reorder(values: Tensor, numbers: Tensor) -> Tensor:
+    """Return ``values`` ``[M, …]`` with value i at ``numbers[i]``."""
+    ordered = torch.empty_like(values)
+    ordered[numbers] = values
+    return ordered
 
 
 def make_teacher(
@@ -75,14 +114,14 @@ def make_teacher(
     in_bfloat16: bool,
     **forward_options: Any,
 ) -> Teacher:
-    """Load and freeze a teacher.
+    """Load and freeze a teacher, or make the policy its own.
 
     Args:
-        teacher: a path (a folder or a GGUF file) or hub id, a model, or the URL of a reference server
-            (``rlox-grpo serve-reference``).
+        teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
+            (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
-        policy_forward: the forward pass of the policy.
-        config: the options, of which ``teacher_offload``, ``teacher_token_file`` and ``teacher_timeout`` are read.
+        policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
+        config: the options, of which those of the teacher are read.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
@@ -94,6 +133,20 @@ def make_teacher(
         TypeError: ``teacher`` is something else.
     """
     temperature = forward_options["temperature"]
+    if teacher == SELF:
+        return Teacher(refer_to_policy(policy_forward), temperature, is_full, has_distributions=True, name=SELF)
+    if teacher == EMA:
+        settings = config.model_copy(
+            update={
+                "reference": "periodic",
+                "reference_refresh_steps": 1,
+                "reference_mix": config.teacher_mix,
+                "reference_offload": config.teacher_offload,
+            }
+        )
+        reference = make_reference(settings, policy, policy_forward, kl_coef=1.0, **forward_options)
+        assert reference is not None
+        return Teacher(reference, temperature, is_full, has_distributions=True, name=EMA)
     # Ids from here on are padding of the embedding, and left out on both sides.
     forward_options["vocabulary"] = count_sampled_ids(policy)
     if is_url(teacher):
@@ -115,7 +168,10 @@ def make_teacher(
     if not isinstance(teacher, nn.Module):
         raise TypeError(f"teacher is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module")
     if teacher is policy.model:
-        raise ConfigError("teacher is the model in training: its KL is 0; pass another model, or a copy of this one")
+        raise ConfigError(
+            "teacher is the model in training: pass another model or a copy of this one, or teacher='self' with "
+            "teacher_prompt"
+        )
     refuse_fewer_ids("teacher", teacher, policy)
     settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
     reference = make_reference(
@@ -128,8 +184,10 @@ def make_teacher(
         **forward_options,
     )
     assert reference is not None
+    # With a prompt of its own, a frozen copy of the policy is a teacher (SDFT's base teacher).
     if (
-        policy.shards is None
+        config.teacher_prompt is None
+        and policy.shards is None
         and policy.stored is None
         and reference.fingerprint == fingerprint_model(policy.model, policy.masters)
     ):

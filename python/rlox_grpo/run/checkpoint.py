@@ -1,7 +1,7 @@
 """Save and load checkpoints: weights, optimizer state, random states and the position in the data.
 
 Tensors are stored as safetensors, everything else as JSON; nothing is pickled. A checkpoint is first written to a
-temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, also after a kill.
+temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, even after a kill.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REFERENCE, TEACHER = "reference.safetensors", "teacher.safetensors"
+"""Files of a checkpoint with the weights of a reference policy or a teacher that follow the policy."""
+
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Settings of generation that greedy decoding ignores."""
 
@@ -56,6 +59,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
+    teacher_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write ``root/step_<step>`` and remove all but the ``keep`` newest checkpoints and ``best``.
 
@@ -66,6 +70,7 @@ def save_checkpoint(
         state: JSON values for ``state.json``.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
+        teacher_state: weights of a teacher that is a moving average of the policy.
 
     Raises:
         CheckpointError: the folder cannot be written, for example because the disk is full. The other checkpoints stay.
@@ -96,8 +101,9 @@ def save_checkpoint(
         if tokenizer is not None and hasattr(model, "save_pretrained"):
             tokenizer.save_pretrained(partial)
         save_file(moments, partial / "optimizer.safetensors")
-        if reference_state:
-            save_file(dict(reference_state), partial / "reference.safetensors")
+        for name, weights_by_name in ((REFERENCE, reference_state), (TEACHER, teacher_state)):
+            if weights_by_name:
+                save_file(dict(weights_by_name), partial / name)
         random_values, random_tensors = _read_random_states()
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "step": step, "random": random_values}
@@ -121,9 +127,9 @@ _RESTORED = "restored.json"
 
 
 def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
-    """Note the factor of the learning rate with which a run goes on from ``checkpoint`` after a collapse.
+    """Note the factor of the learning rate with which a run continues from ``checkpoint`` after a collapse.
 
-    Until its next checkpoint nothing else holds the factor, and a run that is killed before would forget it.
+    Until its next checkpoint nothing else holds the factor, and a run that is killed before that would lose it.
 
     Raises:
         CheckpointError: the note cannot be written.
@@ -340,9 +346,9 @@ def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
     return _tensors(checkpoint / "optimizer.safetensors")
 
 
-def load_reference(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the saved state of the reference policy; empty if it had none."""
-    file = checkpoint / "reference.safetensors"
+def load_reference(checkpoint: Path, name: str = REFERENCE) -> dict[str, Tensor]:
+    """Return the saved state of the reference policy, or of the teacher by ``name``; empty if it had none."""
+    file = checkpoint / name
     return _tensors(file) if file.exists() else {}
 
 

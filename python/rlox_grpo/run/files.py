@@ -173,7 +173,7 @@ def _cut_torn_end(file: Any, size: int) -> int:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file ``path`` atomically: also after a crash it has either the old or the new content.
+    """Replace the file ``path`` atomically: even after a crash it has either the old or the new content.
 
     The temporary file has a random name, so that nobody can prepare a link there. A link at ``path`` is replaced.
 

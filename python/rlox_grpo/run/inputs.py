@@ -14,6 +14,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Prompt
@@ -31,7 +32,7 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown.
+    ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own.
     """
 
     config: GRPOConfig
@@ -40,6 +41,7 @@ class PromptReader:
     episodes: EpisodeRunner | None
     max_length: int | None
     vocab_size: int | None = None
+    teacher_prompts: TeacherPrompts | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -79,6 +81,8 @@ class PromptReader:
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
+        if trained and self.teacher_prompts is not None:
+            self.teacher_prompts.check(loaded, self.config.max_new_tokens)
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)

@@ -84,7 +84,7 @@ class RecordedRun:
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 
     def warn_about_differences(self, config: GRPOConfig) -> None:
-        """Warn of options of prompts and sampling that are not the run's, so that accuracies cannot be compared."""
+        """Warn if options for prompts and sampling differ from the run's, so that accuracies cannot be compared."""
         names = [*list_evaluated(PromptConfig), *list_evaluated(SamplingConfig)]
         then = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
         differing = [name for name in names if then[name] != getattr(config, name)]

@@ -23,6 +23,7 @@ from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.best import BestCheckpoint, link_best
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
+    TEACHER,
     load_learning_rate_factor,
     load_optimizer,
     load_random_states,
@@ -67,6 +68,7 @@ class Run:
         policy: Policy,
         updater: Updater,
         reference: Reference | None,
+        teacher: Reference | None,
         sampler: Sampler,
         ranks: Ranks,
         progress: Progress,
@@ -84,7 +86,7 @@ class Run:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
         Args:
-            policy, updater, reference, progress: their state is set from the checkpoint.
+            policy, updater, reference, teacher, progress: their state is set from the checkpoint.
             sampler: gives the batches under way to a checkpoint; see :attr:`rollouts`.
             owners: what else has state in ``state.json``, by its key there.
             rewards: name of each reward function, and a digest of its source or None.
@@ -100,7 +102,8 @@ class Run:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
             ConfigError: ``resume_changes`` contains a name that is not an option.
         """
-        self._config, self._policy, self._updater, self._reference = config, policy, updater, reference
+        self._config, self._policy, self._updater = config, policy, updater
+        self._reference, self._teacher = reference, teacher
         self._sampler, self._owners = sampler, {**owners, "progress": progress}
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data, self._callbacks = dict(data), callbacks
@@ -398,6 +401,7 @@ class Run:
                 best=self.best_checkpoint,
                 weights=weights,
                 reference_state=None if self._reference is None else self._reference.state_dict(),
+                teacher_state=None if self._teacher is None else self._teacher.state_dict(),
                 tokenizer=self._policy.tokenizer,
             )
         except CheckpointError as error:
@@ -447,11 +451,14 @@ class Run:
         load_weights(checkpoint, self._policy.model, self._updater.masters, self._policy.stored)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._reference is not None else {}
+        teacher = load_reference(checkpoint, TEACHER) if self._teacher is not None else {}
         load_random_states(checkpoint)
         try:
             self._updater.load_state_dict(moments)
             if self._reference is not None:
                 self._reference.load_state_dict(reference)
+            if self._teacher is not None:
+                self._teacher.load_state_dict(teacher)
             for name, owner in self._owners.items():  # a checkpoint may have no evaluations, and has all else
                 owner.load_state_dict(state.get(name, {}))
             self.rollouts, self.last_metrics = state["rollouts"], state["last_metrics"]

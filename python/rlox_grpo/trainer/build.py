@@ -29,14 +29,15 @@ from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.load import count_sampled_ids, load_policy
+from rlox_grpo.model.load import count_sampled_ids, find_max_positions, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_prompt
 from rlox_grpo.reference.load import is_url, load_frozen
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import Teacher, make_teacher
+from rlox_grpo.reference.teacher import EMA, SELF, Teacher, make_teacher
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards, no_reward
@@ -87,12 +88,13 @@ def build_step(
     Args:
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
-        chooses_dtype: whether the model, once loaded, may choose another precision than the options'.
+        chooses_dtype: whether the model, once loaded, may choose a precision other than the options'.
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
             which has the errors too.
     """
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
     _check_arguments(config, ref_model, optimizer, **arguments)
+    _check_teacher(config, teacher, has_episodes=environment is not None or bool(tools))
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = in_workers(
@@ -179,6 +181,15 @@ def build_step(
             batcher=batcher,
             ranks=ranks,
         ),
+        teacher_prompts=None
+        if config.teacher_prompt is None
+        else TeacherPrompts(
+            config.teacher_prompt,
+            policy.tokenizer,
+            stages.prompts.chat_template_kwargs,
+            vocabulary,
+            find_max_positions(policy.model),
+        ),
         policy_loss=policy_loss,
         max_length=config.max_new_tokens if episodes is None else _count_most_sampled_tokens(stages),
         updater=updater,
@@ -201,8 +212,8 @@ def build_update(
     """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
     Each of these is built and tested with the model in its own dtype, so the model's frozen layers are cast after them.
-    A reference that copies the weights is made before the updater rounds them; one that is the policy without its
-    adapter runs under the updater.
+    A reference that copies the weights is made before the updater rounds them; the policy without its adapter as
+    reference, and the policy itself as teacher, run under the updater.
     """
     in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(policy.model, "peft_config"))
     forward_options: dict[str, Any] = {
@@ -237,22 +248,26 @@ def build_update(
             **reference_options,
         )
 
-    reference = None if is_policy else build_reference(plain)
-    distiller = None
-    if teacher is not None:
-        distiller = make_teacher(
+    def build_teacher(forward: Forward) -> Teacher:
+        assert teacher is not None
+        return make_teacher(
             teacher,
             policy,
-            plain,
+            forward,
             stages.reference,
             is_full=stages.loss.teacher_kl == "full",
             in_bfloat16=in_bfloat16,
             **forward_options,
         )
+
+    reference = None if is_policy else build_reference(plain)
+    distiller = build_teacher(plain) if teacher is not None and teacher != SELF else None
     updater = make_updater(stages, policy, plain, ranks, optimizer)
     forward = replace(updater.forward, distributions=plain.distributions)
     if is_policy:
         reference = build_reference(forward)
+    if teacher == SELF:
+        distiller = build_teacher(forward)
     if (
         not in_bfloat16
         and stages.update.dtype == "bfloat16"
@@ -289,7 +304,7 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
     if config.advantage_fn is not None:
         find_advantage_fn(config.advantage_fn)
-    several_turns = any(has.values())
+    several_turns = has["environment"] or has["tools"]
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
     if several_turns and config.tensor_parallel_size > 1:
@@ -304,6 +319,46 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
             "learning_rate=%g: AdamW moves every weight by about as much in each step, which destroys most models; "
             "published runs have 1e-7 to 1e-3",
             config.learning_rate,
+        )
+
+
+def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *, has_episodes: bool) -> None:
+    """Refuse what a teacher with its own prompt, or the policy as its own teacher, does not support.
+
+    Raises:
+        ConfigError: the message names the option and what to set.
+    """
+    if config.teacher_prompt is not None:
+        find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
+        if has_episodes:
+            raise ConfigError(
+                "teacher_prompt with environment= or tools=: a teacher's own prompt is supported for completions of "
+                "one turn only; leave teacher_prompt out"
+            )
+    mix = GRPOConfig.model_fields["teacher_mix"].default
+    if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
+        raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")
+    if teacher not in (SELF, EMA):
+        return
+    if config.teacher_prompt is None:
+        raise ConfigError(
+            f"teacher={teacher!r} without teacher_prompt: the policy and its teacher would read the same prompt, so "
+            "that there is nothing to learn; set teacher_prompt to a template with a hint, such as "
+            "'{prompt}\\nA right answer: {answer}'"
+        )
+    if teacher == EMA:
+        if config.load_in_4bit:
+            raise ConfigError("teacher='ema' with load_in_4bit=True was never tried: set teacher='self'")
+        return
+    if config.teacher_offload:
+        raise ConfigError("teacher_offload=True with teacher='self': the policy stays on its device; leave it out")
+    if config.split().sharding.shards_weights:
+        raise ConfigError("teacher='self' with sharded parameters was never tried: keep them whole on each rank")
+    if config.teacher_kl == "full" and config.updates_per_batch * config.mini_batches > 1:
+        raise ConfigError(
+            f"teacher='self' with teacher_kl='full' reads the policy's output layer, which changes in each of "
+            f"{config.updates_per_batch * config.mini_batches} updates: set updates_per_batch=1 and mini_batches=1, or "
+            "teacher_kl='sampled'"
         )
 
 

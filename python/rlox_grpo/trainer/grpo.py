@@ -71,9 +71,10 @@ class GRPO:
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
-        teacher: a model whose distributions the policy learns: a path or hub id, a model, or the URL of a reference
-            server; see docs/guides/teacher.md. Rewards are then optional.
-        tokenizer: by default the one beside the model; not needed for prompts of token ids.
+        teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
+            server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; see
+            docs/guides/teacher.md. Rewards are then optional.
+        tokenizer: by default the one of the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
@@ -141,6 +142,7 @@ class GRPO:
             self.episodes,
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
+            teacher_prompts=step.teacher_prompts,
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
@@ -328,13 +330,14 @@ class GRPO:
         teacher = step.fixed_tensors.teacher
         frozen = {
             "frozen reference": reference,
-            "teacher": None if teacher is None else teacher.reference.fingerprint,
+            "teacher": None if teacher is None else teacher.fingerprint,
         }
         self._run = run = Run(
             self.config,
             self.policy,
             self.updater,
             self.reference,
+            None if teacher is None else teacher.reference,
             self.sampler,
             self.ranks,
             progress,
@@ -510,7 +513,7 @@ class GRPO:
         revision: str | None = None,
         commit_message: str | None = None,
     ) -> str:
-        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's address.
+        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's URL.
 
         Call this on every rank; rank 0 uploads.
 

@@ -33,7 +33,10 @@ from rlox_grpo.trainer.sources import STAYS_HERE, make_eval_table, make_table, n
 
 STOPPED = 130
 _SHOWN_LINES = 20
-_NO_MODEL = ("optimizer.safetensors", "random.safetensors", "reference.safetensors", "state.json", "manifest.json")
+_NO_MODEL = (
+    *("optimizer.safetensors", "random.safetensors", "reference.safetensors", "teacher.safetensors"),
+    *("state.json", "manifest.json"),
+)
 """Files of a checkpoint that only a resumed run reads."""
 
 

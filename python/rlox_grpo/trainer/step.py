@@ -32,6 +32,7 @@ from rlox_grpo.loss.objective import combine_terms
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.model.flops import ModelSize, profile_update
 from rlox_grpo.model.policy import Policy
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rewards.copies import copy_value
@@ -120,6 +121,7 @@ class TrainStep:
         reference: the reference policy, or None.
         batcher: lays out groups as mini-batches of micro-batches.
         fixed_tensors: computes what stays fixed during the updates.
+        teacher_prompts: writes the prompts of a teacher that has its own, or None.
         policy_loss: the policy term of a micro-batch.
         max_length: maximum number of sampled tokens of a sequence, for the aggregation of the loss.
         updater: takes gradients and optimizer steps.
@@ -144,6 +146,7 @@ class TrainStep:
     reference: Reference | None
     batcher: MiniBatcher
     fixed_tensors: FixedTensors
+    teacher_prompts: TeacherPrompts | None
     policy_loss: Callable[[LossInputs], PolicyTerm]
     max_length: int
     updater: Updater
@@ -196,7 +199,8 @@ class TrainStep:
             mini_batches = self.batcher.make_mini_batches(scored, advantages, step)
         updates: list[UpdateStats] = []
         with clock("log_probs"), self._naming_samples(scored, updates):
-            mini_batches = self.fixed_tensors.add(mini_batches, penalised)
+            prompts = self.teacher_prompts.write(scored) if self.teacher_prompts is not None else None
+            mini_batches = self.fixed_tensors.add(mini_batches, penalised, prompts)
             information = self._measure_information(rollout.groups, step)
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
@@ -218,6 +222,8 @@ class TrainStep:
         sampler.done()
         if self.reference is not None:
             self.reference.after_step(self.progress.step, self.updater.weights)
+        if self.fixed_tensors.teacher is not None:
+            self.fixed_tensors.teacher.reference.after_step(self.progress.step, self.updater.weights)
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.batch.build import fill_if_empty
+from rlox_grpo.batch.other_prompts import lay_out_after
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import compute_group_offsets
@@ -27,7 +28,7 @@ from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
-from rlox_grpo.types import Batch, Float32Array, ScoredGroup
+from rlox_grpo.types import Batch, Float32Array, Int64Array, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
 
@@ -57,20 +58,27 @@ class FixedTensors:
     batcher: MiniBatcher
     ranks: Ranks
 
-    def add(self, mini_batches: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[list[Batch]]:
+    def add(
+        self,
+        mini_batches: Sequence[Sequence[Batch]],
+        scored: Sequence[ScoredGroup],
+        teacher_prompts: Sequence[Int64Array] | None = None,
+    ) -> list[list[Batch]]:
         """Return the mini-batches with their fixed tensors.
 
         Args:
             mini_batches: this rank's micro-batches of each mini-batch.
             scored: the groups of the step, the same on every rank, with the rewards from which their advantages were
                 computed.
+            teacher_prompts: ``int64 [P_i]``, the prompt that the teacher reads for each completion of the step; None:
+                the policy's.
 
         Raises:
             NonFiniteError: a log-prob of the teacher is NaN or +inf. Every rank raises the same error.
         """
         config = self.stages.advantages
         with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
-            filled = [self._add_to_mini_batch(batches) for batches in mini_batches]
+            filled = [self._add_to_mini_batch(batches, teacher_prompts) for batches in mini_batches]
             if self.teacher is not None:
                 refuse_non_finite(chain.from_iterable(filled), self.ranks)
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
@@ -98,7 +106,7 @@ class FixedTensors:
             for group, (start, stop) in zip(scored, pairwise(compute_group_offsets(scored).tolist()), strict=True)
         ]
 
-    def _add_to_mini_batch(self, batches: Sequence[Batch]) -> list[Batch]:
+    def _add_to_mini_batch(self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None) -> list[Batch]:
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
@@ -112,7 +120,7 @@ class FixedTensors:
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
-            filled.append(batch if self.teacher is None else self.teacher.add(batch))
+            filled.append(batch if self.teacher is None else self._add_teacher(self.teacher, batch, teacher_prompts))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
@@ -127,6 +135,12 @@ class FixedTensors:
         if self.stages.loss.kl_estimator == "full":
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(batch)))
         return replace(batch, log_probs=replace(batch.log_probs, ref=reference(batch)))
+
+    def _add_teacher(self, teacher: Teacher, batch: Batch, prompts: Sequence[Int64Array] | None) -> Batch:
+        if prompts is None:
+            return teacher.add(batch)
+        budget, shares = self.stages.update.micro_batch_tokens, self.batcher.shares_prompts
+        return teacher.add(batch, lay_out_after(batch, prompts, token_budget=budget, share_prompts=shares))
 
     def _compute_token_kl(self, batch: Batch) -> Tensor:
         """Return the KL of each token ``[N, T]`` under the current policy."""

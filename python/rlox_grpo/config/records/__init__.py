@@ -66,7 +66,7 @@ class StageConfigs:
 RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 """Every record, in the order in which options are shown."""
 
-DOORS = ("policy_loss", "advantage_fn", "engine")
+DOORS = ("policy_loss", "advantage_fn", "engine", "teacher_prompt")
 """Options that take an object of the user, or its ``module:name``."""
 
 CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")

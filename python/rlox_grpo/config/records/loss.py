@@ -271,6 +271,23 @@ class ReferenceConfig(Record, title="Reference policy and teacher"):
     reference_timeout: float = _server_option(
         120.0, "Timeout of a request to the reference server with its retries, in seconds.", gt=0, le=LONGEST_TIMEOUT
     )
+    teacher_prompt: Annotated[
+        Any, Door((), "a template with {column}, a function", allows_none=True, allows_template=True)
+    ] = option(
+        None,
+        "Prompt that the teacher reads instead of the policy's, with a hint: a template such as '{prompt}\\nA right "
+        "answer: {answer}', a function of row, verdict and siblings, or its module:name; docs/guides/teacher.md.",
+        only_with=_HAS_TEACHER,
+        source="SDFT, arXiv:2601.19897; SDPO, arXiv:2601.20802",
+    )
+    teacher_mix: float = option(
+        0.05,
+        "Share of the policy's weights that teacher='ema' takes over after each step; the rest stays the teacher's.",
+        gt=0,
+        le=1,
+        only_with=_HAS_TEACHER,
+        source="SDPO, arXiv:2601.20802",
+    )
     teacher_offload: bool = option(
         False, "Keep the teacher in host memory between uses.", only_with=_HAS_TEACHER, resumable=True
     )

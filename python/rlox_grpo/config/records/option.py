@@ -45,11 +45,13 @@ class Door:
         names: the names of the built-ins.
         what: what the object is, for errors: ``a policy loss``.
         allows_none: whether None is allowed.
+        allows_template: whether a text with ``{column}`` is allowed.
     """
 
     names: tuple[str, ...]
     what: str
     allows_none: bool = False
+    allows_template: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Validate by :meth:`check`; serialize by :func:`name_object`."""
@@ -67,6 +69,8 @@ class Door:
         if value is None and self.allows_none:
             return None
         if isinstance(value, str):
+            if self.allows_template and "{" in value:
+                return value
             if value.startswith(OBJECT):
                 raise ConfigError(
                     f"the run was started with {value}, which cannot be read from a file: put it into a module, and "
@@ -88,7 +92,7 @@ class Door:
 
 def is_custom(value: Any) -> bool:
     """Return whether the value of a :class:`Door` is the user's own: an object or ``module:name``."""
-    return value is not None and (not isinstance(value, str) or ":" in value)
+    return value is not None and (not isinstance(value, str) or (":" in value and "{" not in value))
 
 
 OBJECT = "an object of the program: "
@@ -185,7 +189,7 @@ class Record(BaseModel):
 
     @classmethod
     def create(cls, **options: Any) -> Self:
-        """As the constructor, for options of which type checkers do not know the names."""
+        """Like the constructor, for options whose names type checkers do not know."""
         return cls(**options)
 
     @model_validator(mode="before")
