@@ -159,13 +159,13 @@ class HeldOut:
         Raises:
             ConfigError: no set has the metric, or less of it may be better.
         """
-        sets_of = {
+        sets_by_metric = {
             f"eval/{score}": loaded for name, loaded in sets.items() for score in self._list_scores(name, loaded)
         }
-        if metric not in sets_of:
+        if metric not in sets_by_metric:
             reason = "no evaluation has it, or more of it is not better"
-            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(sets_of)}")
-        return sets_of[metric]
+            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(sets_by_metric)}")
+        return sets_by_metric[metric]
 
     def _list_scores(self, name: str, loaded: LoadedSet) -> list[str]:
         """Return the metrics that each evaluation of the set ``name`` has, and of which more is better."""
