@@ -191,6 +191,27 @@ def test_samples_that_became_right_or_wrong_come_first(tmp_path):
     assert re.findall(r"s\d p\d \d", text[firsts:]) == ["s0 p0 0", "s8 p0 0", "s0 p1 0", "s8 p1 0"]
 
 
+def test_every_evaluation_set_has_its_interval_its_difference_and_its_samples(tmp_path):
+    (tmp_path / "completions").mkdir()
+    for step, reward in ((0, 0), (8, 1)):
+        for name in ("code", "math"):
+            line = {"prompt": name, "completion": f"{name} {step}", "rewards": {"answer": reward}, "reward": reward}
+            path = tmp_path / "completions" / f"eval_{name}_step_{step:06d}.jsonl"
+            path.write_text(json.dumps(line) + "\n")
+    first = {"step": 0, "math/accuracy": 0.25, "math/accuracy_low": 0.2, "math/accuracy_high": 0.3, "code/accuracy": 0}
+    last = {"step": 8, "math/accuracy": 0.5, "math/accuracy_low": 0.4, "math/accuracy_high": 0.6, "code/accuracy": 1}
+    last |= {"math/accuracy_vs_start": 0.25, "math/accuracy_vs_start_low": -0.1, "math/accuracy_vs_start_high": 0.6}
+    (tmp_path / "evaluations.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
+    page = page_of(tmp_path)
+    text = " ".join(" ".join(page.text).split())
+    row = "math 0.250 [0.200, 0.300], step 0 0.500 [0.400, 0.600], step 8 +0.250 [-0.100, +0.600] —"
+    assert row in text
+    assert "code 0.000, step 0 1.000, step 8 — —" in text
+    code, math = text.index("Set code"), text.index("Set math")
+    assert text[code:math].count("became right") == text[math:].count("became right") == 1
+    assert re.findall(r"(?:code|math) [08]\b", text[math:])[:2] == ["math 0", "math 8"]
+
+
 def test_a_run_with_nothing_in_it_says_what_is_missing(tmp_path):
     (tmp_path / "config.toml").touch()
     text = "".join(page_of(tmp_path).text)

@@ -17,6 +17,7 @@ from pathlib import Path
 from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
+from rlox_grpo.run.report.evaluations import COLUMNS, list_accuracies
 from rlox_grpo.run.report.read import Run, read_metric, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import breakable, escape, number
@@ -44,6 +45,7 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
     sections = {
         "Warnings": _warnings(run),
         "Curves": curves([run]),
+        "Evaluation sets": _table(COLUMNS, list_accuracies(run.evaluations)),
         "Before and after": before_and_after(run.held_out),
         "Training completions": training_samples(run.samples),
         "Numbers": _last_step(run),
@@ -199,7 +201,10 @@ def _missing(run: Run) -> str:
         (run.metrics, "<code>metrics.jsonl</code>: the training curves"),
         (run.evaluations, "<code>evaluations.jsonl</code>: results on held-out prompts, which need eval_prompts"),
         (run.samples, "<code>completions/step_*.jsonl</code>: training completions, which need log_completions"),
-        (len(run.held_out) > 1, "two of <code>completions/eval_step_*.jsonl</code>: completions before and after"),
+        (
+            any(len(files) > 1 for files in run.held_out.values()),
+            "two of <code>completions/eval_step_*.jsonl</code>: completions before and after",
+        ),
     )
     lacking = "".join(f"<li>{what}</li>" for there, what in wanted if not there)
     return f'<div class="missing quiet"><p>Not in this folder:</p><ul>{lacking}</ul></div>' if lacking else ""

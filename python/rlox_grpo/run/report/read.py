@@ -30,7 +30,7 @@ class Run:
         config: The resolved configuration, ``section.key`` → value; empty without a file.
         warnings: Warnings of guards: rows with ``step``, ``guard`` and ``message``.
         samples: Training step → file of completions.
-        held_out: Step of an evaluation → file of completions.
+        held_out: Name of an evaluation set, empty if it has none → step of an evaluation → file of completions.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Run:
     evaluations: Table
     warnings: list[dict[str, Any]]
     samples: dict[int, Path]
-    held_out: dict[int, Path]
+    held_out: dict[str, dict[int, Path]]
 
 
 def read_run(run_dir: Path) -> Run:
@@ -65,9 +65,12 @@ def read_run(run_dir: Path) -> Run:
     if (run_dir / "completions").is_symlink():
         raise OSError(f"{run_dir / 'completions'}: a symbolic link, expected a folder")
     completions = sorted((step, path) for path, step in list_completions(run_dir).items())
-    held_out = [(step, path) for step, path in completions if path.name.startswith("eval_")]
-    # With several sets, the completions of the first.
-    first = min((path.name.rpartition("step_")[0] for _, path in held_out), default="")
+    held_out: dict[str, dict[int, Path]] = {}
+    for step, path in completions:
+        if path.name.startswith("eval_"):
+            # eval_step_000010.jsonl, or eval_math_step_000010.jsonl of the set math
+            name = path.name.rpartition("step_")[0].removeprefix("eval_").removesuffix("_")
+            held_out.setdefault(name, {})[step] = path
     return Run(
         name=run_dir.resolve().name,
         config=_read_config(run_dir / "config.toml"),
@@ -75,7 +78,7 @@ def read_run(run_dir: Path) -> Run:
         evaluations=dict(sorted(evaluations.items())),
         warnings=read_rows(run_dir / "warnings.jsonl"),
         samples={step: path for step, path in completions if path.name.startswith("step_")},
-        held_out={step: path for step, path in held_out if path.name.startswith(f"{first}step_")},
+        held_out=held_out,
     )
 
 

@@ -24,14 +24,25 @@ _MAX_ROWS = 32
 Row = dict[str, Any]
 
 
-def before_and_after(held_out: Mapping[int, Path]) -> str:
-    """Show held-out samples at the first and the last evaluation, side by side; empty with fewer than two.
+def before_and_after(held_out: Mapping[str, Mapping[int, Path]]) -> str:
+    """Show the samples of each evaluation set at its first and its last evaluation; empty with fewer than two.
+
+    Args:
+        held_out: name of a set → step of an evaluation → file of completions.
+    """
+    compared = {name: files for name, files in held_out.items() if len(files) > 1}
+    return "".join(
+        (f'<p class="quiet">Set <b><bdi>{escape(name)}</bdi></b></p>' if name else "") + _compare(files)
+        for name, files in compared.items()
+    )
+
+
+def _compare(held_out: Mapping[int, Path]) -> str:
+    """Show the samples of the first and the last evaluation, side by side.
 
     First those that became right or wrong, then the first sample of each prompt. Draws depend on the prompt and the
     index of a sample alone, so that the two samples of a pair differ by the weights.
     """
-    if len(held_out) < 2:
-        return ""
     steps = min(held_out), max(held_out)
     before, after = (_by_sample(read_rows(held_out[step])) for step in steps)
     pairs = [(before[sample], after[sample]) for sample in before if sample in after]
