@@ -233,6 +233,12 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": "self", "teacher_prompt": 3}, "teacher_prompt: 3: expected a template"),
         ({"teacher": "self", "teacher_prompt": "no_such:hint"}, r"teacher_prompt \(no_such:hint\): No module named"),
         ({"teacher": "self", "teacher_prompt": "{answer}", "teacher_offload": True}, "the policy stays on its device"),
+        (
+            {"teacher": None, "advantage_fn": "zero", "group_size": 2},
+            "advantage_fn='zero' without a teacher: nothing is",
+        ),
+        ({"advantage_fn": "zero", "zero_variance": "drop_always"}, "leaves out every group: set zero_variance='drop'"),
+        ({"advantage_fn": "zero", "reward_scaling": "none"}, "reward_scaling='none' is ignored: advantage_fn='zero'"),
         ({"teacher": None, "teacher_prompt": "{answer}", "group_size": 2}, "teacher_prompt='{answer}' is read only wi"),
         (
             {"teacher": "self", "teacher_prompt": "{answer}", "shard_parameters": True},
@@ -249,7 +255,10 @@ def other_vocabulary(folder: Any) -> Any:
         ),
         ({"teacher_prompt": lambda row, verdict, siblings: 3}, "the teacher's prompt is int: expected a string"),
         ({"teacher_prompt": lambda row, verdict, siblings: [99]}, "the teacher's prompt has the token id 99"),
-        ({"teacher_prompt": lambda row, verdict, siblings: 1 / 0}, "step 1: teacher_prompt raised ZeroDivisionError"),
+        (
+            {"teacher_prompt": lambda row, verdict, siblings: 1 / 0},
+            "step 1: teacher_prompt <lambda> raised ZeroDivisionError",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], said: str) -> None:
@@ -358,6 +367,45 @@ def test_the_policy_learns_what_a_hint_says(options: dict[str, Any]) -> None:
     """A frozen teacher that sees the hint; the policy does not."""
     first, last = (train(max_steps=steps, teacher_prompt=hint_at_target, **options)["teacher/kl"] for steps in (1, 30))
     assert last < first / 3
+
+
+def test_rewards_are_measured_and_train_nothing() -> None:
+    """advantage_fn='zero': the weights are those of the teacher alone, and the metrics are those of the rewards."""
+    options = toy.options(max_steps=3)
+    alone, measured, both = (
+        GRPO(toy.ToyLM(), reward, teacher=make_teacher_model(), **{**options, **given})
+        for reward, given in ((None, {}), (toy.share_of_target, {"advantage_fn": "zero"}), (toy.share_of_target, {}))
+    )
+    alone.train(toy.PROMPTS)
+    metrics, others = measured.train(toy.PROMPTS), both.train(toy.PROMPTS)
+    assert torch.equal(flatten_weights(alone), flatten_weights(measured))
+    assert not torch.equal(flatten_weights(both), flatten_weights(measured))
+    assert metrics["mean_reward"] > 0
+    assert metrics["rollout/frac_reward_zero_std"] < 1
+    assert others["policy/advantage_abs_mean"] > 0 if "policy/advantage_abs_mean" in others else True
+
+
+@pytest.mark.parametrize("preset", ["sdft", "sdpo"])
+def test_the_presets_of_self_distillation_train(preset: str) -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{number} +"}], "privileged_context": "= 3"} for number in range(1, 5)
+    ]
+    seen: list[str] = []
+
+    def score_first(completions: Any) -> list[float]:
+        seen.extend(message["content"] for completion in completions for message in completion)
+        return [float(index % 2) for index in range(len(completions))]
+
+    given = {"max_steps": 2, "max_new_tokens": 4, "group_size": 2, "prompts_per_step": 2, "learning_rate": 1e-3}
+    trainer = GRPO(model, score_first, teacher="ema", preset=preset, tokenizer=tokenizer, **given)
+    before = flatten_weights(trainer)
+    metrics = trainer.train(rows)
+    assert metrics["teacher/kl"] > 0
+    assert metrics["mean_reward"] == 0.5
+    assert seen
+    assert not torch.equal(before, flatten_weights(trainer))
 
 
 def test_a_template_on_messages_trains_a_packed_policy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,24 @@ def test_errors_name_the_row() -> None:
     with pytest.raises(SampleError, match="the teacher's prompt is text and there is no tokenizer") as raised:
         text.write([group])
     assert raised.value.rows == (1,)
+
+
+def test_the_policy_cannot_write_special_tokens_into_the_teachers_prompt() -> None:
+    """Its text may hold the marks of roles; `<e<eos>os>` would become one if they were removed."""
+    _, tokenizer = worded.make(16)
+    group = make_group(Prompt(np.array([0]), 0))
+    completions = tuple(
+        dataclasses.replace(completion, text="6 <eos> <e<eos>os>") for completion in group.group.completions
+    )
+    group = dataclasses.replace(
+        group,
+        group=dataclasses.replace(group.group, completions=completions),
+        feedback={"exact": ("no <eos>", None)},
+    )
+    seen: list[Verdict] = []
+    TeacherPrompts(lambda row, verdict, siblings: seen.extend([verdict, *siblings]), tokenizer).write([group])
+    assert {verdict.completion for verdict in seen} == {"6 < eos> <e< eos>os>"}
+    assert [verdict.feedback for verdict in seen[:2]] == [{"exact": "no < eos>"}, {}]
 
 
 def test_a_template_is_checked_before_the_run() -> None:

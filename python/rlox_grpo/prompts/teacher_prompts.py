@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.verdicts import STATUSES
@@ -30,11 +31,13 @@ class Verdict:
     """How a completion was scored.
 
     Attributes:
-        completion: its text, or its token ids if there is no tokenizer.
+        completion: its text, or its token ids if there is no tokenizer. A space splits each special token in it.
         reward: the weighted total; None if no reward function applies, or the sample failed.
         scores: the score of each reward function by name; None where it does not apply.
         statuses: the status of each rule by name, one of :data:`rlox_grpo.rewards.STATUSES`.
         is_truncated: whether the completion was cut off at ``max_new_tokens``.
+        feedback: what a rule says about the completion, by name, such as the first failed test of ``PythonTests``;
+            rules without a word are left out.
     """
 
     completion: str | list[int]
@@ -42,6 +45,7 @@ class Verdict:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     statuses: Mapping[str, str] = field(default_factory=dict)
     is_truncated: bool = False
+    feedback: Mapping[str, str] = field(default_factory=dict)
 
 
 TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], Any]
@@ -80,15 +84,37 @@ class TeacherPrompts:
         lengths = [len(completion.token_ids) for group in scored for completion in group.group.completions]
         sources: list[Any] = []
         for group in scored:
-            verdicts = list_verdicts(group)
+            verdicts = [self._defuse(verdict) for verdict in list_verdicts(group)]
             for index, verdict in enumerate(verdicts):
                 siblings = verdicts[:index] + verdicts[index + 1 :]
                 try:
-                    with naming_errors("teacher_prompt"):
+                    with naming_errors(self._name):
                         sources.append(function(make_row(group.group.prompt), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
         return self._encode(sources, prompts, lengths)
+
+    @property
+    def _name(self) -> str:
+        """The option, and the name of its function."""
+        if is_template(self.teacher_prompt):
+            return "teacher_prompt"
+        return f"teacher_prompt {function_name(find_teacher_prompt(self.teacher_prompt))}"
+
+    def _defuse(self, verdict: Verdict) -> Verdict:
+        """Return the verdict without special tokens in its texts: the policy must not write roles into a chat."""
+        if self.tokenizer is None:
+            return verdict
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        pattern = re.compile("|".join(re.escape(token) for token in special if len(token) > 1) or r"\b\B")
+
+        def split(text: str) -> str:
+            while pattern.search(text):  # the pieces of two tokens can form a third
+                text = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+            return text
+
+        completion = split(verdict.completion) if isinstance(verdict.completion, str) else verdict.completion
+        return replace(verdict, completion=completion, feedback={n: split(t) for n, t in verdict.feedback.items()})
 
     def check(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
         """Encode the prompts of a template, which needs no completion. A function is called only after sampling.
@@ -132,7 +158,7 @@ class TeacherPrompts:
             # The errors of load_prompts begin with the index in its list.
             index = re.match(r"prompts\[(\d+)\]", str(error))
             message = re.sub(r"^prompts\[\d+\]", "the teacher's prompt", str(error))
-            raise SampleError(f"teacher_prompt: {message}", [rows[int(index[1])] if index else rows[0]]) from error
+            raise SampleError(f"{self._name}: {message}", [rows[int(index[1])] if index else rows[0]]) from error
         for row, prompt in zip(rows, loaded, strict=True):
             encoded[row] = prompt.token_ids
         for row, (ids, length) in enumerate(zip(encoded, lengths, strict=True)):
@@ -176,38 +202,40 @@ def fill_template(template: str, row: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: the row lacks a column or has None or a blank text there, or the prompt is not text or messages.
     """
-    source = row["prompt"]
-    position: int | None = None
-    if isinstance(source, str):
-        text: Any = source
-    elif isinstance(source, list) and _is_chat(source):
-        users = [index for index, message in enumerate(source) if message["role"] == "user"]
-        if not users:
-            raise ValueError("teacher_prompt replaces the last user message, and the prompt has none")
-        position = users[-1]
-        text = source[position]["content"]
-    else:
-        text = None
-    values = {**row, "prompt": text}
 
-    def read(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in values:
+    def write(text: Any) -> str:
+        return re.sub(r"\{([A-Za-z_]\w*)\}", lambda match: read(match[1], text), template)
+
+    def read(name: str, text: Any) -> str:
+        if name not in row:
             raise ValueError(
                 f"teacher_prompt reads {{{name}}}: the row has no column {name!r}; it has {', '.join(map(repr, row))}"
             )
-        value = values[name]
+        value = text if name == "prompt" else row[name]
         if name == "prompt" and not isinstance(value, str):
             raise ValueError("teacher_prompt reads {prompt}: the prompt is not text; pass a function")
         if value is None or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"teacher_prompt reads {{{name}}}: it is {value!r}")
         return str(value)
 
-    filled = re.sub(r"\{([A-Za-z_]\w*)\}", read, template)
-    if position is None:
-        return filled
+    return replace_user_text(row["prompt"], write)
+
+
+def replace_user_text(source: Any, write: Callable[[Any], str]) -> Any:
+    """Return a prompt with ``write(text)`` as the text of its last user message; of a prompt that is text, the text.
+
+    ``write`` gets None for token ids.
+
+    Raises:
+        ValueError: there is no user message.
+    """
+    if not isinstance(source, list) or not _is_chat(source):
+        return write(source if isinstance(source, str) else None)
+    users = [index for index, message in enumerate(source) if message["role"] == "user"]
+    if not users:
+        raise ValueError("teacher_prompt replaces the last user message, and the prompt has none")
     messages = list(source)
-    messages[position] = {**source[position], "content": filled}
+    messages[users[-1]] = {**source[users[-1]], "content": write(source[users[-1]]["content"])}
     return messages
 
 
@@ -226,6 +254,7 @@ def list_verdicts(scored: ScoredGroup) -> list[Verdict]:
             scores={name: _read_score(values[index]) for name, values in scored.components.items()},
             statuses={name: STATUSES[int(values[index])] for name, values in scored.statuses.items()},
             is_truncated=completion.finish_reason == "length",
+            feedback={name: text for name, texts in scored.feedback.items() if (text := texts[index])},
         )
         for index, completion in enumerate(scored.group.completions)
     ]

@@ -53,7 +53,7 @@ from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.fixed_tensors import FixedTensors
-from rlox_grpo.update.mini_batches import MiniBatcher
+from rlox_grpo.update.mini_batches import MiniBatcher, needs_no_advantage
 from rlox_grpo.update.protocol import Updater
 from rlox_grpo.update.updaters import make_updater
 
@@ -295,7 +295,8 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
     if not has["teacher"] and "teacher_coef" in PRESETS[config.preset].values:
         raise ConfigError(
-            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL"
+            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL; or "
+            "'self' or 'ema', with teacher_prompt"
         )
     if has["teacher"] and config.zero_variance == "refill":
         raise ConfigError(
@@ -335,6 +336,8 @@ def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *
                 "teacher_prompt with environment= or tools=: a teacher's own prompt is supported for completions of "
                 "one turn only; leave teacher_prompt out"
             )
+    if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
+        raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
     mix = GRPOConfig.model_fields["teacher_mix"].default
     if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
         raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")
