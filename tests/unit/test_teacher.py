@@ -377,12 +377,12 @@ def test_rewards_are_measured_and_train_nothing() -> None:
         for reward, given in ((None, {}), (toy.share_of_target, {"advantage_fn": "zero"}), (toy.share_of_target, {}))
     )
     alone.train(toy.PROMPTS)
-    metrics, others = measured.train(toy.PROMPTS), both.train(toy.PROMPTS)
+    metrics = measured.train(toy.PROMPTS)
+    both.train(toy.PROMPTS)
     assert torch.equal(flatten_weights(alone), flatten_weights(measured))
     assert not torch.equal(flatten_weights(both), flatten_weights(measured))
     assert metrics["mean_reward"] > 0
     assert metrics["rollout/frac_reward_zero_std"] < 1
-    assert others["policy/advantage_abs_mean"] > 0 if "policy/advantage_abs_mean" in others else True
 
 
 @pytest.mark.parametrize("preset", ["sdft", "sdpo"])
