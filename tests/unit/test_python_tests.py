@@ -479,14 +479,16 @@ def test_the_feedback_names_the_first_failed_test_and_its_error() -> None:
     assert say("def f(x): return x", tests) == f"{failed}\nError:\n    AssertionError"
     index = "def f(x):\n  values = [0, 1]\n  return values[x]"
     assert say(index, tests) == f"{failed}\nError:\n    IndexError: list index out of range (program, lines 3)"
-    assert say("def f(x: return", tests) == (
-        "The program failed before its tests.\nError:\n    SyntaxError: '(' was never closed (program.py, line 1)"
+    assert say("a = = 1", tests) == (
+        "The program failed before its tests.\nError:\n    SyntaxError: invalid syntax (program.py, line 1)"
     )
     assert say("a = 1\nb = a / 0", tests) == (
         "The program failed before its tests.\nError:\n    ZeroDivisionError: division by zero (program, lines 2)"
     )
     endless = say("def f(x):\n  while x > 1: pass\n  return x", tests)
     assert endless == f"{failed}\nThe program ended by its limit: cpu."
+    gone = say("import os\ndef f(x): return x if x < 2 else os._exit(0)", tests)
+    assert gone == f"{failed}\nError:\n    The program ended during the test."
     script = say("print(input())\nraise ValueError('no')", [{"input": "3\n", "output": "9\n"}])
     assert script is not None
     assert script.startswith(

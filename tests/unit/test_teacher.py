@@ -373,8 +373,12 @@ def test_rewards_are_measured_and_train_nothing() -> None:
     """advantage_fn='zero': the weights are those of the teacher alone, and the metrics are those of the rewards."""
     options = toy.options(max_steps=3)
     alone, measured, both = (
-        GRPO(toy.ToyLM(), reward, teacher=make_teacher_model(), **{**options, **given})
-        for reward, given in ((None, {}), (toy.share_of_target, {"advantage_fn": "zero"}), (toy.share_of_target, {}))
+        GRPO(toy.ToyLM(), teacher=make_teacher_model(), **options, **given)
+        for given in (
+            {},
+            {"reward_fn": toy.share_of_target, "advantage_fn": "zero"},
+            {"reward_fn": toy.share_of_target},
+        )
     )
     alone.train(toy.PROMPTS)
     metrics = measured.train(toy.PROMPTS)
@@ -383,29 +387,6 @@ def test_rewards_are_measured_and_train_nothing() -> None:
     assert not torch.equal(flatten_weights(both), flatten_weights(measured))
     assert metrics["mean_reward"] > 0
     assert metrics["rollout/frac_reward_zero_std"] < 1
-
-
-@pytest.mark.parametrize("preset", ["sdft", "sdpo"])
-def test_the_presets_of_self_distillation_train(preset: str) -> None:
-    model, tokenizer = worded.make(16)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
-    rows = [
-        {"prompt": [{"role": "user", "content": f"{number} +"}], "privileged_context": "= 3"} for number in range(1, 5)
-    ]
-    seen: list[str] = []
-
-    def score_first(completions: Any) -> list[float]:
-        seen.extend(message["content"] for completion in completions for message in completion)
-        return [float(index % 2) for index in range(len(completions))]
-
-    given = {"max_steps": 2, "max_new_tokens": 4, "group_size": 2, "prompts_per_step": 2, "learning_rate": 1e-3}
-    trainer = GRPO(model, score_first, teacher="ema", preset=preset, tokenizer=tokenizer, **given)
-    before = flatten_weights(trainer)
-    metrics = trainer.train(rows)
-    assert metrics["teacher/kl"] > 0
-    assert metrics["mean_reward"] == 0.5
-    assert seen
-    assert not torch.equal(before, flatten_weights(trainer))
 
 
 def test_a_template_on_messages_trains_a_packed_policy() -> None:
@@ -437,6 +418,93 @@ def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:
         run(4, tmp_path / "run", teacher="self", teacher_prompt=show_the_best_sibling)
     resumed, whole = run(4, tmp_path / "run", **options), run(4, **options)
     assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+NAMED = [
+    {"prompt": prompt, "subject": "math" if index % 2 else "code"} for index, prompt in enumerate(toy.PROMPTS.tolist())
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"teacher_in": "loss"}, {"micro_batch_tokens": 9}, {"teacher_prompt": hint_at_target}, {"mini_batches": 2}],
+    ids=["advantage", "k2", "rows alone", "prompts of their own", "mini-batches"],
+)
+def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None:
+    """The signal of each row is that of its teacher alone: two runs with one teacher each have the same values."""
+    math, code = make_teacher_model(), toy.ToyLM(seed=7)
+    given = toy.options(max_steps=1, group_size=2, prompts_per_step=len(NAMED), **options)
+
+    def run(teacher: Any, **several: Any) -> dict[int, torch.Tensor]:
+        trainer = GRPO(toy.ToyLM(), teacher=teacher, **{**given, **several})
+        add, scored = trainer._step.fixed_tensors.add, {}
+
+        def record(*arguments: Any) -> Any:
+            filled = add(*arguments)
+            for batch in (batch for batches in filled for batch in batches):
+                assert batch.log_probs.is_teacher_top is not None
+                scored.update(zip(batch.row_index.tolist(), batch.log_probs.teacher[:, :2], strict=True))
+            return filled
+
+        object.__setattr__(trainer._step.fixed_tensors, "add", record)
+        trainer.train(NAMED)
+        return scored
+
+    both = run({"math": math, "code": code}, teacher_column="subject")
+    by_math, by_code = run(math), run(code)
+    assert len(both) == 2 * len(NAMED)
+    for row, values in both.items():
+        of_math, of_code = by_math[row], by_code[row]
+        assert not torch.allclose(of_math, of_code)
+        torch.testing.assert_close(values, of_math if row // 2 % 2 else of_code, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_with_several_teachers_is_resumed(tmp_path: Any) -> None:
+    def run(steps: int, teachers: Any, folder: Any = None) -> Any:
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        options = toy.options(max_steps=steps, teacher_column="subject", **saved)
+        trainer = GRPO(toy.ToyLM(), teacher=teachers, **options)
+        trainer.train(NAMED)
+        return trainer
+
+    teachers = {"math": make_teacher_model(), "code": toy.ToyLM(seed=7)}
+    run(2, teachers, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="teacher: not those of the run"):
+        run(4, {"code": teachers["math"], "math": teachers["code"]}, tmp_path / "run")
+    resumed, whole = run(4, teachers, tmp_path / "run"), run(4, teachers)
+    assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "said"),
+    [
+        ({}, NAMED, r"teacher has several models \('math', 'code'\): set teacher_column to the column"),
+        ({"teacher_column": "subject", "teacher": toy.ToyLM(seed=7)}, NAMED, "is read only with several teachers"),
+        ({"teacher_column": "subject", "teacher": {}}, NAMED, "expected at least one teacher"),
+        (
+            {"teacher_column": "subject", "teacher": {"math": "self"}},
+            NAMED,
+            r"teacher\['math'\]='self': the policy can",
+        ),
+        ({"teacher_column": "subject", "teacher": {"math": 3}}, NAMED, r"teacher\['math'\] is int: expected a path"),
+        (
+            {"teacher_column": "subject", "teacher": {"math": toy.ToyLM()}},
+            NAMED,
+            r"teacher\['math'\] has the weights of",
+        ),
+        ({"teacher_column": "subject", **FULL}, NAMED, "teacher_kl='full' with several teachers was never tried"),
+        ({"teacher_column": "kind"}, NAMED, r"prompts\[0\] has no column 'kind' \(teacher_column\) with the name"),
+        (
+            {"teacher_column": "subject"},
+            [*NAMED, {"prompt": NAMED[0]["prompt"], "subject": "art"}],
+            rf"prompts\[{len(NAMED)}\]: teacher_column='subject' holds 'art', and teacher has 'math', 'code'",
+        ),
+    ],
+)
+def test_teachers_that_do_not_fit_are_refused(given: dict[str, Any], rows: Any, said: str) -> None:
+    teachers = {"math": make_teacher_model(), "code": toy.ToyLM(seed=7)}
+    with pytest.raises((ConfigError, ValueError, TypeError), match=said):
+        GRPO(toy.ToyLM(), **{"teacher": teachers, **toy.options(), **given}).train(rows)
 
 
 def test_a_moving_average_teaches_and_is_resumed(tmp_path: Any) -> None:

@@ -216,7 +216,7 @@ def _describe(
     count = f"{sum(passed)} of {len(passed)} tests passed."
     limit = f"\nThe program ended by its limit: {run.ended}." if run.ended != "exit" else ""
     if isinstance(run, TestsResult):
-        error = f"\nError:\n{_quote(run.message)}" if run.message else ""
+        error = f"\nError:\n{_quote(run.message)}" if run.message and not limit else ""
         if run.loaded != "ok":
             return f"The program failed before its tests.{limit}{error}"
         return f"{count} The first that failed:\n{_quote(str(test))}{limit}{error}"

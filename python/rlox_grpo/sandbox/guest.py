@@ -129,7 +129,8 @@ def _run_tests(payload: bytes) -> int:
         failure = _find_failure(test, namespace, peer)
         os.write(OUT, (PASSED if failure is None else REFUSED if peer.refused else FAILED).encode())
         if failure is not None and not has_failed:
-            _write_message(_show_error(failure))
+            closed = isinstance(failure, ClosedError)
+            _write_message("The program ended during the test." if closed else _show_error(failure))
             has_failed = True
         if isinstance(failure, MemoryError):
             code = OUT_OF_MEMORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,8 @@ from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_promp
 from rlox_grpo.reference.load import is_url, load_frozen
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import EMA, SELF, Teacher, make_teacher
+from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike, make_teacher
+from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards, no_reward
@@ -77,7 +78,7 @@ def build_step(
     *,
     environment: Any,
     tools: Sequence[Callable[..., Any]],
-    teacher: str | Path | nn.Module | None,
+    teacher: TeacherLike | Mapping[str, TeacherLike] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
@@ -205,10 +206,10 @@ def build_update(
     stages: StageConfigs,
     policy: Policy,
     ref_model: str | Path | nn.Module | None,
-    teacher: str | Path | nn.Module | None,
+    teacher: TeacherLike | Mapping[str, TeacherLike] | None,
     optimizer: OptimizerFactory | None,
     ranks: Ranks,
-) -> tuple[Forward, Reference | None, Teacher | None, Updater]:
+) -> tuple[Forward, Reference | None, Teacher | Teachers | None, Updater]:
     """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
     Each of these is built and tested with the model in its own dtype, so the model's frozen layers are cast after them.
@@ -248,26 +249,32 @@ def build_update(
             **reference_options,
         )
 
-    def build_teacher(forward: Forward) -> Teacher:
-        assert teacher is not None
+    def build_teacher(source: TeacherLike, forward: Forward, argument: str = "teacher") -> Teacher:
         return make_teacher(
-            teacher,
+            source,
             policy,
             forward,
             stages.reference,
             is_full=stages.loss.teacher_kl == "full",
             in_bfloat16=in_bfloat16,
+            argument=argument,
             **forward_options,
         )
 
     reference = None if is_policy else build_reference(plain)
-    distiller = build_teacher(plain) if teacher is not None and teacher != SELF else None
+    distiller: Teacher | Teachers | None = None
+    if isinstance(teacher, Mapping):
+        assert stages.reference.teacher_column is not None
+        several = {name: build_teacher(source, plain, f"teacher[{name!r}]") for name, source in teacher.items()}
+        distiller = Teachers(several, stages.reference.teacher_column)
+    elif teacher is not None and teacher != SELF:
+        distiller = build_teacher(teacher, plain)
     updater = make_updater(stages, policy, plain, ranks, optimizer)
     forward = replace(updater.forward, distributions=plain.distributions)
     if is_policy:
         reference = build_reference(forward)
     if teacher == SELF:
-        distiller = build_teacher(forward)
+        distiller = build_teacher(SELF, forward)
     if (
         not in_bfloat16
         and stages.update.dtype == "bfloat16"
@@ -323,12 +330,21 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
 
 
-def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *, has_episodes: bool) -> None:
-    """Refuse what a teacher with its own prompt, or the policy as its own teacher, does not support.
+def _check_teacher(
+    config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None, *, has_episodes: bool
+) -> None:
+    """Refuse what several teachers, a teacher with its own prompt, or the policy as its own teacher do not support.
 
     Raises:
         ConfigError: the message names the option and what to set.
     """
+    if isinstance(teacher, Mapping):
+        _check_teachers(config, teacher)
+    elif config.teacher_column is not None:
+        raise ConfigError(
+            f"teacher_column={config.teacher_column!r} is read only with several teachers: pass them by name, such as "
+            "teacher={'math': …, 'code': …}, or leave it out"
+        )
     if config.teacher_prompt is not None:
         find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
         if has_episodes:
@@ -363,6 +379,25 @@ def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *
             f"{config.updates_per_batch * config.mini_batches} updates: set updates_per_batch=1 and mini_batches=1, or "
             "teacher_kl='sampled'"
         )
+
+
+def _check_teachers(config: GRPOConfig, teachers: Mapping[str, TeacherLike]) -> None:
+    """Refuse what several teachers do not support."""
+    if not teachers or not all(isinstance(name, str) and name for name in teachers):
+        raise ConfigError(f"teacher={dict(teachers)!r}: expected at least one teacher, each under a name that is text")
+    if config.teacher_column is None:
+        raise ConfigError(
+            f"teacher has several models ({', '.join(map(repr, teachers))}): set teacher_column to the column of the "
+            "rows that holds the name of each row's teacher"
+        )
+    for name, source in teachers.items():
+        if source in (SELF, EMA):
+            raise ConfigError(
+                f"teacher[{name!r}]={source!r}: the policy can be its own teacher for all rows only; pass "
+                f"teacher={source!r} alone"
+            )
+    if config.teacher_kl == "full":
+        raise ConfigError("teacher_kl='full' with several teachers was never tried: set teacher_kl='sampled'")
 
 
 def _check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool) -> None:

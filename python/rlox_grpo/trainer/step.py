@@ -222,8 +222,8 @@ class TrainStep:
         sampler.done()
         if self.reference is not None:
             self.reference.after_step(self.progress.step, self.updater.weights)
-        if self.fixed_tensors.teacher is not None:
-            self.fixed_tensors.teacher.reference.after_step(self.progress.step, self.updater.weights)
+        if self.fixed_tensors.teacher is not None and (moving := self.fixed_tensors.teacher.moving) is not None:
+            moving.after_step(self.progress.step, self.updater.weights)
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))
