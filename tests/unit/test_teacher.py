@@ -434,6 +434,7 @@ def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None
     """The signal of each row is that of its teacher alone: two runs with one teacher each have the same values."""
     math, code = make_teacher_model(), toy.ToyLM(seed=7)
     given = toy.options(max_steps=1, group_size=2, prompts_per_step=len(NAMED), **options)
+    subjects: list[str] = []
 
     def run(teacher: Any, **several: Any) -> dict[int, torch.Tensor]:
         trainer = GRPO(toy.ToyLM(), teacher=teacher, **{**given, **several})
@@ -444,6 +445,7 @@ def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None
             for batch in (batch for batches in filled for batch in batches):
                 assert batch.log_probs.is_teacher_top is not None
                 scored.update(zip(batch.row_index.tolist(), batch.log_probs.teacher[:, :2], strict=True))
+            subjects[:] = [group.group.prompt.columns["subject"] for group in arguments[1] for _ in range(2)]
             return filled
 
         object.__setattr__(trainer._step.fixed_tensors, "add", record)
@@ -456,7 +458,8 @@ def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None
     for row, values in both.items():
         of_math, of_code = by_math[row], by_code[row]
         assert not torch.allclose(of_math, of_code)
-        torch.testing.assert_close(values, of_math if row // 2 % 2 else of_code, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(values, of_math if subjects[row] == "math" else of_code, rtol=1e-5, atol=1e-6)
+    assert set(subjects) == {"math", "code"}
 
 
 def test_a_run_with_several_teachers_is_resumed(tmp_path: Any) -> None:

@@ -21,6 +21,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
 from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
+from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
 from rlox_grpo.types import Batch, TokenDistributions
 
 TeacherLike: TypeAlias = "str | Path | nn.Module"
@@ -127,7 +128,7 @@ def make_teacher(
 
     Args:
         teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
-            (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
+            (``rlox-grpo serve-reference``) or, with the path ``/v1``, of a vLLM server, ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
         config: the options, of which those of the teacher are read.
@@ -162,6 +163,15 @@ def make_teacher(
     if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
+        if is_vllm(teacher):
+            reference = connect_to_vllm(
+                str(teacher),
+                config.teacher_token_file,
+                config.teacher_timeout,
+                temperature=temperature,
+                tokenizer=policy.tokenizer,
+            )
+            return Teacher(reference, temperature, is_full=False, has_distributions=False)
         settings = config.model_copy(
             update={
                 "reference": "server",
