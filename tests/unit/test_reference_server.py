@@ -18,7 +18,7 @@ import torch
 import ranked
 from rlox_grpo.distributed.http_server import Bounds
 from rlox_grpo.errors import ReferenceServerError
-from rlox_grpo.reference.client import Question, Client, unpack_question
+from rlox_grpo.reference.client import Client, Question, unpack_question
 from rlox_grpo.reference.server import Measuring, make_server
 
 TOKEN = "a-token"
