@@ -142,7 +142,8 @@ def test_a_run_is_that_with_the_model_in_this_process(server: Server) -> None:
 
     (remote, remote_kl), (local, local_kl) = run(server.url), run(ranked.other_policy())
     assert remote_kl == pytest.approx(local_kl, rel=1e-4)
-    torch.testing.assert_close(remote, local, rtol=0, atol=2e-6)  # float32, two steps of 1e-3
+    # Two steps of 1e-3; where a gradient is nearly 0, AdamW divides its rounding by its size.
+    torch.testing.assert_close(remote, local, rtol=0, atol=2e-4)
 
 
 def fail(server: Server, path: str, status: int, document: Any) -> None:
@@ -209,7 +210,7 @@ def test_the_key_is_needed_and_shown_nowhere(
         with pytest.raises(ReferenceServerError, match=r"refused GET /v1/models: HTTP 401: Unauthorized") as raised:
             connect_to_vllm(server.url, token_file and str(token_file), timeout=20)
         assert "another-key" not in str(raised.value) + caplog.text
-        monkeypatch.delenv(TOKEN_VARIABLE)  # then no key is sent
+        monkeypatch.delenv(TOKEN_VARIABLE, raising=False)  # then no key is sent
 
 
 def test_a_server_that_does_not_answer_ends_within_the_timeout() -> None:
