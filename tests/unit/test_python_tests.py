@@ -523,6 +523,18 @@ def test_hostile_errors_are_short_indented_text(code: str) -> None:
 
 
 @needs_sandbox
+def test_long_outputs_are_cut_in_the_middle() -> None:
+    said = say(
+        "print('a' * 10**5 + 'b')\nraise ValueError('c' * 10**5)", [{"input": "d" * 10**5, "output": "e" * 10**5}]
+    )
+    assert said is not None
+    assert len(said) < 5000
+    assert "    aaa" in said
+    assert "aaab" in said
+    assert said.count("characters cut …]") == 4
+
+
+@needs_sandbox
 def test_a_batch_is_scored_by_row_and_equal_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = get_sandbox()
     asked: list[str] = []

@@ -13,7 +13,7 @@ import toy
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
-from rlox_grpo.prompts.teacher_prompts import list_verdicts
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
@@ -248,7 +248,10 @@ def other_vocabulary(folder: Any) -> Any:
             {**FULL, "teacher": "self", "teacher_prompt": "{answer}", "updates_per_batch": 2, "mini_batches": 2},
             "which changes in each of 4 updates: set updates_per_batch=1 and mini_batches=1",
         ),
-        ({"teacher_prompt": "{answer}", "environment": ask_twice}, "for completions of one turn only"),
+        (
+            {"teacher_prompt": "{answer}", "environment": ask_twice},
+            r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
+        ),
         (
             {"teacher_prompt": "{answer}"},
             r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
@@ -387,6 +390,46 @@ def test_rewards_are_measured_and_train_nothing() -> None:
     assert not torch.equal(flatten_weights(both), flatten_weights(measured))
     assert metrics["mean_reward"] > 0
     assert metrics["rollout/frac_reward_zero_std"] < 1
+
+
+def hint_at_the_last_words(row: Any, verdict: Any, siblings: Any) -> Any:
+    """The environment's last message before the first one."""
+    assert [message["role"] for message in verdict.messages] == ["assistant", "user", "assistant"]
+    assert siblings[0].messages != verdict.messages or siblings[0].completion == verdict.completion
+    (first,) = row["prompt"]
+    return [{"role": "user", "content": f"{verdict.messages[1]['content']} 3 {first['content']}"}]
+
+
+@pytest.mark.parametrize("hint", [hint_at_the_last_words, "{first} = {prompt}", lambda row, verdict, siblings: None])
+def test_an_episode_is_scored_after_a_prompt_of_the_teachers_own(hint: Any) -> None:
+    """Observations follow the teacher's prompt too, and are not trained on: KL by hand from the episode's tokens."""
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    other = worded.make(16)[0]
+    with torch.no_grad():
+        other.lm_head.weight.mul_(20.0)
+    before = copy.deepcopy(model)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=4, prompts_per_step=4, group_size=2, seed=1)
+    trainer = GRPO(model, environment=ask_twice, teacher=other, teacher_prompt=hint, tokenizer=tokenizer, **given)
+    measured = trainer.train([{"first": first} for first in range(1, 5)])["teacher/kl"]
+    written = TeacherPrompts(hint, tokenizer).write(trainer.last_rollout[0])
+    values, unhinted = [], []
+    for group in trainer.last_rollout[0]:
+        for completion in group.group.completions:
+            start = (group.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids).tolist()
+            ids, sampled = completion.token_ids.tolist(), torch.from_numpy(completion.sampled)
+            assert not sampled.all()
+            token = torch.arange(len(ids)), torch.tensor(ids)
+            p, q, plain = (
+                scorer(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)[token]
+                for scorer, prompt in ((before, start), (other, written.pop(0).tolist()), (other, start))
+            )
+            values.append((p - q)[sampled])
+            unhinted.append((p - plain)[sampled])
+    expected, other_value = (float(torch.cat(of).detach().mean()) for of in (values, unhinted))
+    assert measured == pytest.approx(expected, rel=1e-4)
+    is_hinted = hint is hint_at_the_last_words or isinstance(hint, str)
+    assert (abs(expected - other_value) > 1e-3) == is_hinted
 
 
 def test_a_template_on_messages_trains_a_packed_policy() -> None:

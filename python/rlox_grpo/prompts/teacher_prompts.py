@@ -20,7 +20,7 @@ from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.verdicts import STATUSES
-from rlox_grpo.types import Int64Array, Prompt, ScoredGroup
+from rlox_grpo.types import Episode, Int64Array, Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,6 +38,8 @@ class Verdict:
         is_truncated: whether the completion was cut off at ``max_new_tokens``.
         feedback: what a rule says about the completion, by name, such as the first failed test of ``PythonTests``;
             rules without a word are left out.
+        messages: of an episode, the conversation after its prompt: the replies of the policy and what the environment
+            said to them; empty for completions without an environment.
     """
 
     completion: str | list[int]
@@ -46,6 +48,7 @@ class Verdict:
     statuses: Mapping[str, str] = field(default_factory=dict)
     is_truncated: bool = False
     feedback: Mapping[str, str] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
 
 
 TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], Any]
@@ -80,19 +83,26 @@ class TeacherPrompts:
             SampleError: the function raised an error, or a prompt cannot be encoded or is too long.
         """
         function = find_teacher_prompt(self.teacher_prompt)
-        prompts = [group.group.prompt for group in scored for _ in group.group.completions]
-        lengths = [len(completion.token_ids) for group in scored for completion in group.group.completions]
+        completions = [(group.group.prompt, completion) for group in scored for completion in group.group.completions]
+        policy_prompts = [
+            prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
+            for prompt, completion in completions
+        ]
+        lengths = [len(completion.token_ids) for _, completion in completions]
         sources: list[Any] = []
         for group in scored:
             verdicts = [self._defuse(verdict) for verdict in list_verdicts(group)]
             for index, verdict in enumerate(verdicts):
                 siblings = verdicts[:index] + verdicts[index + 1 :]
+                prompt, completion = completions[len(sources)]
                 try:
+                    if completion.branches:
+                        raise SampleError(f"{self._name}: an episode of several conversations has no prompt of its own")
                     with naming_errors(self._name):
-                        sources.append(function(make_row(group.group.prompt), verdict, siblings))
+                        sources.append(function(make_row(prompt, completion.episode), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-        return self._encode(sources, prompts, lengths)
+        return self._encode(sources, policy_prompts, lengths)
 
     @property
     def _name(self) -> str:
@@ -114,10 +124,22 @@ class TeacherPrompts:
             return text
 
         completion = split(verdict.completion) if isinstance(verdict.completion, str) else verdict.completion
-        return replace(verdict, completion=completion, feedback={n: split(t) for n, t in verdict.feedback.items()})
+        return replace(
+            verdict,
+            completion=completion,
+            feedback={name: split(text) for name, text in verdict.feedback.items()},
+            messages=tuple(
+                {**message, "content": split(message["content"])}
+                if isinstance(message.get("content"), str)
+                else message
+                for message in verdict.messages
+            ),
+        )
 
-    def check(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    def check(self, prompts: Sequence[Prompt], max_new_tokens: int, *, with_episodes: bool = False) -> None:
         """Encode the prompts of a template, which needs no completion. A function is called only after sampling.
+
+        With an environment, which writes the prompts (``with_episodes``), only the columns are checked.
 
         Raises:
             ValueError: a row lacks a column, or a prompt cannot be encoded or is too long; names the prompt.
@@ -127,22 +149,26 @@ class TeacherPrompts:
         try:
             sources = []
             for prompt in prompts:
+                row = make_row(prompt)
                 try:
-                    sources.append(fill_template(self.teacher_prompt, make_row(prompt)))
+                    sources.append(fill_template(self.teacher_prompt, {**row, "prompt": "?"} if with_episodes else row))
                 except ValueError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-            self._encode(sources, prompts, [max_new_tokens] * len(prompts))
+            if not with_episodes:
+                self._encode(sources, [prompt.token_ids for prompt in prompts], [max_new_tokens] * len(prompts))
         except SampleError as error:
             raise ValueError(f"prompts[{prompts[error.rows[0]].index}]: {error}") from error
 
-    def _encode(self, sources: Sequence[Any], prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[Int64Array]:
+    def _encode(
+        self, sources: Sequence[Any], policy_prompts: Sequence[Int64Array], lengths: Sequence[int]
+    ) -> list[Int64Array]:
         """Return the token ids of ``sources``, or those of the policy's prompt for None.
 
         ``lengths`` are the tokens that follow each prompt.
         """
         rows = [row for row, source in enumerate(sources) if source is not None]
         has_messages = any(isinstance(sources[row], list) and _is_chat(sources[row]) for row in rows)
-        encoded = [np.asarray(prompt.token_ids, np.int64) for prompt in prompts]
+        encoded = [np.asarray(ids, np.int64) for ids in policy_prompts]
         try:
             loaded = (
                 load_prompts(
@@ -239,9 +265,11 @@ def replace_user_text(source: Any, write: Callable[[Any], str]) -> Any:
     return messages
 
 
-def make_row(prompt: Prompt) -> dict[str, Any]:
-    """Return a copy of a row's columns, with its prompt as the user gave it."""
+def make_row(prompt: Prompt, episode: Episode | None = None) -> dict[str, Any]:
+    """Return a copy of a row's columns, with its prompt as the user or the environment of ``episode`` wrote it."""
     source = prompt.token_ids.tolist() if prompt.source is None else prompt.source
+    if episode is not None:
+        source = list(episode.messages[: episode.prompt_messages])
     return {**{name: copy_value(value) for name, value in prompt.columns.items()}, "prompt": copy_value(source)}
 
 
@@ -255,6 +283,9 @@ def list_verdicts(scored: ScoredGroup) -> list[Verdict]:
             statuses={name: STATUSES[int(values[index])] for name, values in scored.statuses.items()},
             is_truncated=completion.finish_reason == "length",
             feedback={name: text for name, texts in scored.feedback.items() if (text := texts[index])},
+            messages=()
+            if completion.episode is None
+            else completion.episode.messages[completion.episode.prompt_messages :],
         )
         for index, completion in enumerate(scored.group.completions)
     ]

@@ -89,7 +89,8 @@ class PromptReader:
             for prompt in loaded:
                 self.teachers.find_name(prompt)
         if trained and self.teacher_prompts is not None:
-            self.teacher_prompts.check(loaded, self.config.max_new_tokens)
+            has_episodes = self.episodes is not None
+            self.teacher_prompts.check(loaded, self.config.max_new_tokens, with_episodes=has_episodes)
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)

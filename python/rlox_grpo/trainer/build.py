@@ -95,7 +95,7 @@ def build_step(
     """
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
     _check_arguments(config, ref_model, optimizer, **arguments)
-    _check_teacher(config, teacher, has_episodes=environment is not None or bool(tools))
+    _check_teacher(config, teacher)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = in_workers(
@@ -330,9 +330,7 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
 
 
-def _check_teacher(
-    config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None, *, has_episodes: bool
-) -> None:
+def _check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None) -> None:
     """Refuse what several teachers, a teacher with its own prompt, or the policy as its own teacher do not support.
 
     Raises:
@@ -347,11 +345,6 @@ def _check_teacher(
         )
     if config.teacher_prompt is not None:
         find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
-        if has_episodes:
-            raise ConfigError(
-                "teacher_prompt with environment= or tools=: a teacher's own prompt is supported for completions of "
-                "one turn only; leave teacher_prompt out"
-            )
     if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
         raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
     mix = GRPOConfig.model_fields["teacher_mix"].default
@@ -425,7 +418,7 @@ def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:
     """Refuse options that need episodes of one row, if the chat template rewrites history."""
     if not episodes.rewrites_history:
         return
-    for name in _FOR_EPISODES:
+    for name in (*_FOR_EPISODES, "teacher_prompt"):
         value, default = getattr(config, name), GRPOConfig.model_fields[name].default
         if value != default:
             raise ConfigError(
