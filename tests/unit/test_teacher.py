@@ -12,6 +12,7 @@ import ranked
 import toy
 import worded
 from rlox_grpo import GRPO
+from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
 
@@ -503,6 +504,16 @@ def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None
         assert not torch.allclose(of_math, of_code)
         torch.testing.assert_close(values, of_math if subjects[row] == "math" else of_code, rtol=1e-5, atol=1e-6)
     assert set(subjects) == {"math", "code"}
+
+
+def test_a_run_file_has_a_table_of_teachers(tmp_path: Any) -> None:
+    text = 'model = "a"\ntrain_data = "b.jsonl"\nteacher_column = "subject"\n[teacher]\nmath = "c"\ncode = "d"\n'
+    (tmp_path / "run.toml").write_text(text)
+    origin, config = read_run_file(tmp_path / "run.toml", {})
+    assert origin.teacher == {"math": "c", "code": "d"}
+    # As the run writes it into its folder.
+    (tmp_path / "config.toml").write_text(config.to_toml(origin.model_dump(exclude_none=True)))
+    assert read_run_file(tmp_path / "config.toml", {}) == (origin, config)
 
 
 def test_a_run_with_several_teachers_is_resumed(tmp_path: Any) -> None:
