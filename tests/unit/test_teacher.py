@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -346,7 +347,11 @@ def test_the_policy_is_its_own_teacher_with_a_right_sibling(options: dict[str, A
     before = copy.deepcopy(policy)
     given = toy.options(max_steps=1, teacher_prompt=show_the_best_sibling, **options)
     trainer = GRPO(policy, toy.share_of_target, teacher="self", **given)
-    measured = trainer.train(toy.PROMPTS)["teacher/kl"]
+    metrics = trainer.train(toy.PROMPTS)
+    measured, hinted = metrics["teacher/kl"], metrics["teacher/hinted_share"]
+    rewards = np.stack([scored.rewards for scored in trainer.last_rollout[0]])
+    assert hinted == np.mean(rewards < rewards.max(1, keepdims=True))
+    assert 0 < hinted < 1
     is_full = "teacher_kl" in options
     expected = compute_kl(before, trainer.last_rollout[0], options.get("temperature", 1.0), is_full=is_full)
     assert abs(expected) > 1e-3

@@ -10,7 +10,7 @@ from rlox_grpo.types import Batch, PolicyWeights, TokenLogProbs
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OF_ROWS = (
+_ROW_TENSORS = (
     *("input_ids", "attention_mask", "prompt_lengths", "completion_ids", "completion_mask", "loss_mask", "advantages"),
     *("row_index", "prompt_index"),
 )
@@ -22,5 +22,5 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
     The columns and the denominators are those of ``batch``. What only a loss reads is left out: known log-probs,
     weights, tokens of the environment and branches.
     """
-    chosen = {name: getattr(batch, name)[rows] for name in _OF_ROWS}
+    chosen = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
     return replace(batch, **chosen, log_probs=TokenLogProbs(), policy=PolicyWeights(), environment=None, branches=None)

@@ -84,10 +84,6 @@ class TeacherPrompts:
         """
         function = find_teacher_prompt(self.teacher_prompt)
         completions = [(group.group.prompt, completion) for group in scored for completion in group.group.completions]
-        policy_prompts = [
-            prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
-            for prompt, completion in completions
-        ]
         lengths = [len(completion.token_ids) for _, completion in completions]
         sources: list[Any] = []
         for group in scored:
@@ -102,7 +98,7 @@ class TeacherPrompts:
                         sources.append(function(make_row(prompt, completion.episode), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-        return self._encode(sources, policy_prompts, lengths)
+        return self._encode(sources, _list_policy_prompts(scored), lengths)
 
     @property
     def _name(self) -> str:
@@ -195,6 +191,22 @@ class TeacherPrompts:
                     [row],
                 )
         return encoded
+
+
+def measure_hints(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the share of the completions whose teacher reads another prompt than the policy, as a metric."""
+    pairs = zip(teacher_prompts, _list_policy_prompts(scored), strict=True)
+    hinted = [not np.array_equal(theirs, ours) for theirs, ours in pairs]
+    return {"teacher/hinted_share": float(np.mean(hinted))} if hinted else {}
+
+
+def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:
+    """Return the policy's prompt of each completion, ``int64 [P_i]``, prompt-major."""
+    return [
+        group.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
+        for group in scored
+        for completion in group.group.completions
+    ]
 
 
 def is_template(teacher_prompt: Any) -> bool:

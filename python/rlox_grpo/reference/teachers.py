@@ -50,17 +50,17 @@ class Teachers:
         Raises:
             ValueError: the row has no such column, or it holds another name; the message names the prompt.
         """
-        known = ", ".join(map(repr, self.by_name))
+        choices = ", ".join(map(repr, self.by_name))
         if self.column not in prompt.columns:
             has = ", ".join(map(repr, prompt.columns)) or "none"
             raise ValueError(
                 f"prompts[{prompt.index}] has no column {self.column!r} (teacher_column) with the name of its teacher, "
-                f"one of {known}; its columns: {has}"
+                f"one of {choices}; its columns: {has}"
             )
         name = prompt.columns[self.column]
         if not isinstance(name, str) or name not in self.by_name:
             raise ValueError(
-                f"prompts[{prompt.index}]: teacher_column={self.column!r} holds {name!r}, and teacher has {known}"
+                f"prompts[{prompt.index}]: teacher_column={self.column!r} holds {name!r}, and teacher has {choices}"
             )
         return name
 
@@ -75,18 +75,20 @@ class Teachers:
             names: the name of the teacher of each completion of the step, by ``batch.row_index``.
             lay_out: rows → their layouts for :meth:`Teacher.add`.
         """
-        of_rows = [names[index] for index in batch.row_index.tolist()]
+        row_names = [names[index] for index in batch.row_index.tolist()]
         numbers, log_probs, tops = [], [], []
-        for name in dict.fromkeys(of_rows):
-            rows = torch.tensor([row for row, other in enumerate(of_rows) if other == name]).to(batch.row_index.device)
-            part = select_rows(batch, rows)
-            scored = self.by_name[name].add(part, lay_out(part)).log_probs
+        for name in dict.fromkeys(row_names):
+            rows = torch.tensor([row for row, other in enumerate(row_names) if other == name]).to(
+                batch.row_index.device
+            )
+            selected = select_rows(batch, rows)
+            scored = self.by_name[name].add(selected, lay_out(selected)).log_probs
             assert scored.teacher is not None
             numbers.append(rows)
             log_probs.append(scored.teacher)
             tops.append(scored.is_teacher_top)
         order = torch.cat(numbers)  # int64 [N], the row of each value below
-        known = replace(batch.log_probs, teacher=reorder(torch.cat(log_probs), order))
+        scores = replace(batch.log_probs, teacher=reorder(torch.cat(log_probs), order))
         if all(teacher.has_distributions for teacher in self.by_name.values()):  # the same metrics in each micro-batch
-            known = replace(known, is_teacher_top=reorder(torch.cat([top for top in tops if top is not None]), order))
-        return replace(batch, log_probs=known)
+            scores = replace(scores, is_teacher_top=reorder(torch.cat([top for top in tops if top is not None]), order))
+        return replace(batch, log_probs=scores)
