@@ -60,7 +60,7 @@ class Teachers:
         name = prompt.columns[self.column]
         if not isinstance(name, str) or name not in self.by_name:
             raise ValueError(
-                f"prompts[{prompt.index}]: teacher_column={self.column!r} holds {name!r}, and teacher has {choices}"
+                f"prompts[{prompt.index}]: teacher_column={self.column!r} holds {name!r:.80}, and teacher has {choices}"
             )
         return name
 
