@@ -251,10 +251,6 @@ def other_vocabulary(folder: Any) -> Any:
             "which changes in each of 4 updates: set updates_per_batch=1 and mini_batches=1",
         ),
         (
-            {"teacher_prompt": "{answer}", "environment": ask_twice},
-            r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
-        ),
-        (
             {"teacher_prompt": "{answer}"},
             r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
         ),
@@ -436,6 +432,23 @@ def test_an_episode_is_scored_after_a_prompt_of_the_teachers_own(hint: Any) -> N
     assert measured == pytest.approx(expected, rel=1e-4)
     is_hinted = hint is hint_at_the_last_words or isinstance(hint, str)
     assert (abs(expected - other_value) > 1e-3) == is_hinted
+
+
+def test_a_column_of_the_hint_is_missed_before_the_first_episode() -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    trainer = GRPO(
+        model,
+        environment=ask_twice,
+        teacher="self",
+        teacher_prompt="{answer} {prompt}",
+        tokenizer=tokenizer,
+        **toy.options(),
+    )
+    with pytest.raises(
+        ValueError, match=r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'"
+    ):
+        trainer.train([{"first": 1}])
 
 
 def test_a_template_on_messages_trains_a_packed_policy() -> None:
