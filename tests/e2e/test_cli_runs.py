@@ -134,6 +134,7 @@ def test_eval_is_the_runs_own_evaluation_of_the_checkpoint(folder, capsys, monke
     assert main(["train", "own/first.toml"]) == 0
     *_, last = map(json.loads, (folder / "runs/first/evaluations.jsonl").read_text().splitlines())
     assert last.pop("step") == 2
+    last = {name: value for name, value in last.items() if "_vs_" not in name}  # differences need earlier evaluations
     assert 0 < last["accuracy"] < 1
     capsys.readouterr()
     sys.modules.pop("short_of_a_test")
@@ -163,6 +164,55 @@ def test_eval_says_what_replaces_the_runs_settings(folder, capsys):
     assert main(["eval", checkpoint]) == 2
     assert "evaluation data" in (said := capsys.readouterr().err)
     assert "is not there: pass --data" in said
+
+
+def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
+    text = (folder / "own" / "first.toml").read_text().replace('eval_data = "rows.jsonl"\n', "")
+    (folder / "own" / "sets.toml").write_text(
+        f'{text}[[eval]]\nname = "short"\ndata = "rows.jsonl"\nsamples = 2\n'
+        '[[eval]]\nname = "tags"\ndata = "rows.jsonl"\nrewards = ["tag_count"]\ntemperature = 0.9\n'
+    )
+    assert main(["train", "own/sets.toml", "--checkpoint_steps", "1"]) == 0
+    *_, last = map(json.loads, (folder / "runs/sets/evaluations.jsonl").read_text().splitlines())
+    before, after = (f"runs/sets/checkpoints/step_00000{step}" for step in (1, 2))
+    capsys.readouterr()
+    assert main(["eval", after, "--json", "single.json"]) == 0
+    assert re.search(r"^metric +short +tags$", capsys.readouterr().out, re.MULTILINE)
+    (metrics,) = json.loads((folder / "single.json").read_text())["metrics"]
+    printed = {f"{name}/{metric}": value for name in metrics for metric, value in metrics[name].items()}
+    expected = {name: value for name, value in last.items() if name != "step" and "_vs_" not in name}
+    assert printed == pytest.approx(expected)
+    assert "short/pass@2" in printed
+    assert "short/pass@4" not in printed
+    assert main(["eval", after, "--samples", "1", "--json", "replaced.json"]) == 0  # in place of the set's own 2
+    (replaced,) = json.loads((folder / "replaced.json").read_text())["metrics"]
+    assert {"short/pass@2", "tags/pass@3"} <= printed.keys()
+    assert not {"pass@2", "pass@3"} & {*replaced["short"], *replaced["tags"]}
+
+    assert main(["eval", before, after, "--json", "both.json"]) == 0
+    assert re.search(r"^set +A +B +B − A +verdict$", capsys.readouterr().out, re.MULTILINE)
+    both = json.loads((folder / "both.json").read_text())
+    assert both["metrics"][1] == metrics
+    for row in both["differences"]:
+        first, second = (numbers[row["set"]]["accuracy"] for numbers in both["metrics"])
+        assert row["difference"] == pytest.approx(second - first)
+        assert row["low"] <= row["difference"] <= row["high"]
+    assert main(["eval", after, after, "--set", "again=rows.jsonl", "--samples", "1"]) == 0
+    assert re.search(r"^again .*\+0\.0000 \[.* no difference is shown$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b", "c"], "eval takes a checkpoint, or two to compare, and got 3"),
+        (["a", "--data", "d", "--set", "m=d"], "--data and --set are both there"),
+        (["a", "--set", "d.jsonl"], "--set 'd.jsonl': write NAME=DATA"),
+        (["a", "--set", "m=d", "--set", "m=e", "--reward", "exact"], "eval[1] (m): the name 'm' is there twice"),
+    ],
+)
+def test_eval_refuses_sets_that_cannot_be_meant(words, message, capsys):
+    assert main(["eval", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, caplog):

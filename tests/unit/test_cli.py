@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from word_problems import generate_problems
 
-from rlox_grpo import rewards
+from rlox_grpo import EvalSet, rewards
 from rlox_grpo.cli import _make_parser, main, parse_overrides, parse_reward
+from rlox_grpo.cli.values import import_sets
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.tiers import COMMON, START
@@ -97,6 +98,61 @@ def test_a_task_gives_rows_their_prompts_unless_a_template_does(run_file, tmp_pa
         (prompted, prompted) if template is None else ([row], [row])
     )
     assert load_data(*read_run_file(run_file, {})) == ("rows.jsonl", None)
+
+
+SETS = (
+    '[[eval]]\nname = "often"\ndata = "a.jsonl"\nsamples = 2\ntemperature = 0.6\nevery = 5\n'
+    '[[eval]]\nname = "exact"\ndata = "b.jsonl"\nrewards = ["exact", {name = "tag_count"}]\nstop = "x"\n'
+)
+
+
+def test_a_run_file_with_evaluation_sets(run_file, tmp_path):
+    run_file.write_text(run_file.read_text() + SETS)
+    origin, config = read_run_file(run_file, {})
+    _, sets = load_data(origin, config)
+    assert sets == {
+        "often": EvalSet("a.jsonl", samples=2, temperature=0.6, every=5),
+        "exact": EvalSet("b.jsonl", rewards=["exact", {"name": "tag_count"}], stop="x"),
+    }
+    imported = import_sets(sets, ())
+    assert [rule.__name__ for rule in imported["exact"].rewards] == ["exact_answer", "tag_count"]
+    assert imported["often"] == sets["often"]
+    resolved = tmp_path / "config.toml"
+    resolved.write_text(config.to_toml(origin.model_dump(exclude_none=True)))
+    assert read_run_file(resolved, {}) == (origin, config)
+    with pytest.raises(ConfigError, match=r"\[\[eval\]\] exact: rewards\[0\].name is 'exct'"):
+        import_sets({"exact": EvalSet("b.jsonl", rewards=["exct"])}, ())
+
+
+def test_a_single_set_of_a_run_file_needs_no_name(run_file):
+    run_file.write_text(run_file.read_text() + '[[eval]]\ndata = "a.jsonl"\ntop_k = 5\n')
+    assert load_data(*read_run_file(run_file, {}))[1] == EvalSet("a.jsonl", top_k=5)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ('[[eval]]\ndata = "a"\n[[eval]]\nname = "b"\ndata = "b"\n', r"eval\[0\] has no name, and there are 2 sets"),
+        ('[[eval]]\nname = "a"\ndata = "a"\n' * 2, r"eval\[1\] \(a\): the name 'a' is there twice"),
+        ('[[eval]]\nname = "a"\n', r"eval\[0\] \(a\): its rows are its data"),
+        ('[[eval]]\nname = "a b"\ndata = "a"\n', r"eval\[0\].name: 'a b' is not the name of a set"),
+        ('[[eval]]\nname = "a"\ndata = "a"\ntemprature = 1.0\n', r"\(a\): unknown option 'temprature': did you mean"),
+        ('[[eval]]\nname = "a"\ndata = "a"\ntop_p = 0\n', r"eval\[0\] \(a\): top_p: .*greater than 0"),
+        ('[[eval]]\nname = "a"\ndata = "a"\nenvironment = 3\n', r"eval\[0\] \(a\): environment is 3; write module:"),
+        ('[[eval]]\nname = "a"\ndata = "a"\nmodel = "m"\n', r"eval\[0\] \(a\): unknown option 'model'"),
+        ('[eval]\nname = "a"\ndata = "a"\n', r"eval: .*write a table for each set, below all other keys: \[\[eval\]\]"),
+    ],
+)
+def test_evaluation_sets_that_cannot_be_meant(run_file, tables, message):
+    run_file.write_text(run_file.read_text() + tables)
+    with pytest.raises(ConfigError, match=message):
+        read_run_file(run_file, {})
+
+
+def test_a_run_file_has_evaluation_data_in_a_single_place(run_file):
+    run_file.write_text(run_file.read_text() + SETS)
+    with pytest.raises(ConfigError, match=r"eval_data and \[\[eval\]\] are both there"):
+        read_run_file(run_file, {"eval_data": "c.jsonl"})
 
 
 def test_the_resolved_file_can_be_read_again(run_file, tmp_path):

@@ -85,6 +85,9 @@ MORE = {
     "resume from checkpoint": "guides/resume",
     "output_dir files": "guides/resume",
     "evaluate a checkpoint pass@k": "guides/evaluate",
+    "several test sets": "guides/evaluate",
+    "compare two checkpoints": "guides/evaluate",
+    "confidence interval of accuracy": "guides/evaluate",
     "callback after each step": "guides/callbacks",
     "learning rate": "guides/hyperparameters",
     "out of memory": "guides/memory",
@@ -204,7 +207,6 @@ ABSENT = {
     "images": "concepts/limits",
     "own advantage": "guides/own_parts",
     "judge": "guides/rewards",
-    "several test sets": "concepts/limits",
 }
 """What people ask for that is not there, or only in part: a page says so."""
 

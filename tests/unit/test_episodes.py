@@ -43,7 +43,7 @@ def test_a_system_prompt_begins_the_conversation(model: Any, tokenizer: Any) -> 
     trainer = GRPO(
         model, environment=count, tokenizer=tokenizer, system_prompt="Be brief.", group_size=2, max_new_tokens=4
     )
-    (one, _) = trainer._held_out.evaluate(trainer.prompts.read(ROWS), samples=1)[1]
+    (one, _) = trainer.evaluate_sets(ROWS, samples=1)[""][1]
     assert one.group.prompt.text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 0<|im_end|>\n<|im_start|>assistant\n"
     )

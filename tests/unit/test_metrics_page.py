@@ -26,9 +26,9 @@ SERVERS = {
 }
 VLLM = {"mismatch/canary_gap_max", "weights/adapter_change_kept", "weights/adapter_matrices_unchanged"}
 ELSEWHERE = {"perf/mfu", "perf/gpu_memory_gib_max", *TOOLS, *PROGRAMS, *SERVERS, *VLLM, "episode/cancelled_calls"}
-ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>"}
-"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, clients that go away, or
-tasks of reasoning_gym."""
+ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
+"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, clients that go away,
+tasks of reasoning_gym, or a rule on final answers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rlox_grpo.trainer.on_ray as on_ray
-from rlox_grpo import GRPO, GRPOConfig, launch_on_ray
+from rlox_grpo import GRPO, EvalSet, GRPOConfig, launch_on_ray
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.rewards import GSM8KAnswer, TagFormat
@@ -58,6 +58,28 @@ def test_the_run_file_has_the_model_the_data_the_rewards_and_the_options(started
     assert config == trainer.config
     assert [json.loads(line) for line in Path(origin.train_data).read_text().splitlines()] == rows
     assert json.loads(Path(origin.eval_data).read_text()) == {"prompt": "3 + 3"}
+
+
+def test_evaluation_sets_are_tables_of_the_run_file(started, tmp_path):
+    sets = {"math": EvalSet(["1 + 1"], samples=2, stop=("x",), rewards=GSM8KAnswer()), "plain": ["2 + 2"]}
+    make(tmp_path).train(["a"], eval_prompts=sets)
+    launch = tmp_path / "run" / "launch"
+    origin, _ = read_run_file(launch / "run.toml", {})
+    assert origin.eval_data is None
+    assert origin.eval == (
+        {
+            "name": "math",
+            "data": str(launch / "eval_math.jsonl"),
+            "samples": 2,
+            "stop": ["x"],
+            "rewards": [{"name": "gsm8k"}],
+        },
+        {"name": "plain", "data": str(launch / "eval_plain.jsonl")},
+    )
+    assert json.loads((launch / "eval_math.jsonl").read_text()) == {"prompt": "1 + 1"}
+    local = {"math": EvalSet(["a"], rewards=lambda completions: [1.0])}
+    with pytest.raises(ConfigError, match=r"eval_prompts\['math'\]: rewards\[0\] is \S*<lambda>, which no module"):
+        make(tmp_path).train(["a"], eval_prompts=local)
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_the_update_is_the_gradient_of_every_sampled_token_once(model: Any, toke
         copy.deepcopy(model), environment=count, tokenizer=tokenizer, group_size=2, max_new_tokens=6,
         prompts_per_step=2, zero_variance="keep", kl_coef=0.0, log_to=(), loss_aggregation="sequence_mean",
     )  # fmt: skip
-    scored = trainer._held_out.evaluate(trainer.prompts.read([{"turns": 3}, {"turns": 4}]), samples=2)[1]
+    scored = trainer.evaluate_sets([{"turns": 3}, {"turns": 4}], samples=2)[""][1]
     tokens = chatml.count_trained_tokens(trainer, scored, num_sequences=4)
     rows = [row for group in scored for c in group.group.completions for row in list_rows(c)]
     assert len(rows) > 8

@@ -142,6 +142,7 @@ print("the server is imported", flush=True)
 if __name__ == "__main__":
     children = [multiprocessing.get_context(how).Process(target=engine) for how in ("spawn", "fork")]
     for child in children:
+        print(type(child).__name__, flush=True)
         child.start()
     time.sleep(600)
 """
@@ -156,10 +157,11 @@ def is_alive(process):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_the_engines_of_a_killed_server_end(tmp_path):
+@pytest.mark.parametrize(("words", "spawned"), [([], "Fork"), (["--tensor-parallel-size", "2"], "Spawn")])
+def test_the_engines_of_a_killed_server_end(tmp_path, words, spawned):
     """A program stands for vLLM's server, with engines that multiprocessing spawns and forks.
 
-    Spawned engines do not import the server, which would take vLLM's seconds.
+    Spawned engines do not import the server, which would take vLLM's seconds. An engine without workers is forked.
     """
     package = tmp_path / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True)
@@ -170,12 +172,14 @@ def test_the_engines_of_a_killed_server_end(tmp_path):
     (tmp_path / "uvicorn" / "protocols" / "http").mkdir(parents=True)
     (tmp_path / "uvicorn" / "__init__.py").write_text("class Server:\n    shutdown = None\n")
     (tmp_path / "uvicorn" / "protocols" / "http" / "auto.py").write_text("class AutoHTTPProtocol:\n    pass\n")
-    command = [sys.executable, "-m", server_process.__name__]
+    command = [sys.executable, "-m", server_process.__name__, *words]
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths}
+    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "the server is imported\n"
-        engines = [server.stdout.readline().strip() for _ in range(2)]
+        said = [server.stdout.readline().strip() for _ in range(4)]
+        assert sorted(word for word in said if not word.isdigit()) == sorted([f"{spawned}Process", "ForkProcess"])
+        engines = [word for word in said if word.isdigit()]
         assert all(is_alive(engine) for engine in engines)
         server.kill()
         server.wait()

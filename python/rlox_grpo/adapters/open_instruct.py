@@ -1,7 +1,7 @@
 """open-instruct adapter: use a rule as a verifier.
 
 Written against open-instruct of August 2026 (commit e6c3044): it awaits ``verifier.async_call`` for each sample, and
-reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module imports no
+reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module does not import
 open-instruct.
 """
 
@@ -61,7 +61,7 @@ class Verifier:
         query: str | None = None,
         rollout_state: dict[str, Any] | None = None,
     ) -> VerificationResult:
-        """As ``__call__``, in another thread, so that the event loop is not blocked."""
+        """Like ``__call__``, but in another thread, so that the event loop is not blocked."""
         return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query, rollout_state)
 
 

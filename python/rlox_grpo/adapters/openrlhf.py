@@ -95,7 +95,7 @@ def reward_function(
 def extract_completion(query: str, prompt: str, end_tokens: Sequence[str] = END_TOKENS) -> str:
     """Return the response of ``query``, which is the prompt followed by the response, without trailing end tokens.
 
-    If the prompt was truncated on the left, the longest end of it with which the query begins is removed.
+    If the prompt was truncated on the left, its longest suffix with which the query begins is removed.
 
     Raises:
         ValueError: the query contains no part of the prompt. Scoring all of it could reward text of the prompt.

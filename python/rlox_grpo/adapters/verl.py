@@ -2,7 +2,7 @@
 
 Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register the estimator
 and the loss by the name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module
-imports no verl.
+does not import verl.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score one solution; verl's ``reward.custom_reward_function``.
+    """Score one solution, as verl's ``reward.custom_reward_function``.
 
     Args:
         data_source: source of the row.
@@ -67,7 +67,7 @@ def compute_scores(
     not_applicable: float = 0.0,
     **kwargs: Any,
 ) -> list[dict[str, Any]]:
-    """Score a batch as :func:`compute_score`, for verl's reward manager ``batch``.
+    """Score a batch as :func:`compute_score` does, for verl's reward manager ``batch``.
 
     Rows with the same ``data_source`` are scored in one parallel call. A rule is a name as in run files (``gsm8k``,
     ``countdown``, ``module:callable``), a table of the name and the rule's arguments, or a list of these, whose
@@ -214,7 +214,7 @@ def compute_policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """The clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
+    """Return the clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
 
     Per token −min(r A, clip(r, 1 − clip_ratio_low, 1 + clip_ratio_high) A), for A < 0 at most −clip_ratio_c A: the
     objective of verl's ``vanilla``, equal to it up to rounding, except that a token outside the mask adds nothing to

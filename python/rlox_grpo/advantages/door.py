@@ -127,7 +127,7 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
 
 
 def has_signal(advantages: Advantages, rows: Sequence[int] | NDArray[np.int64] | range) -> bool:
-    """Return whether an advantage of the completions ``rows`` is not 0."""
+    """Return whether any advantage of the completions ``rows`` is not 0."""
     return any(bool(np.nan_to_num(advantages[int(row)]).any()) for row in rows)
 
 

@@ -48,5 +48,5 @@ def read_deviation_options(config: AdvantageConfig) -> Mapping[str, Any]:
 
 
 def read_turn_options(config: AdvantageConfig) -> Mapping[str, Any]:
-    """Return the options that say how advantages of turns are divided: by the group's deviation, or not at all."""
+    """Return the options that say how advantages of turns are divided: by a standard deviation, or not at all."""
     return {"scaling": "none" if config.reward_scaling == "none" else "group", **read_deviation_options(config)}

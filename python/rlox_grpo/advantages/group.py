@@ -1,4 +1,4 @@
-"""Advantages from the mean and the deviation of each group: GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2)."""
+"""Advantages from the mean and standard deviation of each group: GRPO (DeepSeekMath, arXiv:2402.03300)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def group_advantages(
             become float32.
         group_size: Completions for each prompt; divides N. Give this or ``group_offsets``.
         group_offsets: ``int64 [B + 1]``: group g is ``rewards[group_offsets[g]:group_offsets[g + 1]]``.
-        scaling: Divide by the deviation of the ``"group"``, of the whole ``"batch"`` (the mean stays the group's, as in
-            TRL), or by nothing (``"none"``, Dr. GRPO, arXiv:2503.20783).
-        ddof: 1 for the sample deviation (TRL, verl), 0 for the population's.
-        std_epsilon: Added to the deviation.
+        scaling: Divide by the standard deviation of the ``"group"``, of the whole ``"batch"`` (the mean stays the
+            group's, as in TRL), or by nothing (``"none"``, Dr. GRPO, arXiv:2503.20783).
+        ddof: 1 for the sample standard deviation (TRL, verl), 0 for that of the population.
+        std_epsilon: Added to the standard deviation.
         baseline: The group's ``"mean"``, or ``"leave_one_out"``: the mean of the others (RLOO, arXiv:2402.14740).
 
     Returns:

@@ -30,7 +30,7 @@ class MovingBaselines:
 
     Every rank sees the rewards of all ranks in the same order, so their averages are the same.
 
-    The averages count a step once, also if it fails and is repeated: :meth:`begin` drops what a failed step has added,
+    The averages count a step once, even if it fails and is repeated: :meth:`begin` drops what a failed step has added,
     and :meth:`finish` keeps what a complete one has added.
     """
 
@@ -44,7 +44,7 @@ class MovingBaselines:
         self._in_step = dict(self._averages)
 
     def advantages(self, rewards: NDArray[Any], prompts: Sequence[Prompt]) -> Float32Array:
-        """Return the rewards minus the averages, and update the averages of the step under way.
+        """Return the rewards minus the averages, and update the averages of the current step.
 
         Args:
             rewards: ``[N]``; a NaN reward has the advantage 0 and is left out of the averages.
@@ -71,7 +71,7 @@ class MovingBaselines:
         return {"reward/moving_baseline": sum(self._averages.values()) / len(self._averages)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages after the last complete step, as JSON values for a checkpoint."""
+        """Return the averages after the last complete step, as JSON values for a checkpoint."""
         return {"keys": list(self._averages), "averages": list(self._averages.values())}
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
@@ -89,7 +89,7 @@ class MovingBaselines:
 
 
 def read_key(prompt: Prompt, column: str) -> Key:
-    """The value of ``baseline_key`` in a row.
+    """Return the value of ``baseline_key`` in a row.
 
     Raises:
         ValueError: the row has no such column, or its value is neither text nor a whole number.

@@ -39,7 +39,7 @@ def step_advantages(
         ends: for each completion the offset after the last token of each step, ascending.
         scores: for each completion the score of each step.
         lengths: the number of tokens of each completion.
-        scaling: ``"group"`` divides by the deviation, ``"none"`` does not.
+        scaling: ``"group"`` divides by the standard deviation, ``"none"`` does not.
         ddof, std_epsilon: as in :func:`rlox_grpo.advantages.group_advantages`.
     """
     pooled = np.array([score for steps in scores for score in steps], np.float64)  # [all steps of the group]

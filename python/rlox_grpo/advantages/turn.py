@@ -30,8 +30,9 @@ def turn_advantages(
     ``scaling="none"`` and ``baseline="leave_one_out"`` the gradient is unbiased; with ``baseline="mean"`` it is the
     unbiased one times (G − 1) / G.
 
-    ``scaling="group"`` divides a group by one number, the deviation of its returns from their baselines over all turns
-    up to the last one of its longest episode. If every episode has one turn, this is :func:`group_advantages`.
+    ``scaling="group"`` divides a group by one number, the standard deviation of its returns from their baselines over
+    all turns up to the last one of its longest episode. If every episode has one turn, this is
+    :func:`group_advantages`.
 
     Args:
         returns: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_returns`; rows of NaN are left out of every

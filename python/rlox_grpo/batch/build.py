@@ -52,7 +52,7 @@ class Packing(NamedTuple):
     num_ranks: int
 
     def rows_by_rank(self, rank: int) -> list[Int64Array]:
-        """Row indices of each of the rank's micro-batches, in their order."""
+        """Return the row indices of each of the rank's micro-batches, in their order."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank is {rank}: it is below num_ranks, {self.num_ranks}")
         return np.split(self.rows, self.offsets[1:-1])[rank :: self.num_ranks] if len(self.offsets) > 1 else []
@@ -91,7 +91,7 @@ def pad(
         pad_token_id: Token id of padding.
         multiple_of: Round the width up to a multiple of this.
 
-    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
+    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change to
     the token ids can change the result but cannot cause an error.
 
     Raises:
@@ -123,10 +123,10 @@ def pack(
 
     Args:
         lengths: ``int64 [N]``, tokens of each row.
-        token_budget: Most tokens in a micro-batch.
+        token_budget: Maximum number of tokens in a micro-batch.
         padded: Count a micro-batch as rows times its longest row; otherwise as the sum of its lengths.
         num_ranks: Processes that share the rows.
-        linear_cost: Cost of a token beside attention; about ``6 * hidden_size``.
+        linear_cost: Cost of a token besides attention; about ``6 * hidden_size``.
         oversize: A row over the budget is an ``"error"``, or goes ``"alone"``.
 
     Raises:
@@ -143,7 +143,7 @@ def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
     """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
 
     Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
-    offsets are copied first, and a change of the token ids can change the groups but cannot cause an error.
+    offsets are copied first, and a change to the token ids can change the groups but cannot cause an error.
     """
     return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))
 

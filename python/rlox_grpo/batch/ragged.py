@@ -18,7 +18,7 @@ def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Arra
     Args:
         rows: Lists of ints, 1-D integer arrays, one 2-D integer array, or with ``offsets`` one flat array.
         offsets: ``int64 [N + 1]`` into a flat ``rows``, or None.
-        name: What errors call ``rows``.
+        name: Name of ``rows`` in errors.
 
     Raises:
         TypeError: Values that are not integers; the message names the row.

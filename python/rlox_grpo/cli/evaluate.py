@@ -11,6 +11,7 @@ from rlox_grpo.cli.values import (
     Commands,
     add_episode_arguments,
     import_environment,
+    import_sets,
     parse_options,
     parse_overrides,
     parse_reward,
@@ -18,25 +19,41 @@ from rlox_grpo.cli.values import (
 )
 
 if TYPE_CHECKING:
+    from rlox_grpo.config.eval_set import EvalSet
     from rlox_grpo.run.recorded import RecordedRun
+    from rlox_grpo.trainer.held_out import Evaluated
 
 
 def add_commands(commands: Commands) -> None:
     """Add ``eval``, ``check`` and ``play``."""
     evaluate = commands.add_parser(
         "eval",
-        help="evaluate a checkpoint: accuracy and pass@k",
+        help="evaluate a checkpoint: accuracy and pass@k; or compare two",
         description="Sample completions and score them. A checkpoint of a run is evaluated as the run did: with its "
-        "prompts, sampling, rewards, environment and evaluation data; what is given here replaces them. The options of "
+        "prompts, sampling, rewards, environment and evaluation data; what is given here replaces them. Two "
+        "checkpoints are compared prompt by prompt, both with the settings of the first one's run. The options of "
         "prompts, sampling, engine, episodes and rewards can be added: --temperature 0.6, --max_new_tokens 512, "
         "--system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
     )
-    evaluate.add_argument("checkpoint", help="a checkpoint of a run (RUN/checkpoints/step_N), or any path or hub id")
+    evaluate.add_argument(
+        "checkpoint",
+        nargs="+",
+        help="a checkpoint of a run (RUN/checkpoints/step_N), or any path or hub id; a second one is compared with it",
+    )
     evaluate.add_argument(
         "--data",
         help="rows with a prompt column, .jsonl, .parquet or .csv; or reasoning_gym:TASK (default: the run's "
         "eval_data)",
     )
+    evaluate.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=DATA",
+        help="a set with a name, instead of --data, or a TOML table as in run files: \"{name='math', "
+        "data='math.jsonl', samples=8}\"; repeat it for several",
+    )
+    evaluate.add_argument("--json", metavar="FILE", help="write the metrics to this file too")
     evaluate.add_argument(
         "--data-args",
         metavar="TABLE",
@@ -91,16 +108,18 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.run_file import load_task
+    from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
     from rlox_grpo.errors import ConfigError
-    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
-    from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
-    from rlox_grpo.trainer import GRPO
-    from rlox_grpo.trainer.sources import RunSources
 
+    checkpoints = arguments.checkpoint
+    if len(checkpoints) > 2:
+        raise ConfigError(f"eval takes a checkpoint, or two to compare, and got {len(checkpoints)}")
+    if arguments.data is not None and arguments.set:
+        raise ConfigError("--data and --set are both there: write --set NAME=DATA for each set")
     named = {
         "eval_data": arguments.data,
+        "eval": [_parse_set(text) for text in arguments.set],
         "rewards": [parse_reward(text) for text in arguments.reward],
         "environment": arguments.environment,
         "environment_args": parse_table("--environment-args", arguments.environment_args),
@@ -112,9 +131,53 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if arguments.samples is not None:
         options["eval_samples"] = arguments.samples
     overrides = RecordedRun(options, {key: value for key, value in named.items() if value})
-    recorded = read_recorded_run(arguments.checkpoint)
+    recorded = read_recorded_run(checkpoints[0])
     run = overrides if recorded is None else recorded.replace_by(overrides)
-    _show_settings(arguments.checkpoint, recorded, run)
+    _show_settings(checkpoints[0], recorded, run)
+    sets = _list_sets(run, overrides, recorded is not None)
+    if not run.sources.get("rewards") and "environment" not in run.sources:
+        raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
+    evaluations = [_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy) for path in checkpoints]
+    metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]
+    rows = None
+    if len(checkpoints) == 2:
+        first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)
+        rows = compare_checkpoints(first, second)
+    if arguments.json is not None:
+        write_results(Path(arguments.json), checkpoints, metrics, rows)
+    shown = format_metrics(metrics[0]) if rows is None else format_comparison(checkpoints, metrics, rows)
+    print("\n".join(shown))
+
+
+def _parse_set(text: str) -> dict[str, Any]:
+    """Return ``"math=math.jsonl"`` or ``"{name = 'math', data = 'math.jsonl'}"`` as a table of ``[[eval]]``.
+
+    Raises:
+        ConfigError: text of another form.
+    """
+    from rlox_grpo.errors import ConfigError
+
+    if text.lstrip().startswith("{"):
+        return parse_table("--set", text, "{name='math', data='math.jsonl'}")
+    name, equals, data = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r}: write NAME=DATA, such as math=math.jsonl, or a TOML table")
+    return {"name": name, "data": data}
+
+
+def _list_sets(run: RecordedRun, overrides: RecordedRun, is_recorded: bool) -> dict[str, EvalSet]:
+    """Return the sets to evaluate, with the data of each as its prompts.
+
+    What the command line gives replaces the settings of a set of the run, but not those of its own ``--set``.
+
+    Raises:
+        ConfigError: something is missing that the run did not record, or its data are not there.
+    """
+    from rlox_grpo.config.eval_set import UNNAMED, EvalSet
+    from rlox_grpo.config.run_file import list_eval_sets
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
+
     sources = run.sources
     for argument, names in sources.get("unrecorded", {}).items():
         flag = {"rewards": "--reward"}.get(argument, f"--{argument}")
@@ -123,27 +186,49 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
             f"{flag} is needed: the run was started from Python, and its {argument} ({', '.join(names)}) are objects "
             f"of that program; put them into a file, and pass {flag} module:name{built_in}"
         )
-    if "eval_data" not in sources:
-        what = "" if recorded is None else ": the run had no file of evaluation data"
+    if "eval" in sources:
+        sets = list_eval_sets(sources["eval"])
+    elif "eval_data" in sources:
+        sets = {UNNAMED: EvalSet(sources["eval_data"])}
+    else:
+        what = ": the run had no file of evaluation data" if is_recorded else ""
         raise ConfigError(f"eval needs --data{what}")
-    if arguments.data is None and not is_generated(sources["eval_data"]) and not Path(sources["eval_data"]).exists():
-        raise ConfigError(f"the run's evaluation data {sources['eval_data']} is not there: pass --data")
-    if not sources.get("rewards") and "environment" not in sources:
-        raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
+    if {"eval", "eval_data"} & overrides.sources.keys():
+        return sets
+    for asked in sets.values():
+        if not is_generated(asked.prompts) and not Path(asked.prompts).exists():
+            raise ConfigError(f"the run's evaluation data {asked.prompts} is not there: pass --data")
+    here = {**overrides.options, **overrides.sources}
+    replaced = {key: None for key in EvalSet.model_fields if ("eval_samples" if key == "samples" else key) in here}
+    return {name: asked.model_copy(update=replaced) for name, asked in sets.items()}
+
+
+def _evaluate_checkpoint(
+    checkpoint: str, run: RecordedRun, sets: Mapping[str, EvalSet], *, greedy: bool
+) -> dict[str, Evaluated]:
+    """Return the metrics and the scored groups of each set, of one checkpoint with the settings of ``run``."""
+    from rlox_grpo.config.eval_set import UNNAMED
+    from rlox_grpo.config.run_file import load_task
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.trainer import GRPO
+    from rlox_grpo.trainer.sources import RunSources
+
+    sources = run.sources
     folders = [Path.cwd(), *sources.get("folders", ())]
     environment, tools = import_environment(
         sources.get("environment"), sources.get("tools", ()), folders, sources.get("environment_args")
     )
     rewards = make_rewards(sources.get("rewards", ()), folders)
     # Without a checkpoint to compare with: the differences are shown above.
-    trainer = GRPO(
-        arguments.checkpoint, rewards, environment=environment, tools=tools, sources=RunSources(), **run.options
-    )
+    trainer = GRPO(checkpoint, rewards, environment=environment, tools=tools, sources=RunSources(), **run.options)
     task = None if sources.get("task") == "none" else sources.get("task")
-    rows = load_task(task, sources["eval_data"], trainer.config, sources.get("data_args"))
-    metrics = trainer.evaluate(rows, greedy=arguments.greedy)
-    for name, value in metrics.items():
-        print(f"{name:24} {value:.4f}")
+    loaded = {
+        name: asked.model_copy(
+            update={"prompts": load_task(task, asked.prompts, trainer.config, sources.get("data_args"))}
+        )
+        for name, asked in import_sets(sets, folders).items()
+    }
+    return trainer.evaluate_sets(loaded.get(UNNAMED) or loaded, greedy=greedy)
 
 
 def _show_settings(checkpoint: str, recorded: RecordedRun | None, run: RecordedRun) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.cli.values import Commands, import_environment, parse_overrides
+from rlox_grpo.cli.values import Commands, import_environment, import_sets, parse_overrides
 
 if TYPE_CHECKING:
     from rlox_grpo.config.run_file import Origin
@@ -119,6 +119,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         sources=_record_sources(origin, arguments.file),
     )
     train_data, eval_data = load_data(origin, config)
+    eval_data = import_sets(eval_data, (Path(arguments.file).parent, Path.cwd()))
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
@@ -131,10 +132,12 @@ def _record_sources(origin: Origin, run_file: str) -> RunSources:
     """Return what a run records of its run file; see :mod:`rlox_grpo.run.recorded`."""
     from rlox_grpo.trainer.sources import RunSources, resolve_path
 
-    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "data_args"}
+    keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "eval", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
     resolved = {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()}
+    if origin.eval:
+        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in origin.eval]
     return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
 
 

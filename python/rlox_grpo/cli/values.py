@@ -92,6 +92,36 @@ def import_environment(
     return imported, [import_callable(f"tools[{index}]", name, folders) for index, name in enumerate(tools)]
 
 
+def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:
+    """Import the environments and make the rewards that evaluation sets of a run file name.
+
+    Args:
+        eval_data: an :class:`rlox_grpo.EvalSet`, several by name, or data without settings, which is returned.
+        folders: where modules are searched.
+
+    Raises:
+        ConfigError: a module, a name or a rule is not found; the message names the set.
+    """
+    from rlox_grpo.config.eval_set import EvalSet
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.rewards.registry import make_rewards
+
+    if isinstance(eval_data, Mapping):
+        imported = {}
+        for name, asked in eval_data.items():
+            try:
+                imported[name] = import_sets(asked, folders)
+            except ConfigError as error:
+                where = f"[[eval]] {name}".rstrip()
+                raise ConfigError(f"{where}: {error}") from None
+        return imported
+    if not isinstance(eval_data, EvalSet):
+        return eval_data
+    environment, _ = import_environment(eval_data.environment, (), folders)
+    rewards = None if eval_data.rewards is None else make_rewards(eval_data.rewards, folders)
+    return eval_data.model_copy(update={"environment": environment, "rewards": rewards})
+
+
 def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[str, Any]:
     """Return ``"{is_slippery = false}"`` as a mapping. The error names ``flag`` and shows ``example``.
 
@@ -142,7 +172,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_options(words: Sequence[str], command: str, read: Collection[str]) -> dict[str, Any]:
-    """As :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
+    """Like :func:`parse_overrides`, for a ``command`` that reads only the options ``read``.
 
     Raises:
         ConfigError: ``words`` has an option that ``command`` does not read.

@@ -28,7 +28,7 @@ _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def list_tier(tier: Tier) -> str:
-    """List the options of a tier by stage, as :func:`list_options`, and how to see the others."""
+    """List the options of a tier by stage, as :func:`list_options` does, and how to see the others."""
     shown = [name for name in Options.model_fields if find_tier(name) == tier]
     rest = [f"`rlox-grpo options --tier {other}` ({_count(other)})" for other in TIERS if other != tier]
     return (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, check_name
 from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.records.option import SET, Record, find_ignored, option
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable
@@ -77,10 +78,12 @@ def derive_options(layout: Layout, options: Mapping[str, Any]) -> dict[str, Any]
     return placed
 
 
-_CHANGEABLE = {"n_epochs", "eval_data", "launcher", "layout"}
+_CHANGEABLE = {"n_epochs", "eval_data", "eval", "launcher", "layout"}
 """Keys of a run file that a resumed run may change."""
 
 _REWARDS_HINT = 'write a table for each reward function, below all other keys: [[rewards]] and then name = "gsm8k"'
+
+_EVAL_HINT = 'write a table for each set, below all other keys: [[eval]], name = "math" and data = "math.jsonl"'
 
 _IMPORT_HINT = "write module:callable; the module is searched beside the run file and in the current folder too"
 
@@ -108,6 +111,11 @@ class Origin(Record, title="Run file"):
         "several with + between them.",
     )
     eval_data: str | None = option(None, "File with held-out rows, or generated tasks.")
+    eval: tuple[dict[str, Any], ...] = option(
+        (),
+        "Evaluation sets instead of eval_data, each a table with name, data and settings of EvalSet.",
+        hint=_EVAL_HINT,
+    )
     data_args: dict[str, Any] = option(
         {}, "Arguments of generated tasks in train_data and eval_data, as a table; docs/guides/reasoning_gym.md."
     )
@@ -188,7 +196,11 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
             document["layout"] = _read_layout(document["layout"])
             document = {**derive_options(document["layout"], document), **document}
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
-        if origin.data_args and not any(map(reasoning_gym.is_generated, (origin.train_data, origin.eval_data))):
+        if origin.eval and origin.eval_data is not None:
+            raise ConfigError("eval_data and [[eval]] are both there: make eval_data a table, with a name and data")
+        sets = list_eval_sets(origin.eval)
+        data = (origin.train_data, origin.eval_data, *(asked.prompts for asked in sets.values()))
+        if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
         if not origin.rewards and origin.environment is None and origin.teacher is None:
             raise ConfigError(
@@ -208,7 +220,7 @@ def _find_swallowed(document: Mapping[str, Any], run_keys: Sequence[str]) -> Ite
             if isinstance(table, Mapping):
                 keys = run_keys if name == "layout" else [key for key in ("model", "train_data") if key not in document]
                 yield from (
-                    ("[[rewards]]" if name == "rewards" else f"[{name}]", key)
+                    (f"[[{name}]]" if name in ("rewards", "eval") else f"[{name}]", key)
                     for key in keys
                     if key in table and key not in Layout.model_fields
                 )
@@ -228,14 +240,55 @@ def _read_layout(table: Mapping[str, Any]) -> Layout:
         raise ConfigError(str(error) if str(error).startswith("[layout]") else f"[layout] {error}") from None
 
 
-def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:
+def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
+    """Return the sets of the tables of ``[[eval]]`` by name, with the file of each as its prompts.
+
+    ``environment`` and ``rewards`` are still names and tables. A single set may have no name.
+
+    Raises:
+        ConfigError: a table has no name, no data, the name of another, or a wrong setting; the message names the table.
+    """
+    sets: dict[str, EvalSet] = {}
+    for index, table in enumerate(tables):
+        settings = dict(table)
+        name, data = settings.pop("name", UNNAMED), settings.pop("data", None)
+        where = f"eval[{index}]" if name == UNNAMED else f"eval[{index}] ({name})"
+        if name != UNNAMED:
+            check_name(f"eval[{index}].name", name)
+        elif len(tables) > 1:
+            raise ConfigError(f'{where} has no name, and there are {len(tables)} sets: write name = "math"')
+        if name in sets:
+            raise ConfigError(f"{where}: the name {name!r} is there twice")
+        if not isinstance(data, str) or "prompts" in settings:
+            raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
+        environment, rewards = settings.get("environment"), settings.get("rewards", [])
+        if environment is not None and not isinstance(environment, str):
+            raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
+        if not isinstance(rewards, (list, tuple)):
+            settings["rewards"] = [rewards]
+        try:
+            sets[name] = EvalSet(data, **settings)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return sets
+
+
+def load_data(
+    origin: Origin, config: GRPOConfig
+) -> tuple[PromptsLike, PromptsLike | EvalSet | dict[str, EvalSet] | None]:
     """Return the training data and the evaluation data: paths of files, or with ``task`` the checked rows.
 
+    With ``[[eval]]`` the evaluation data are the sets by name, or the single set without a name.
     Generated tasks give their training rows and their held-out rows. The rows get the prompts of the task, unless
     ``config`` has a prompt template, which the trainer applies.
     """
     load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
-    return load(origin.train_data, held_out=False), None if origin.eval_data is None else load(origin.eval_data)
+    sets = {
+        name: asked.model_copy(update={"prompts": load(asked.prompts)})
+        for name, asked in list_eval_sets(origin.eval).items()
+    }
+    single = None if origin.eval_data is None else load(origin.eval_data)
+    return load(origin.train_data, held_out=False), sets.get(UNNAMED) or sets or single
 
 
 def load_task(

@@ -130,7 +130,7 @@ def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPO
 
 
 def explain_keywords(method: Callable[P, R]) -> Callable[P, R]:
-    """Let a method of the trainer say what an unknown keyword is, such as an option: ``evaluate(temperature=1.0)``."""
+    """Make a method of the trainer explain an unknown keyword, such as an option in ``evaluate(temperature=1.0)``."""
     takes = [*inspect.signature(method).parameters][1:]  # without self
 
     @wraps(method)

@@ -74,7 +74,7 @@ def _show(value: int) -> str:
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
-    """A problem, and the scripted player's whole episode: its replies and the tool's results between them.
+    """Draw a problem and the scripted player's whole episode: its replies and the tool's results between them.
 
     The warm start learns each reply of an episode at once. It also learns the tool's results, which is a first lesson
     in arithmetic.
@@ -95,7 +95,7 @@ def draw_conversation(rng: np.random.Generator) -> Conversation:
 
 
 def write_call(expression: str, result: str) -> str:
-    """A call, the tool's result and the beginning of the next reply, as the chat template writes them."""
+    """Return a call, the tool's result and the beginning of the next reply, as the chat template writes them."""
     return f"{CALL_OPEN}{expression}{CALL_CLOSE}{EOS}<tool>{result}<assistant>"
 
 
@@ -127,14 +127,14 @@ def _list_expressions(nums: tuple[int, int, int]) -> list[tuple[str, int]]:
 
 
 def format_prompt(nums: Sequence[int], target: int) -> str:
-    """The prompt of a problem: ``"6,5,9:39"``."""
+    """Return the prompt of a problem: ``"6,5,9:39"``."""
     return f"{','.join(map(str, nums))}:{target}"
 
 
 def make_rows(seed: int) -> tuple[Rows, Rows]:
-    """The problems to train on, in random order, and those held out.
+    """Return the problems to train on, in random order, and the held-out ones.
 
-    No set of numbers is on both sides, whatever the seed: the scripted player has seen those to train on alone.
+    No set of numbers is in both lists, whatever the seed: the scripted player has seen only those to train on.
     """
     train, held_out = _split_problems()
     order = np.random.default_rng([seed, 1]).permutation(len(train))

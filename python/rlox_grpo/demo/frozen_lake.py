@@ -57,7 +57,7 @@ async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
-    """A walk up to some turn, and the next step."""
+    """Draw a walk up to a random turn, and the next step."""
     cell, messages = 0, [{"role": "user", "content": "0"}]
     for _ in range(int(rng.integers(STEPS))):
         action = _draw_step(rng, cell)
@@ -83,7 +83,7 @@ def _read_table() -> Any:
 
 
 def compute_optimum() -> float:
-    """The probability of reaching the goal in STEPS steps under the best policy, by value iteration."""
+    """Return the probability of reaching the goal in STEPS steps under the best policy, by value iteration."""
     return _iterate_values()[0]
 
 
@@ -104,7 +104,7 @@ def _iterate_values() -> tuple[float, list[int]]:
 
 
 def make_rows(seed: int) -> tuple[Rows, Rows]:
-    """Rows to train on and to evaluate."""
+    """Return the rows to train on and those to evaluate."""
     return [{"lake": index} for index in range(EPISODES)], [{"lake": EPISODES + index} for index in range(HELD_OUT)]
 
 

@@ -37,7 +37,7 @@ async def guess_the_number(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
-    """A game up to some turn, and the next guess: any number that is still possible."""
+    """Draw a game up to a random turn, and the next guess: any number that is still possible."""
     secret = int(rng.integers(1, TOP + 1))
     low, high, messages = 1, TOP, [{"role": "user", "content": QUESTION}]
     for _ in range(int(rng.integers(GUESSES))):
@@ -51,19 +51,19 @@ def draw_conversation(rng: np.random.Generator) -> Conversation:
 
 
 def make_rows(seed: int) -> tuple[Rows, Rows]:
-    """Every secret number, to train on and to evaluate: the policy sees no more of a row than the hints."""
+    """Return every secret number, to train on and to evaluate: the policy sees nothing of a row but the hints."""
     rows = [{"secret": secret} for secret in range(1, TOP + 1)]
     return rows, rows
 
 
 def compute_optimum() -> float:
-    """The success of the best strategy, over all numbers."""
+    """Return the share of all numbers that the best strategy finds."""
     return find_best(TOP, GUESSES) / TOP
 
 
 @cache
 def find_best(numbers: int, guesses: int) -> int:
-    """How many of so many numbers the best strategy finds within so many guesses."""
+    """Return how many of ``numbers`` numbers the best strategy finds within ``guesses`` guesses."""
     if not numbers or not guesses:
         return 0
     # A guess finds one number, and its hint leaves the numbers below or above it for the remaining guesses.

@@ -136,7 +136,7 @@ def run_demo(
 
 
 def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:
-    """Return all problems of three numbers from 1 to 20 with a solution in ``+`` and ``-``: training, held-out."""
+    """Return training and held-out problems: all of three numbers from 1 to 20 with a solution in ``+`` and ``-``."""
     rows = enumerate_problems(3, numbers=(1, 20), operators=("+", "-"), targets=(1, LARGEST))
     order = np.random.default_rng([seed, 0]).permutation(len(rows))
     return [rows[index] for index in order[NUM_HELD_OUT:]], [rows[index] for index in order[:NUM_HELD_OUT]]

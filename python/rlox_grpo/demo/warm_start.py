@@ -60,7 +60,7 @@ def warm_start(
 def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
     """Build a Llama model of half a million parameters whose first embeddings encode the numbers' values.
 
-    The model's weights and layers are those of a Qwen2 model. Llama's attention has one bias more, behind its output,
+    The model's weights and layers are those of a Qwen2 model. Llama's attention has one more bias, after its output,
     which is zero and not trained here. The model is not of the type ``qwen2`` because ``AutoTokenizer`` builds Qwen2's
     own tokenizer next to that, which splits the demo's words.
 

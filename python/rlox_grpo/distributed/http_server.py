@@ -34,11 +34,11 @@ class Bounds:
     """Limits of a server.
 
     Attributes:
-        connections: Most open connections. A further connection takes the place of one whose request is not complete
-            after ``give_way_seconds``; if there is none, it gets status 503, and clients try again.
-        header_bytes: Most bytes of the request line and all headers.
-        body_bytes: Most bytes of one request's body.
-        memory_bytes: Most bytes of the bodies of all requests together; beyond it a request gets status 503.
+        connections: Maximum number of open connections. A further connection takes the place of one whose request is
+            not complete after ``give_way_seconds``; if there is none, it gets status 503, and clients try again.
+        header_bytes: Maximum bytes of the request line and all headers.
+        body_bytes: Maximum bytes of one request's body.
+        memory_bytes: Maximum bytes of the bodies of all requests together; beyond it a request gets status 503.
         header_seconds, body_seconds: Time in which a client must send the headers, and the body.
         answer_seconds: Time for making the answer, and the same again for sending it.
         discard_bytes, discard_seconds: How much of a refused request is still read. Closing a connection with unread

@@ -226,7 +226,7 @@ def _require_launchers_store(timeout: float) -> None:
 
 
 def _take_device() -> None:
-    """Use the GPU of this process's local rank, also if the program made its own process group."""
+    """Use the GPU of this process's local rank, even if the program made its own process group."""
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 

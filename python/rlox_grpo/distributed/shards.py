@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def gather_shards(tensor: Tensor) -> Tensor:
-    """The full tensor: gathered from all ranks if it is sharded (a collective), else ``tensor`` itself."""
+    """Return the full tensor: gathered from all ranks if it is sharded (a collective), else ``tensor`` itself."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -23,7 +23,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The rows of ``tensor`` that this rank holds, as they lie in memory; all of them if it is not sharded."""
+    """Return the rows of ``tensor`` that this rank holds, as they lie in memory; all of them if it is not sharded."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -72,7 +72,7 @@ def from_openrlhf(
     the turns. The last ``extra_logs`` are the metrics of the episode. ``scores`` is not read.
 
     OpenRLHF appends texts unchanged, so agents write the special tokens of the chat template. Here each text is the
-    content of a user message, and the chat template writes its special tokens: remove them from the texts, in the agent
+    content of a user message, and the chat template adds its special tokens. Remove them from the texts, in the agent
     or by ``encode``. An agent must not return ``sampling_params``; use the options of the run.
 
     Args:

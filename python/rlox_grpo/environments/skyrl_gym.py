@@ -52,9 +52,9 @@ def from_skyrl_gym(
 ) -> SkyRLEnvironment:
     """Convert a text environment of SkyRL-gym to one for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    ``init`` gets the column ``prompt``. The other columns are the ``extras`` of the environment, as in SkyRL's data
-    sets (``reward_spec`` among them). Each turn is one ``step`` with the text of the reply, including reasoning and
-    tool calls. The reward of the episode is the sum of the rewards of the turns. ``get_metrics`` returns its metrics.
+    ``init`` gets the column ``prompt``. The other columns are the ``extras`` of the environment, as in SkyRL's datasets
+    (``reward_spec`` among them). Each turn is one ``step`` with the text of the reply, including reasoning and tool
+    calls. The reward of the episode is the sum of the rewards of the turns. ``get_metrics`` returns its metrics.
 
     Args:
         environment: a registered id such as ``"gsm8k"``, or a class of environments.

@@ -149,7 +149,7 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
 
 
 def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-    """Compute the means of :func:`mismatch_metrics` from the update's forward, for steps without old log-probs.
+    """Compute the means of :func:`mismatch_metrics` from the update's forward pass, for steps without old log-probs.
 
     Each metric is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that the
     values of the micro-batches add up, as in :class:`rlox_grpo.types.LossOutput`.

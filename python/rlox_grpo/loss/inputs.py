@@ -136,7 +136,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
     without gradient.
 
     Raises:
-        ValueError: ``log_probs`` has another shape than the masks of the batch.
+        ValueError: ``log_probs`` and the masks of the batch differ in shape.
     """
     mask = batch.loss_mask
     if log_probs.shape != mask.shape:

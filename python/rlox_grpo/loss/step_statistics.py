@@ -35,7 +35,7 @@ def with_step_statistics(
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
 
     Raises:
-        ValueError: ``measure`` returned a list of another length than ``batches``.
+        ValueError: ``measure`` returned a list that differs in length from ``batches``.
     """
     policy_loss = find_policy_loss(config.policy_loss)
     measure = getattr(policy_loss, "measure", None)

@@ -1,4 +1,4 @@
-"""Blank models, and loading their weights, or only a rank's shards of them, from safetensors files.
+"""Build blank models, and load their weights, or only a rank's shards of them, from safetensors files.
 
 The parameters of a *blank* model are on torch's meta device: they have a shape and a dtype, and no storage. The buffers
 have storage, because files do not contain buffers that a model computes, such as rotary frequencies.
@@ -94,7 +94,8 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
     """Build a blank causal language model in float32, and find the files of its weights.
 
     Raises:
-        UnreadableError: the weights have other names than in the model, or are not in safetensors files.
+        UnreadableError: the names of the weights differ from those in the model, or the weights are not in safetensors
+            files.
         OSError, ValueError: there is no such model, as in ``from_pretrained``.
     """
     config = transformers.AutoConfig.from_pretrained(source)

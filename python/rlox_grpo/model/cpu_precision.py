@@ -60,7 +60,11 @@ def choose_on_cpu(config: GRPOConfig, model: nn.Module, ranks: Ranks, *, time_la
 
 
 def time_linear_layer(dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> float:
-    """Return the seconds of forward and backward of a linear layer with float32 weights, the least of three runs."""
+    """Time the forward and backward pass of a linear layer with float32 weights.
+
+    Returns:
+        The seconds of the fastest of three runs.
+    """
     # No random numbers: the run's own must not depend on a trial.
     weight = torch.ones(outputs, inputs, requires_grad=True)
     hidden = torch.ones(rows, inputs, requires_grad=True)

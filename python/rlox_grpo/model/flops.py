@@ -80,7 +80,7 @@ class ModelSize:
 
 
 def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork:
-    """Count the tokens and attention pairs of one forward over ``batches``.
+    """Count the tokens and attention pairs of one forward pass over ``batches``.
 
     Args:
         batches: micro-batches of one optimizer step.
@@ -166,7 +166,7 @@ def profile_update(
 
 
 def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
-    """Return the floating-point operations of forward and backward for ``work``, without recomputation.
+    """Return the floating-point operations of a forward and backward pass for ``work``, without recomputation.
 
     For each token, a parameter costs 2 in the forward pass, 2 for the gradient of its input and 2 for its own gradient:
     6 if it is trained (arXiv:2001.08361), 4 if it is frozen. A (query, key) pair costs 12 for each unit of attention

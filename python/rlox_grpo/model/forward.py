@@ -57,7 +57,7 @@ class Forward:
 
     Attributes:
         shares_prompts: Whether common prefixes of neighbouring rows are forwarded once, if this saves enough tokens.
-        is_split: Whether the model runs as decoder and output layer.
+        is_split: Whether the model runs as a decoder and an output layer.
         distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
     """
 
@@ -72,7 +72,7 @@ class Forward:
 
 
 class ForwardModule(nn.Module):
-    """A model and its forward as one module, so that DeepSpeed or FSDP2 gathers the parameters around its forward."""
+    """A model and its forward pass as one module, around whose forward DeepSpeed or FSDP2 gathers the parameters."""
 
     def __init__(self, model: nn.Module, forward: Forward | None = None) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def make_forward(
     is_rounded: bool = False,
     like: Forward | None = None,
 ) -> Forward:
-    """Choose the forward that fits ``model``.
+    """Choose the forward pass that fits ``model``.
 
     Args:
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
@@ -141,8 +141,7 @@ def make_forward(
         run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
-        like: the forward of a model with the same architecture. The choice of that forward is reused without running
-            the model.
+        like: the forward pass of a model with the same architecture. The same choice is made without running the model.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:
@@ -223,7 +222,7 @@ def make_forward(
 def take_log_probs(
     policy: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
+    """Return the log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
     if policy.head is not None:
         return token_log_probs(
             policy.hidden,

@@ -217,7 +217,7 @@ def read_header(file: Path) -> Header:
 
     Raises:
         ImportError: the extra is not installed.
-        ValueError: the file is no GGUF file, is truncated, contradicts itself, or is one of several files.
+        ValueError: the file is not a GGUF file, is truncated, contradicts itself, or is one of several files.
     """
     _import_extra(file)
     if _is_split(file):

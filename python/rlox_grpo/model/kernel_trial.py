@@ -48,7 +48,7 @@ def choose_by_trial(
         what: name of the computation in the log, such as ``attention over packed rows``.
         q: ``[S, H, D]``; device, dtype, H and D are those of the later calls.
         k: ``[S, H_kv, D]``.
-        flash: the fastest kernel, of 16 bits only.
+        flash: the fastest kernel, for 16-bit dtypes only.
         efficient: the kernel for any dtype.
         computes_right: whether a kernel agrees with the formula.
 
@@ -79,7 +79,7 @@ def agrees(
 ) -> bool:
     """Whether the result of ``compute`` is close to ``expected``, ``float64`` tensors on the CPU.
 
-    The tolerance is 1e-4 in float32, 1e-9 in float64 and ``rounding`` in 16 bits, times the larger of 1 and the
+    The tolerance is 1e-4 in float32, 1e-9 in float64 and ``rounding`` for 16-bit dtypes, times the larger of 1 and the
     largest expected absolute value.
     """
     try:

@@ -412,7 +412,7 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
 
 
 def count_vocabulary(model: nn.Module) -> int | None:
-    """Return the number of token ids that the model reads; None if a plain module has not exactly one embedding."""
+    """Return the number of token ids that the model reads; None for a plain module without exactly one embedding."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):  # the embedding's shape may be that of a shard
         size = getattr(config.get_text_config(decoder=True), "vocab_size", None)

@@ -33,7 +33,7 @@ launch costs more than the memory traffic that smaller tiles save."""
 
 
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
-    """Tokens and vocabulary rows for which logits exist at a time on ``device``."""
+    """Return the numbers of tokens and vocabulary rows for which logits exist at a time on ``device``."""
     if device.type == "cpu":
         return CPU_TILE[0], min(CPU_TILE[1], vocabulary)
     least, most = GPU_TILE_BYTES
@@ -52,7 +52,7 @@ def token_log_probs(
     tile: tuple[int, int] | None = None,
     stored_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of ``token_ids`` under softmax(logits / temperature), and the entropy of that distribution.
+    """Return the log-probs of ``token_ids`` under softmax(logits / temperature), and the entropy of that distribution.
 
     Args:
         hidden: ``[M, H]`` final hidden states, each of the position before its token.
@@ -154,7 +154,7 @@ def score_norms(
 def is_most_likely(
     distributions: TokenDistributions, token_ids: Tensor, *, tile: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return whether each token has the largest logit of its distribution, also in a tie: ``bool [M]``.
+    """Return whether each token has the largest logit of its distribution, even in a tie: ``bool [M]``.
 
     Args:
         distributions: the distributions of M tokens; logits where there is no head.
@@ -313,11 +313,11 @@ class Tiles:
         return torch.empty((stored, self.weight.shape[0]), dtype=self.dtype, device=self._hidden.device)
 
     def token_slices(self) -> list[slice]:
-        """Rows of ``hidden``, a tile at a time."""
+        """Return slices over the rows of ``hidden``, one for each tile."""
         return _slices(self._hidden.shape[0], self._settings.tile_tokens)
 
     def vocabulary_slices(self) -> list[slice]:
-        """Rows of ``weight``, a tile at a time."""
+        """Return slices over the rows of ``weight``, one for each tile."""
         return _slices(self.weight.shape[0], self._settings.tile_rows)
 
     def logits(self, rows: slice, columns: slice) -> Tensor:

@@ -56,7 +56,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """What determines the memory of an update beside the options.
+    """What determines the memory of an update besides the options.
 
     Attributes:
         tokens: tokens forwarded at a time.

@@ -45,7 +45,7 @@ def is_packed(tensor: Tensor) -> bool:
 
 
 def count_weights(tensor: Tensor) -> int:
-    """Number of weights in a parameter, packed or not."""
+    """Return the number of weights in a parameter, packed or not."""
     return int(tensor.quant_state.shape.numel()) if is_packed(tensor) else tensor.numel()  # type: ignore[attr-defined]
 
 

@@ -52,7 +52,7 @@ class ShortLayout:
 def is_short(query: Tensor, prompt_index: Tensor, completion_index: Tensor) -> bool:
     """Whether the matrix products take less time than the kernels for ``query [1, H, S, D]`` and rows of these shapes.
 
-    False in 16 bits, because the kernel is more accurate there.
+    False for 16-bit dtypes, because the kernel is more accurate there.
     """
     num_tokens, is_wide = query.shape[2], query.dtype in (torch.float32, torch.float64)
     keys = prompt_index.shape[1] + completion_index.shape[1]

@@ -20,9 +20,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
 
     Raises:
-        ValueError: the file has another suffix or is not UTF-8; a line is no JSON object, repeats a key or holds NaN;
-            the header of a ``.csv`` file repeats a name or has blanks around one, or a line has another number of
-            values. The message names the file and the line.
+        ValueError: the file has another suffix or is not UTF-8; a line is not a JSON object, repeats a key or holds
+            NaN; the header of a ``.csv`` file repeats a name or has blanks around a name, or a line has another number
+            of values. The message names the file and the line.
         FileNotFoundError: the file does not exist.
     """
     path = Path(path)

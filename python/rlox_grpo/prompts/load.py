@@ -116,11 +116,11 @@ def load_rows(
 
 
 def list_entries(prompts: PromptsLike) -> list[Any]:
-    """Return the rows of a file, a data set, a frame or a list, or the prompts of a tensor or a list.
+    """Return the rows of a file, a dataset, a frame or a list, or the prompts of a tensor or a list.
 
     Raises:
         TypeError: ``prompts`` is a mapping such as a ``DatasetDict``, or is not an object that has rows.
-        ValueError: a tensor has not two dimensions, or a file cannot be read.
+        ValueError: a tensor does not have two dimensions, or a file cannot be read.
     """
     if isinstance(prompts, (str, Path)):
         return list(read_rows(prompts))
@@ -395,7 +395,7 @@ class PromptDraws:
         self.draws = start
 
     def take(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts."""
+        """Return the next ``count`` prompts."""
         taken: list[Prompt] = []
         while len(taken) < count:
             index = next(self._order)

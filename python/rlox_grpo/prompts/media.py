@@ -44,7 +44,7 @@ def find_media(value: Any, *, is_named: bool = False, depth: int = 0) -> str | N
     """Describe the picture, video or audio in a value, or in a list; None if there is none.
 
     Recognised are objects of PIL, torchcodec and ``datasets``, ``{"bytes", "path"}`` and ``{"array",
-    "sampling_rate"}`` of undecoded data sets, encoded bytes and data URLs; with ``is_named``, as in a column ``image``,
+    "sampling_rate"}`` of undecoded datasets, encoded bytes and data URLs; with ``is_named``, as in a column ``image``,
     also paths and URLs, arrays of at least two dimensions, and any bytes.
     """
     if isinstance(value, (list, tuple)):

@@ -69,7 +69,7 @@ def unpack_question(data: bytes) -> Question:
     """Decode :meth:`Question.pack`.
 
     Raises:
-        ValueError: ``data`` is not safetensors, or its tensors are missing, of another type or do not fit each other.
+        ValueError: ``data`` is not safetensors, or its tensors are missing, have another type or do not fit together.
     """
     try:
         tensors = load(data)

@@ -30,7 +30,7 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
         policy: the model in training. Both must have the same tokens.
 
     Raises:
-        ConfigError: the model has other tokens than the policy, or fewer.
+        ConfigError: the model's tokens differ from the policy's, or are fewer.
         ValueError: there is no such model.
     """
     try:

@@ -51,7 +51,7 @@ class Reference:
 
 
 def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = None) -> str:
-    """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights.
+    """Return a digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights.
 
     A model in shards is gathered a parameter at a time, by all ranks. ``masters`` are used in place of the parameters
     of the same names, which the model holds rounded.

@@ -1,6 +1,6 @@
 """``rlox-grpo serve-reference``: serve the log-probs of a frozen model to several trainers.
 
-Requests that wait at the same time are measured in one forward.
+Requests that wait at the same time are computed in one forward pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Job:
 
 
 class Measuring:
-    """A thread that runs the model over the queued requests, several in one forward."""
+    """A thread that runs the model over the queued requests, several in one forward pass."""
 
     def __init__(self, model: nn.Module, *, token_budget: int) -> None:
         self._model = model.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Rules for correctness: compare the final answer of a completion with the gold of its row."""
+"""Rules for correctness: compare the final answer of a completion with the gold answer of its row."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Countdown:
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8KAnswer:
-    """1.0 if the final number equals the gold as an exact rational, else 0.0.
+    """1.0 if the final number equals the gold answer as an exact rational, else 0.0.
 
     The final number is read after the last ``</think>``: on the last ``####`` line that has a number, else in the
     last box, in the last ``<answer>``, after the last "answer is", or else it is the last number. Well-grouped commas,
     currency, units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A
-    percent sign may be missing or added: 25% is right for the golds 25, 25% and 0.25, and 25 and 0.25 for 25%. With
-    ``percent="exact"`` a gold without a percent sign is compared by value: 25% is right for 0.25 only.
+    percent sign may be missing or added: 25% is right for the gold answers 25, 25% and 0.25, and 25 and 0.25 for 25%.
+    With ``percent="exact"`` a gold answer without a percent sign is compared by value: 25% is right for 0.25 only.
 
     Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
     """
@@ -106,7 +106,7 @@ class ExactAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
-    """1.0 if the answer is the option letter of the gold, else 0.0. An answer with two options is ``unparseable``.
+    """1.0 if the answer is the gold letter, else 0.0. An answer with two options is ``unparseable``.
 
     The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
     text. It may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the

@@ -171,8 +171,8 @@ class WrittenArithmetic:
     ``7 / 2 = 4`` is not. Other text, such as ``x = 3``, is not counted. No column is read.
 
     Use the rule together with a rule for the answer, with a low weight, so that the policy does not learn to write
-    false equations. ``least`` keeps it from writing none. The rule does not check that an equation has anything to do
-    with the problem.
+    false equations. ``least`` keeps the policy from writing no equations. The rule does not check that an equation has
+    anything to do with the problem.
     """
 
     least: int = 1

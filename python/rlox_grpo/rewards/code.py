@@ -62,7 +62,7 @@ class PythonTests:
     expected one, each cut after 1,000 characters and indented: the policy can write any text there. A
     ``teacher_prompt`` can read it.
 
-    A program with a syntax error has the status ``unparseable``, one that exceeded a limit of time or files
+    A program with a syntax error has the status ``unparseable``, one that exceeded its time or file limit
     ``undecided``, and one that exceeded its memory limit ``out_of_memory``; tests that did not run count as failed. A
     program that the system killed within its limits, for example because the machine has no memory left, has the status
     ``killed`` and no score. A failure of the sandbox is an error and never a score.
@@ -70,11 +70,11 @@ class PythonTests:
     Args:
         column: the column of the tests.
         score: ``all`` or ``fraction``.
-        cpu_seconds: limit of the processor time of one run; the statements of a row share one run.
-        wall_seconds: limit of the elapsed time of one run.
-        memory_mb: limit of the memory, in MiB.
-        objects: ``refuse``: a test fails if the program gives it an object that is no plain data; a warning counts such
-            programs. ``allow``: tests can use objects of the program.
+        cpu_seconds: limit on the processor time of one run; the statements of a row share one run.
+        wall_seconds: limit on the elapsed time of one run.
+        memory_mb: limit on the memory, in MiB.
+        objects: ``refuse``: a test fails if the program gives it an object that is not plain data; a warning counts
+            such programs. ``allow``: tests can use objects of the program.
 
     Raises:
         SandboxError: the sandbox does not work on this system; the message says what is missing.

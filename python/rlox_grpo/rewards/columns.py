@@ -75,7 +75,7 @@ def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[A
 
 
 def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
-    """Return a column of golds as texts; numbers are converted exactly.
+    """Return a column of gold answers as texts; numbers are converted exactly.
 
     Raises:
         ValueError: As :func:`read_column`, or a value is null, blank, or neither text nor a number.
@@ -90,7 +90,7 @@ def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
 
 
 def format_gold(value: Any) -> str | None:
-    """Convert a gold to text, numbers exactly. None for blank text and for anything but text and finite numbers."""
+    """Convert a gold answer to text, numbers exactly; None for blank text and anything but text and finite numbers."""
     if isinstance(value, str) and value.strip():
         return make_encodable(value)
     if isinstance(value, (np.integer, np.floating)):

@@ -28,7 +28,7 @@ def copy_value(value: Any) -> Any:
 
 
 def copy_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the arguments of a reward function: each value of a list is a copy, also if it is repeated."""
+    """Return a copy of the arguments of a reward function: each value of a list is a copy, even if it is repeated."""
     return {
         name: [copy_value(value) for value in values] if type(values) is list else copy_value(values)
         for name, values in arguments.items()

@@ -37,7 +37,7 @@ class TagFormat:
     four tags occurs once and neither block is blank; else 0.0. Case-sensitive, no attributes.
 
     The published rules, each with its own values (``$`` matches before a final newline if it does in the original):
-    ``nano_aha`` 1.0, or 0.5 if the answer has other characters than digits, ``+-*/().`` and whitespace, else 0.0;
+    ``nano_aha`` 1.0, or 0.5 if the answer has characters other than digits, ``+-*/().`` and whitespace, else 0.0;
     ``grpo_zero`` 1.0, or 0.1 for a first block plus 0.5 for a second; ``simple_grpo``, ``simple_grpo_v1`` 1.25 or -1.0;
     ``rl_from_scratch``, ``open_r1`` and ``trl_think`` 1.0 or 0.0. ``rust/rules/src/format.rs`` states each as a regex.
 

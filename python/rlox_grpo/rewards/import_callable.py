@@ -22,8 +22,8 @@ def import_callable(key: str, name: str, folders: Sequence[str | Path] = ()) -> 
         folders: searched for the module after the installed packages, only during the import.
 
     Raises:
-        ConfigError: ``name`` has another form, cannot be imported (also if its module raises an error), or is not
-            callable.
+        ConfigError: ``name`` has another form, cannot be imported (for example because its module raises an error), or
+            is not callable.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

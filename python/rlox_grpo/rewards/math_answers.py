@@ -1,4 +1,4 @@
-"""Rules on mathematical answers: against a gold, and against the majority of a group."""
+"""Rules on mathematical answers: compare them with the gold answer, or with the majority of a group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _warned_golds: set[str] = set()
 
 
 class UnreadableGold(NamedTuple):
-    """A gold that :class:`~rlox_grpo.rewards.MathAnswer` cannot read."""
+    """A gold answer that :class:`~rlox_grpo.rewards.MathAnswer` cannot read."""
 
     row: int
     """Its index in the column."""
@@ -40,7 +40,7 @@ class UnreadableGold(NamedTuple):
 
 
 def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
-    """Return the golds of a data set that :class:`~rlox_grpo.rewards.MathAnswer` cannot read, in the order of rows.
+    """Return the gold answers that :class:`~rlox_grpo.rewards.MathAnswer` cannot read, in the order of rows.
 
     Args:
         answers: The column ``answer``, texts and numbers.
@@ -85,30 +85,30 @@ _CHOICES = {"percent": Strictness, "units": Units, "base": Strictness, "brackets
 
 @dataclass(frozen=True, kw_only=True)
 class MathAnswer:
-    r"""1.0 if the stated answer is mathematically equal to the gold, else 0.0.
+    r"""1.0 if the stated answer is mathematically equal to the gold answer, else 0.0.
 
     The answer is found by :func:`extract_answer`. Both are read as LaTeX or plain text and compared exactly: numbers,
     expressions of letters, lists and sets (unordered), tuples, intervals and inequalities, equations up to a factor,
     matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A percent
-    sign may be missing or added: 25% is right for the golds 25, 25% and 0.25, and 25 for 25%. A missing unit is right,
-    a different one is wrong. The answer ``x = 5`` is right for the gold 5. Several values are wrong for a gold of one
-    value. An expression without a value, such as 1/0, is not equal to anything. An answer that exceeds the budget of
-    operations is ``undecided`` and has the score ``undecided`` (None: no score). Verdicts do not depend on the
-    machine or on the number of threads.
+    sign may be missing or added: 25% is right for the gold answers 25, 25% and 0.25, and 25 for 25%. A missing unit is
+    right, a different one is wrong. The answer ``x = 5`` is right for the gold answer 5. Several values are wrong if
+    the gold answer is one value. An expression without a value, such as 1/0, is not equal to anything. An answer that
+    exceeds the budget of operations is ``undecided`` and has the score ``undecided`` (None: no score). Verdicts do not
+    depend on the machine or on the number of threads.
 
     Options, each with its default first:
-        tolerance: None, or the relative difference up to which constants are equal (absolute if the gold is 0).
+        tolerance: None, or the relative difference up to which constants are equal (absolute if the gold answer is 0).
         percent: ``"optional"``: 50% equals 0.5 and 50, as it does for the graders of GSM8K and MATH; ``"exact"``: it
             equals only 0.5. Inside an expression, an equation or an interval, 50% is always 0.5.
         units: ``"missing_ok"``; ``"exact"``: a unit on one side only is wrong; ``"convert"``: 1 m is 100 cm;
             ``"ignore"``: units are not compared.
         base: ``"exact"``: 52₈ equals only 42; ``"optional"``: it also equals 52.
         brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are the same list.
-        on_bad_gold: What to do with unreadable golds. ``"stop"``: raise a ValueError that names every such row;
+        on_bad_gold: What to do with unreadable gold answers. ``"stop"``: raise a ValueError that names every such row;
             ``"skip"``: give these rows no score (None) and log one warning with the rows.
             :func:`unreadable_golds` finds them before a run.
-        unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4`` are wrong for the golds ``x = 5`` and ``-2 < x < 2``, because
-            they may only restate the problem; ``"right"``: they are right.
+        unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4`` are wrong for the gold answers ``x = 5`` and ``-2 < x < 2``,
+            because they may only restate the problem; ``"right"``: they are right.
 
     Columns: ``answer``, bare answers, or solutions with the answer in a box, or after ``####`` or "answer is".
     """
@@ -163,7 +163,7 @@ class MathAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MajorityVote:
-    """1.0 for the completions of a group whose answer is given most often, else 0.0; it needs no gold.
+    """1.0 for the completions of a group whose answer is given most often, else 0.0; no gold answer is needed.
 
     Answers are grouped by mathematical equality, as in :class:`MathAnswer`, but with ``percent="exact"``: 25% cannot be
     in the group of 25 and in that of 0.25. If several answers are equally frequent, all of them score 1.0: the order of
@@ -233,8 +233,9 @@ def math_equal(
 ) -> bool | None:
     """Whether two answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
 
-    The order matters: the form of the gold decides how an ambiguous answer is read, and functions are compared on the
-    real domain of the gold. An answer that is empty, unreadable or has no value, such as 1/0, is not equal to anything.
+    The order matters: the form of the gold answer decides how an ambiguous answer is read, and functions are compared
+    on the real domain of the gold answer. An answer that is empty, unreadable or has no value, such as 1/0, is not
+    equal to anything.
     """
     rule = MathAnswer(
         tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved

@@ -1,7 +1,7 @@
 """The rewards of published systems, by name, with their own parts and weights.
 
 These rewards reproduce the systems' rules with their errors, for runs that must reproduce these systems. For other runs
-use the rules of ``answers.py``. The docstring of each scorer has its scores, then the text that it reads as the answer.
+use the rules of ``answers.py``. The docstring of each scorer has its scores, and the text that it reads as the answer.
 Two things differ, for safety: no interpreter evaluates expressions, and every scan is linear.
 """
 
@@ -27,13 +27,13 @@ Judgement = tuple[float, int]
 
 
 def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """nano-aha-moment: 1 or 0; the first ``<answer>`` that closes on its line."""
+    """nano-aha-moment: 1 or 0. Reads the first ``<answer>`` that closes on its line."""
     span = _find_first_on_a_line(text)
     return _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=True)
 
 
 def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """GRPO-Zero: 1 or 0; the first ``<answer>`` that closes; without decimal points, and of white space only blanks."""
+    """GRPO-Zero: 1 or 0. Reads the first ``<answer>`` that closes; no decimal points, no white space but blanks."""
     start = text.find("<answer>") + len("<answer>")
     end = text.find("</answer>", start)
     span = text[start:end] if start >= len("<answer>") and end >= 0 else None
@@ -41,16 +41,16 @@ def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
 
 
 def tinyzero(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """TinyZero: 1, 0.1 for a wrong ``<answer>``, or 0 without one; the last ``<answer>`` on the last line."""
+    """TinyZero: 1, 0.1 for a wrong answer, or 0 without one. Reads the last ``<answer>`` on the last line."""
     span = _find_last_closed(text.rpartition("\n")[2])
     score, status = _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=False)
     return (0.0 if status == NO_ANSWER else max(score, 0.1)), status
 
 
 def simple_grpo(text: str, gold: str) -> Judgement:
-    """simple_GRPO: 1 or -1; the last unsigned decimal, fraction or whole number of the text.
+    """simple_GRPO: 1 or -1. Reads the last unsigned decimal, fraction or whole number of the text.
 
-    Values are equal as math-verify has it: exactly, or rounded to 6 digits where either is a decimal.
+    Values are compared as in math-verify: exactly, or rounded to 6 digits if either is a decimal.
     """
     numbers = re.findall(r"[0-9]+\.[0-9]+|[0-9]+/[0-9]+|[0-9]+", text)
     if not numbers:
@@ -64,7 +64,7 @@ def simple_grpo(text: str, gold: str) -> Judgement:
 
 
 def lm_book(text: str, gold: str) -> Judgement:
-    """The Hundred-Page Language Models Book: 2 for the gold's text, 1.5 for its number alone in the answer, else 0."""
+    """The Hundred-Page Language Models Book: 2 for the gold text, 1.5 for only its number, else 0."""
     _, opened, rest = text.rpartition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     answer = answer.strip()
@@ -79,19 +79,19 @@ def lm_book(text: str, gold: str) -> Judgement:
 
 
 def rl_from_scratch(text: str, gold: str) -> Judgement:
-    """RLFromScratch: 2 or 0; what follows the last ``<answer>``, or the whole text, up to its first ``</answer>``."""
+    """RLFromScratch: 2 or 0. Reads the text after the last ``<answer>``, or all text, up to its first ``</answer>``."""
     answer = text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
     return (2.0 if answer == gold else 0.0), OK
 
 
 def verl_gsm8k(text: str, gold: str) -> Judgement:
-    """The strict gsm8k of verl: 1 or 0; the last ``#### number`` of the last 300 characters, as text without commas."""
+    """The strict gsm8k of verl: 1 or 0. Reads the last ``#### number`` in the last 300 characters, without commas."""
     matches = re.findall(r"#### (-?[0-9.,]+)", text[-300:])
     return (float(matches[-1].replace(",", "") == gold), OK) if matches else (0.0, NO_ANSWER)
 
 
 def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
-    """The flexible gsm8k of verl: 1 or 0; the last run of digits, commas and points of the last 300 characters."""
+    """The flexible gsm8k of verl: 1 or 0. Reads the last run of ``[0-9.,]`` in the last 300 characters."""
     matches = re.findall(r"-?[0-9.,]+", text[-300:])
     if not matches:
         return 0.0, NO_ANSWER
@@ -101,14 +101,17 @@ def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
 
 
 def verl_math_dapo(text: str, gold: str) -> Judgement:
-    """The math_dapo of verl: 1 or -1; the last "Answer:" line of the last 300 characters, normalised as text."""
+    """The math_dapo of verl: 1 or -1. Reads the last "Answer:" line in the last 300 characters, normalised as text."""
     matches = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
     answer, status = (matches[-1], OK) if matches else ("[INVALID]", NO_ANSWER)
     return (1.0 if _normalise_minerva(answer) == _normalise_minerva(gold) else -1.0), status
 
 
 def verl_math_dapo_box(text: str, gold: str) -> Judgement:
-    r"""The math_dapo of verl with ``strict_box_verify``: 1 or -1; the last ``\boxed{…}`` of the last 100 characters."""
+    r"""The math_dapo of verl with ``strict_box_verify``: 1 or -1.
+
+    Reads the last ``\boxed{…}`` in the last 100 characters.
+    """
     tail = text[-300:][-100:]
     at = tail.rfind(r"\boxed{")
     depth = 0
@@ -137,7 +140,7 @@ ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
 
 
 def extract_gold(system: str, text: str) -> str:
-    """Return the gold as in the data preparation of the system: the text after ``####``, or all if there is none."""
+    """Return the gold answer as the system prepares it: the text after ``####``, or the whole text without ``####``."""
     if "####" in text:
         number = text.split("####")[1].strip()
         return number.replace(",", "") if system.startswith("verl") else number
@@ -257,7 +260,7 @@ class PublishedCountdown:
 class PublishedAnswer:
     """An answer as scored by ``simple_grpo``, ``lm_book``, ``rl_from_scratch`` or the scorers of verl.
 
-    Of a gold with ``####``, the text after it is the gold, as in the data preparation of these systems. Columns:
+    If a gold answer contains ``####``, the text after it counts, as in the data preparation of these systems. Columns:
     ``answer``.
     """
 
@@ -287,7 +290,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     Args:
         system: One of :data:`PUBLISHED`; docs/reference/reward_rules.md has the formulas.
         accuracy: The rule for correctness in ``r1_blog``, ``open_r1`` and ``open_r1_cosine``, by default
-            ``MathAnswer()``. Other systems have their own.
+            ``MathAnswer()``. Other systems have their own rule.
 
     Raises:
         ValueError: The system is unknown, or has its own rule and ``accuracy`` is given.

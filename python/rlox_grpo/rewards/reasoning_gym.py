@@ -63,12 +63,12 @@ _LITERAL_LIST = re.compile(r"\[[0-9eE+\-.', ]*\]")
 
 
 def make_dataset(task: str, arguments: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
-    """Create the data set of a task.
+    """Create the dataset of a task.
 
     Args:
         task: name of the task in reasoning_gym.
         arguments: fields of the task's configuration, but for ``seed`` and ``size``.
-        seed: the seed of the data set. Most tasks draw problem i from ``seed + i``.
+        seed: the seed of the dataset. Most tasks draw problem i from ``seed + i``.
         size: number of problems.
 
     Raises:
@@ -102,7 +102,7 @@ def make_dataset(task: str, arguments: Mapping[str, Any], *, seed: int = 0, size
 
 
 def _import_tasks() -> Mapping[str, Any]:
-    """Return the tasks of reasoning_gym by name, each with its classes of data sets and of configurations."""
+    """Return the tasks of reasoning_gym by name, each with its classes of datasets and of configurations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, which it imports
         import_extra("reasoning_gym", "reasoning_gym", "reasoning-gym")
@@ -119,7 +119,7 @@ def refuse_tasks(tasks: Sequence[str]) -> None:
 
 
 def pack(value: Any) -> Any:
-    """Return plain data in a form that JSON keeps. Tuples and dicts are tagged: JSON has no tuples, and text keys only.
+    """Return plain data in a form that JSON keeps: tuples and dicts get tags, as JSON lacks tuples and keys but text.
 
     Raises:
         ConfigError: the data hold something other than dicts, lists, tuples, texts, numbers, bools and None.
@@ -311,10 +311,10 @@ _guard = _CodeGuard()
 
 @contextmanager
 def refusing_code(task: str) -> Iterator[None]:
-    """Raise RuntimeError if the block compiled text as Python code, also if it swallowed the exception of the guard.
+    """Raise RuntimeError if the block compiled text as Python code, even if the block swallowed the guard's exception.
 
     The guard is an audit hook, which only worker processes install. It protects against a scorer of another version of
-    reasoning_gym than the reviewed one. It is no sandbox: it stops the evaluation before any of the text runs.
+    reasoning_gym than the reviewed one. It is not a sandbox: it stops the evaluation before any of the text runs.
     """
     _guard.scoring, _guard.refused = True, False
     try:

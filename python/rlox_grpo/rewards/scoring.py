@@ -72,7 +72,7 @@ def score(
     (lists of ints) and each column, repeated for each completion. If completions contain observations, it also receives
     ``sampled_mask`` (lists of bools, True on sampled tokens). Without a tokenizer, ``completions`` are 1-D int64
     tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. Each function
-    gets its own copies, also of a value that several completions share. A function in
+    gets its own copies, even of a value that several completions share. A function in
     :class:`~rlox_grpo.rewards.InWorkers` is called in worker processes.
 
     A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion.
@@ -354,8 +354,8 @@ def _warn_about_lengths(name: str, scores: Float64Array, completions: Sequence[A
 def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:
     """Check prompts and reward functions before a run.
 
-    Every rule reads its columns of all prompts, so that a missing or unreadable gold is an error and not a score of 0
-    in every step. For functions in workers, a worker process is started.
+    Every rule reads its columns of all prompts, so that a missing or unreadable gold answer is an error and not a score
+    of 0 in every step. For functions in workers, a worker process is started.
 
     Raises:
         ValueError: A prompt lacks a column that other prompts have, or a rule cannot read a column; the message names

@@ -118,7 +118,7 @@ def to_floats(scores: Float64Array) -> list[float | None]:
 
 
 def reduce_settings(record: Any) -> tuple[Any, ...]:
-    """Pickle only the settings of a dataclass, whose ``__reduce__`` this is; a copy makes its other fields anew."""
+    """Pickle only the settings of a dataclass, whose ``__reduce__`` this is; a copy recreates its other fields."""
     return type(record), tuple(getattr(record, setting.name) for setting in fields(record) if setting.init)
 
 

@@ -65,7 +65,7 @@ class Sampler:
         return self._config.curriculum == "pass_rate" or self._config.max_group_size is not None
 
     def chance(self, index: int) -> float:
-        """Probability of taking prompt ``index`` when it is drawn."""
+        """Return the probability of taking prompt ``index`` when it is drawn."""
         if self._config.curriculum == "none":
             return 1.0
         return self.pass_rates.chance(index, self._config.curriculum_floor)
@@ -116,7 +116,7 @@ class Sampler:
             self.ahead.popleft()
 
     def state_dict(self, *, prompts_alone: bool = False) -> dict[str, Any]:
-        """Return the batches and episodes under way as JSON values for a checkpoint; every rank calls this.
+        """Return the unfinished batches and episodes as JSON values for a checkpoint; every rank calls this.
 
         Args:
             prompts_alone: leave out the sampled completions, which are sampled again after a resume. The other ranks
@@ -166,7 +166,7 @@ class Sampler:
             self.ahead.replace(index, partial(self.sample, step=step + index))
 
     def clear(self) -> None:
-        """Drop all batches and episodes under way, before another checkpoint is loaded."""
+        """Drop all unfinished batches and episodes, before another checkpoint is loaded."""
         self.ahead.clear()
         if self.partial is not None:
             self.partial.clear()

@@ -1,6 +1,6 @@
 """Rollouts as JSON values, for checkpoints and for the all-gather over ranks.
 
-A group is written without its prompt, because whoever reads the group has the prompt. An array is written as its
+A group is written without its prompt, because the reader of the group has the prompt. An array is written as its
 little-endian bytes in base64, which is exact, takes a tenth of the size of JSON numbers, and needs no pickle.
 Checkpoints have this format (``rollouts`` in ``state.json``).
 """

@@ -1,7 +1,7 @@
 """Save and load checkpoints: weights, optimizer state, random states and the position in the data.
 
 Tensors are stored as safetensors, everything else as JSON; nothing is pickled. A checkpoint is first written to a
-temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, also after a kill.
+temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, even after a kill.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ _RESTORED = "restored.json"
 
 
 def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
-    """Note the factor of the learning rate with which a run goes on from ``checkpoint`` after a collapse.
+    """Note the factor of the learning rate with which a run continues from ``checkpoint`` after a collapse.
 
-    Until its next checkpoint nothing else holds the factor, and a run that is killed before would forget it.
+    Until its next checkpoint nothing else holds the factor, and a run that is killed before that would lose it.
 
     Raises:
         CheckpointError: the note cannot be written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from rlox_grpo.config.eval_set import TAKEN
 
 # Metric, label, format.
 _NUMBERS = (
@@ -68,7 +70,9 @@ class LatestMetrics:
     def numbers(self) -> list[str]:
         """Return each shown metric as ``label value``."""
         shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._latest)
-        return [f"{label} {form.format(self._latest[key])}" for key, label, form in shown]
+        sets = list_set_accuracies(key.removeprefix("eval/") for key in self._latest if key.startswith("eval/"))
+        accuracies = [f"{name} {self._latest[f'eval/{key}']:.1%}" for name, key in sets.items()]
+        return [f"{label} {form.format(self._latest[key])}" for key, label, form in shown] + accuracies
 
 
 class ConsoleSink:
@@ -153,6 +157,12 @@ def select_main(metrics: Mapping[str, float]) -> dict[str, float]:
 def has_evaluation(metrics: Mapping[str, float]) -> bool:
     """Whether the metrics of a step include an evaluation."""
     return any(key.startswith("eval/") for key in metrics)
+
+
+def list_set_accuracies(names: Iterable[str]) -> dict[str, str]:
+    """Return the accuracy of each set with a name, ``{"math": "math/accuracy"}``, of an evaluation's metrics."""
+    split = ((name, name.partition("/")) for name in names)
+    return {head: name for name, (head, _, tail) in split if tail == "accuracy" and head not in TAKEN}
 
 
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:

@@ -21,7 +21,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 def digest_content(value: Any) -> str:
     """Return a digest of a value: 32 hexadecimal digits.
 
-    Equal content has equal digests, also of sets and dicts in another order. Functions, classes and modules count by
+    Equal content has equal digests, even of sets and dicts in another order. Functions, classes and modules count by
     their names. What cannot be pickled, such as an open file or a lock, counts by its class.
     """
     return _digest(value, ()).hex()[:32]

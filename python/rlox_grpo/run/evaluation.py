@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,12 +10,16 @@ import numpy as np
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
-from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.run.intervals import Float64Array, mean_interval, share_interval
 from rlox_grpo.run.metrics import by_name, episode_metrics
-from rlox_grpo.types import Prompt, Sampling, ScoredGroup
+from rlox_grpo.types import Float32Array, Prompt, Sampling, ScoredGroup
+
+ANSWER_RULES = (MathAnswer, GSM8KAnswer, ExactAnswer, MultipleChoice)
+"""The rules on a final answer, so that answers can be compared with each other for ``maj@k``."""
 
 
 def evaluate(
@@ -36,31 +41,80 @@ def evaluate(
         The metrics and the scored groups. A sample is right if its first reward is at least 1. ``accuracy`` is the
         share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
         k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1), over the prompts with at least k scored
-        samples. Samples without a first reward are left out of both; ``frac_unscored`` is their share, if there are
-        any. A mean over nothing is NaN. ``rewards/<name>`` is the mean of each component and of each measure;
-        ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of sampled tokens.
+        samples. ``maj@k``, for k = ``samples``, is the probability that the most frequent answer is right; see
+        :func:`vote`. Samples without a first reward are left out of them; ``frac_unscored`` is their share, if there
+        are any. A mean over nothing is NaN. ``rewards/<name>`` is the mean of each component and of each measure;
+        ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of sampled tokens, and
+        ``truncated_share`` is the share of samples that ended at the limit of tokens. ``<metric>_low`` and
+        ``<metric>_high`` are the 95 % confidence interval over the prompts (:mod:`rlox_grpo.run.intervals`) of
+        ``accuracy``, ``pass@k``, ``maj@k``, ``mean_length`` and ``truncated_share``, where it is defined.
     """
     ranks = ranks or Ranks()
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
-    first = next(iter(groups[0].components))
-    firsts = [group.components[first] for group in groups]
+    firsts = [_first_rewards(group) for group in groups]
     right = [scores[~np.isnan(scores)] >= RIGHT for scores in firsts]  # of each prompt, its scored samples
+    sums, counts = [float(scores.sum()) for scores in right], [len(scores) for scores in right]
     unscored = float(np.isnan(np.concatenate(firsts)).mean())
-    metrics = {"accuracy": _mean(np.concatenate(right)), **({"frac_unscored": unscored} if unscored else {})}
+    metrics = with_interval("accuracy", _mean(np.concatenate(right)), share_interval(sums, counts))
+    if unscored:
+        metrics["frac_unscored"] = unscored
     for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
-        passed = [pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k]
-        metrics[f"pass@{k}"] = float(np.mean(passed)) if passed else float("nan")
+        passed = np.array([pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k])
+        # Of n samples there are n // k separate draws of k.
+        draws = np.array([count // k for count in counts if count >= k])
+        metrics |= with_interval(f"pass@{k}", _mean(passed), share_interval(passed * draws, draws))
+    if samples > 1 and isinstance(reward_fns[0], ANSWER_RULES):
+        votes = vote(groups)
+        voted = votes[~np.isnan(votes)]
+        metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
     metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
-    lengths = [count_sampled(completion) for group in groups for completion in group.group.completions]
-    metrics["mean_length"] = float(np.mean(lengths))
+    # float64 [P, samples] each
+    lengths = np.array([[count_sampled(completion) for completion in group.group.completions] for group in groups])
+    cut = np.array([[completion.finish_reason == "length" for completion in g.group.completions] for g in groups])
+    metrics |= with_interval("mean_length", float(lengths.mean()), mean_interval(lengths.mean(axis=1)))
+    truncated = share_interval(cut.sum(axis=1), np.full(len(groups), cut.shape[1]))
+    metrics |= with_interval("truncated_share", float(cut.mean()), truncated)
     for name in groups[0].components:
         metrics[f"rewards/{name}"] = _mean(np.concatenate([group.components[name] for group in groups]))
     for name, arrays in by_name(group.measures for group in groups).items():
         metrics[f"rewards/{name}"] = _mean(np.concatenate(arrays))
     metrics |= episode_metrics(groups)
     return metrics, groups
+
+
+def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
+    """Return the probability that the most frequent answer of each group is right, ``float64 [P]``.
+
+    It is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn (self-consistency,
+    arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in which completions
+    without a readable answer have no vote. Without any vote it is 0, and NaN if no sample with this answer is scored.
+    """
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    rule = MajorityVote(group_size=len(completions) // len(groups))
+    verdicts = rule.verdicts([completion.text or "" for completion in completions], {})
+    firsts = np.stack([_first_rewards(scored) for scored in groups])  # [P, samples]
+    is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
+    right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
+    votes = np.where(counted > 0, right / np.maximum(counted, 1), np.nan)
+    return np.where(~is_chosen.any(axis=1) & is_scored.any(axis=1), 0.0, votes)
+
+
+def measure_prompts(groups: Sequence[ScoredGroup]) -> Float64Array:
+    """Return the share of right samples of each prompt, ``float64 [P]``; NaN without a scored sample."""
+    return np.array([_mean((firsts := _first_rewards(group))[~np.isnan(firsts)] >= RIGHT) for group in groups])
+
+
+def with_interval(name: str, value: float, limits: tuple[float, float]) -> dict[str, float]:
+    """Return a metric with its limits as ``<name>_low`` and ``<name>_high``, if they are defined."""
+    low, high = limits
+    return {name: value} if math.isnan(low) else {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _first_rewards(scored: ScoredGroup) -> Float32Array:
+    """Return the first reward of each completion, which says whether it is right, ``float32 [G]``."""
+    return next(iter(scored.components.values()))
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:

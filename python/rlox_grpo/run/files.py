@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 
@@ -173,7 +173,7 @@ def _cut_torn_end(file: Any, size: int) -> int:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file ``path`` atomically: also after a crash it has either the old or the new content.
+    """Replace the file ``path`` atomically: even after a crash it has either the old or the new content.
 
     The temporary file has a random name, so that nobody can prepare a link there. A link at ``path`` is replaced.
 
@@ -212,9 +212,13 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def list_completions(run_dir: Path) -> dict[Path, int]:
-    """Return the files of completions, of training (``step_*``) and of evaluations (``eval_step_*``): path → step."""
+    """Return the files of completions: path → step.
+
+    Those of training are ``step_*``, and of evaluations ``eval_step_*`` and, of a set with a name,
+    ``eval_<name>_step_*``.
+    """
     paths = sorted((run_dir / "completions").glob("*step_*.jsonl"))
-    matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in paths)
+    matches = ((path, re.fullmatch(r"(?:eval_(?:[\w-]+_)?)?step_(\d+)\.jsonl", path.name)) for path in paths)
     return {path: int(match[1]) for path, match in matches if match}
 
 
@@ -225,7 +229,7 @@ def write_completions(
     advantages: Float32Array | None,
     *,
     limit: int = 64,
-    kind: Literal["step", "eval_step"] = "step",
+    kind: str = "step",
 ) -> Path:
     """Write one step's completions to ``run_dir/completions/<kind>_<step>.jsonl``, a JSON object for each.
 
@@ -241,7 +245,7 @@ def write_completions(
         advantages: ``float32 [N]``, prompt-major, or ``[N, K]``: one for each turn, NaN after the last. None for
             held-out prompts.
         limit: Largest number of rows. The first ones are written, so that groups stay together.
-        kind: ``step`` for training, ``eval_step`` for held-out prompts.
+        kind: ``step`` for training, ``eval_step`` for held-out prompts, ``eval_<name>_step`` for a set with a name.
 
     Raises:
         ValueError: The lengths of ``advantages`` and ``groups`` differ.

@@ -40,7 +40,7 @@ class History:
         return _mean(self.first, name), _mean(self.recent[:-LAST], name), _mean(self.recent[-LAST:], name)
 
     def is_long(self) -> bool:
-        """Whether there are enough steps to compare: :data:`FIRST` + :data:`LAST` at least."""
+        """Whether there are enough steps to compare: at least :data:`FIRST` + :data:`LAST`."""
         return len(self.first) == FIRST and len(self.recent) >= FIRST + LAST
 
     def reward_has_risen(self) -> bool:

@@ -17,7 +17,6 @@ from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, check_rewards
-from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Prompt
 
@@ -102,16 +101,6 @@ class PromptReader:
 
     def _warn(self, loaded: Sequence[Prompt]) -> None:
         warn_about_prompts(loaded, getattr(self.tokenizer, "bos_token_id", None), are_rows=self.episodes is not None)
-
-    def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
-        """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
-        try:
-            return self.read(prompts, trained=False)
-        except (ValueError, TypeError, RewardError) as error:
-            kind = next(
-                error_type for error_type in (RewardError, TypeError, ValueError) if isinstance(error, error_type)
-            )
-            raise kind(f"eval_prompts: {error}") from error
 
     def open_stream(self, prompts: PromptsLike, draws: int) -> StreamDraws:
         """Read and check the first rows of a stream; see :func:`rlox_grpo.prompts.stream.is_stream`.

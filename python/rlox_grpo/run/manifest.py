@@ -50,7 +50,7 @@ def write_manifest(checkpoint: Path, *, after: float = 0.0) -> None:
     """Write ``manifest.json``: size and SHA-256 of every other file, the format version and the time.
 
     The manifest holds a digest of its own content too. The time is later than ``after``, that of the newest other
-    checkpoint, also if the clock was set back.
+    checkpoint, even if the clock was set back.
 
     Raises:
         OSError: a file is missing or cannot be read, or the manifest cannot be written.

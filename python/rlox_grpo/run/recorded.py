@@ -30,7 +30,7 @@ EVALUATED: tuple[str, ...] = (
 _PROCESS_OPTIONS = EngineConfig.model_fields.keys() - {"engine", "engine_max_length", "max_rollout_rows"}
 """Options of the processes and the memory of the run, which an evaluation has for itself."""
 
-_SOURCES = ("rewards", "environment", "environment_args", "tools", "eval_data", "data_args", "task")
+_SOURCES = ("rewards", "environment", "environment_args", "tools", "eval_data", "eval", "data_args", "task")
 
 """Keys of a run file that an evaluation reads."""
 
@@ -45,8 +45,8 @@ class RecordedRun:
     Attributes:
         options: the options of :data:`EVALUATED` that are not the defaults.
         sources: keys of a run file: ``rewards``, ``environment``, ``environment_args``, ``tools``, ``eval_data``,
-            ``data_args`` and ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the names of
-            Python objects by argument, of a run that was started from Python.
+            ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the
+            names of Python objects by argument, of a run that was started from Python.
     """
 
     options: Mapping[str, Any]
@@ -74,14 +74,17 @@ class RecordedRun:
         sources = {**self.sources, **overrides.sources}
         if "environment" in overrides.sources and "environment_args" not in overrides.sources:
             sources.pop("environment_args", None)
-        if "eval_data" in overrides.sources and "data_args" not in overrides.sources:
-            sources.pop("data_args", None)
+        if data := {"eval_data", "eval"} & overrides.sources.keys():
+            for key in {"eval_data", "eval"} - data:
+                sources.pop(key, None)
+            if "data_args" not in overrides.sources:
+                sources.pop("data_args", None)
         here = {**overrides.sources, **overrides.options}
         unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in here}
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 
     def warn_about_differences(self, config: GRPOConfig) -> None:
-        """Warn of options of prompts and sampling that are not the run's, so that accuracies cannot be compared."""
+        """Warn if options for prompts and sampling differ from the run's, so that accuracies cannot be compared."""
         names = [*list_evaluated(PromptConfig), *list_evaluated(SamplingConfig)]
         then = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
         differing = [name for name in names if then[name] != getattr(config, name)]

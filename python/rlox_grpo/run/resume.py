@@ -260,7 +260,7 @@ def _digest_code(function: Any) -> str | None:
 
 
 def digest_optimizer(factory: Any) -> str | None:
-    """Return a digest of an optimizer's factory, as :func:`digest_reward`; for a class its name and bound arguments."""
+    """Return a digest of an optimizer's factory (see :func:`digest_reward`), or a class's name and bound arguments."""
     if factory is None:
         return "adamw"
     bound, target = "", factory
@@ -273,7 +273,7 @@ def digest_optimizer(factory: Any) -> str | None:
 
 
 def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
-    """Return fingerprints of the user's functions that are options (``DOORS``), as :func:`digest_reward`.
+    """Return fingerprints of the user's functions that are options (``DOORS``); see :func:`digest_reward`.
 
     The fingerprint is None for a built-in one, and for an object without source. Values of an engine are left out: its
     version, addresses and ports differ from rank to rank and from start to start.

@@ -246,8 +246,8 @@ class Run:
         answer = self._ranks.gather("" if chosen is None else str(chosen))[0]
         return Path(answer) if answer else None
 
-    def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+    def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.
 
         Only the evaluation before the first step goes to the sinks here. Later ones are part of their step's metrics.
         """
@@ -260,7 +260,9 @@ class Run:
                 append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
             with self._warning_once("evaluations"):
                 limit = max(1, self._config.log_completions)
-                write_completions(self._written_folder, step, groups, None, limit=limit, kind="eval_step")
+                for name, scored in groups.items():
+                    kind = f"eval_{name}_step" if name else "eval_step"
+                    write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
@@ -401,8 +403,8 @@ class Run:
                 self._reference.load_state_dict(reference)
             if self._teacher is not None:
                 self._teacher.load_state_dict(teacher)
-            for name, owner in self._owners.items():
-                owner.load_state_dict(state[name])
+            for name, owner in self._owners.items():  # a checkpoint may have no evaluations, and has all else
+                owner.load_state_dict(state.get(name, {}))
             self.rollouts, self.last_metrics = state["rollouts"], state["last_metrics"]
             factor = load_learning_rate_factor(checkpoint, self._progress.learning_rate_factor)
             self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor

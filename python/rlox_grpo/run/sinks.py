@@ -184,7 +184,7 @@ class TensorBoardSink:
 
 
 class TrackingSink:
-    """A run in trackio, which stores it on this machine, or in W&B. Their ``init``, ``log`` and ``finish`` agree.
+    """A run in trackio, which stores it on this machine, or in W&B: their ``init``, ``log`` and ``finish`` are alike.
 
     The extra ``tracking`` installs trackio. No extra installs W&B, because it depends on a dozen packages, among them
     telemetry.

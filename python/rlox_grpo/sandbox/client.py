@@ -130,9 +130,10 @@ class Sandbox:
     def submit_tests(
         self, code: str, tests: Sequence[str], limits: Limits | None = None, objects: bool = False
     ) -> Future[TestsResult]:
-        """Run test statements in one process and the program that they call in another. Blocks as for scripts.
+        """Run test statements in one process and the program that they call in another.
 
-        With ``objects``, tests can use objects of the program, not only its functions and plain data.
+        Blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only its
+        functions and plain data.
         """
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
@@ -236,8 +237,8 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
     """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
 
     Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
-    code that ended the program, if any. Of long output, the beginning and the end are kept, with a mark of how much was
-    cut between; the option ``max_observation_chars`` limits the length.
+    code that ended the program, if any. Long output is cut in the middle, with a mark of how much was cut; the option
+    ``max_observation_chars`` limits the length.
 
     Args:
         limits: limits of one call.

@@ -96,7 +96,7 @@ def confine(rulesets: Iterable[int], limits: Limits) -> None:
     """Confine this process for the rest of its life. Open descriptors stay open.
 
     Raises:
-        ConfinementError: a step was refused; the process must not go on.
+        ConfinementError: a step was refused; the process must not continue.
     """
     _set_limits(limits)
     _drop_capabilities()

@@ -85,7 +85,7 @@ _Step = tuple[int, int, int, int]
 
 
 def make_filter(machine: str, pid: int) -> bytes:
-    """The filter of a process, as ``struct sock_filter`` entries.
+    """Return the filter of a process, as ``struct sock_filter`` entries.
 
     Args:
         machine: a key of :data:`NUMBERS`.

@@ -1,10 +1,10 @@
 """Calls between the process that holds a program and the process that holds its tests.
 
 Values are sent as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard
-library, each of exactly that type, and made anew at the other end. So every operator of a test runs in the process of
-the tests, on its values, and the program sees only the arguments of calls. A function is sent as a handle that can be
-called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask for objects,
-sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
+library, each of exactly that type, and created again at the other end. So every operator of a test runs in the process
+of the tests, on its values, and the program sees only the arguments of calls. A function is sent as a handle that can
+be called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask for
+objects, sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
 
 A handle equals only itself, and no operation takes a value of the tests as its operand: an object whose ``__eq__`` or
 ``__sub__`` returns what a test expects gains nothing. The program can call functions and read iterators that a test
@@ -148,7 +148,7 @@ class Peer:
             return self.decode(answer["value"])
 
     def serve(self) -> None:
-        """Answer until the other process ends."""
+        """Answer the other process's requests until it ends."""
         while True:
             try:
                 request = self._receive()
@@ -201,7 +201,7 @@ class Peer:
         raise TypeError(f"{what}: only plain data, functions and iterators are taken; set objects='allow'")
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON: data of exactly a known type, or the kind and number of an object that stays here."""
+        """Encode a value as JSON: data of exactly a known type, or the kind and number of an object that stays here."""
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is float:
             return value
@@ -226,7 +226,7 @@ class Peer:
         return ["iterator" if isinstance(value, Iterator) else "function" if callable(value) else "object", number]
 
     def decode(self, encoded: Any) -> Any:
-        """What :meth:`encode` made at the other end. Raises an Exception for anything else, and for refused objects."""
+        """Decode the other end's :meth:`encode`. Raises an Exception for anything else, and for refused objects."""
         if not isinstance(encoded, list):
             if isinstance(encoded, dict):
                 raise ValueError("a dict is no value")
@@ -328,7 +328,7 @@ _STANDARD_NAMES = {
 
 
 def find_standard(name: str) -> Any:
-    """The module or object of the standard library that tests may mean by ``name`` without an import; else None."""
+    """Return the module or object of the standard library that tests may use by ``name`` without an import, or None."""
     if name in _STANDARD_MODULES:
         return importlib.import_module(name)
     for module, names in _STANDARD_NAMES.items():

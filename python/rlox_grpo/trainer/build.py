@@ -89,7 +89,7 @@ def build_step(
     Args:
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
-        chooses_dtype: whether the model, once loaded, may choose another precision than the options'.
+        chooses_dtype: whether the model, once loaded, may choose a precision other than the options'.
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
             which has the errors too.
     """

@@ -67,7 +67,7 @@ class EngineSync:
         self._step = None
 
     def measure_tokens(self, token_ids: Sequence[int]) -> Float32Array:
-        """Return the policy's log-probs of all tokens but the first, ``[T − 1]``; a collective if it is sharded.
+        """Return the policy's log-probs of all tokens but the first, ``[T − 1]``; a collective for a sharded policy.
 
         They are taken at temperature 1 and over every id of the output layer, as an engine reports log-probs of a
         prompt.

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.config.eval_set import EvalSet, list_sets
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
-from rlox_grpo.errors import refuse_exits
+from rlox_grpo.errors import ConfigError, refuse_exits
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
@@ -46,8 +47,8 @@ from rlox_grpo.run.resume import (
 )
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
-from rlox_grpo.trainer.held_out import HeldOut
-from rlox_grpo.trainer.sources import RunSources, record_sources, resolve_path
+from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
+from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -74,7 +75,7 @@ class GRPO:
             server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; or
             several of these by name, of which ``teacher_column`` chooses one for each row. See docs/guides/teacher.md.
             Rewards are then optional.
-        tokenizer: by default the one beside the model; not needed for prompts of token ids.
+        tokenizer: by default the one of the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
@@ -135,7 +136,6 @@ class GRPO:
                 )
         self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
         self.sampler, self.engine = step.sampler, step.sampler.engine
-        self._held_out = HeldOut(step.stages, step.sampler, step.reward_fns, step.policy.tokenizer, step.ranks)
         self.prompts = PromptReader(
             self.config,
             self.policy.tokenizer,
@@ -146,6 +146,7 @@ class GRPO:
             teacher_prompts=step.teacher_prompts,
             teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
         )
+        self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
         self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}
@@ -196,7 +197,11 @@ class GRPO:
 
     @explain_keywords
     def train(
-        self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
+        self,
+        prompts: PromptsLike,
+        n_epochs: int = 1,
+        *,
+        eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
     ) -> dict[str, float]:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
@@ -206,7 +211,9 @@ class GRPO:
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
-            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
+            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end; also an
+                :class:`rlox_grpo.EvalSet`, which has settings of its own, or several sets by name. The metrics of the
+                set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. Also
@@ -231,8 +238,13 @@ class GRPO:
                 if self.step >= self.progress.total_steps:
                     return add_short_names(run.last_metrics, run.progress_fields)
                 draw_prompts = partial(self._draw_prompts, plan, draws)
-                with run.recording(self.progress.total_steps), self._closing_workers(), stop_on_signal() as stop:
-                    if held_out is not None and self.step == 0:
+                with (
+                    run.recording(self.progress.total_steps),
+                    self._closing_workers(),
+                    closing_sets(held_out),
+                    stop_on_signal() as stop,
+                ):
+                    if held_out and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
@@ -241,8 +253,8 @@ class GRPO:
                         self.progress.draws = draws.draws
                         evaluation = {}
                         try:
-                            if held_out is not None and self._is_evaluated():
-                                evaluation = self._evaluate_in_training(run, held_out)
+                            if due := self._list_due(held_out):
+                                evaluation = self._evaluate_in_training(run, due)
                                 metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         finally:  # the step is complete, also if its evaluation fails
                             run.record(metrics, *self.last_rollout)
@@ -273,24 +285,24 @@ class GRPO:
         self.progress.draws = draws.draws
         return taken
 
-    def _is_evaluated(self) -> bool:
-        """Whether training evaluates now: every ``eval_steps`` and after the last step."""
-        every = self.config.eval_steps
-        return self.step == self.progress.total_steps or (every > 0 and self.step % every == 0)
+    def _list_due(self, held_out: Mapping[str, LoadedSet]) -> dict[str, LoadedSet]:
+        """Return the sets that training evaluates after this step, by name."""
+        now = self.step, self.progress.total_steps, self.config.eval_steps
+        return {name: loaded for name, loaded in held_out.items() if loaded.settings.is_due(*now)}
 
     def _must_stop(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
         return self.ranks.any(bool(stop) or self._stop_requested)
 
     def _begin(
-        self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None, restore: Path | None
-    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, list[Prompt] | None]:
+        self, prompts: PromptsLike, n_epochs: int, eval_prompts: Any, restore: Path | None
+    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, dict[str, LoadedSet]]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
         ``restore`` is the checkpoint to restore after a collapse.
 
         Returns:
-            The run, its plan, the draws of its prompts, and the held-out prompts.
+            The run, its plan, the draws of its prompts, and the sets of held-out prompts by name.
         """
         step, progress = self._step, self.progress
         is_torn = self.ranks.any(not progress.weights_are_whole)
@@ -301,7 +313,7 @@ class GRPO:
             progress.start_step, progress.start_draw = progress.step, progress.draws
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
-        held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
+        held_out = self._held_out.load(eval_prompts)
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -329,6 +341,7 @@ class GRPO:
                 "pass_rates": self.sampler.pass_rates,
                 "moving_baselines": step.moving_baselines,
                 "kl_weight": step.kl_weight,
+                "evaluations": self._held_out.history,
             },
             rewards=self._reward_digests,
             data={**digest_data(train_prompts), **frozen, **self._digests},
@@ -371,10 +384,14 @@ class GRPO:
         if rollouts is not None:
             self.sampler.load_state_dict(rollouts, prompts, self.step)
 
-    def _evaluate_in_training(self, run: Run, held_out: Sequence[Prompt]) -> dict[str, float]:
-        """Evaluate the current weights, and record the evaluation."""
+    def _evaluate_in_training(self, run: Run, sets: Mapping[str, LoadedSet]) -> dict[str, float]:
+        """Evaluate the current weights on each of ``sets``, and record the evaluation."""
         self._step.engine_sync.push(self.step)
-        evaluation, groups = self._held_out.evaluate_in_training(held_out)
+        evaluation: dict[str, float] = {}
+        groups: dict[str, list[ScoredGroup]] = {}
+        for name, loaded in sets.items():
+            metrics, groups[name] = self._held_out.evaluate_in_training(name, loaded, self.step)
+            evaluation |= prefix(name, metrics)
         run.record_evaluation(evaluation, groups)
         return evaluation
 
@@ -388,13 +405,37 @@ class GRPO:
         self._stop_requested = True
 
     @explain_keywords
-    def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
+    def evaluate(
+        self,
+        prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet],
+        *,
+        samples: int | None = None,
+        greedy: bool = False,
+    ) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
         Args:
-            prompts: held-out prompts, in any form that ``train`` takes.
-            samples: completions for each prompt; None: ``eval_samples``.
+            prompts: held-out prompts, an :class:`rlox_grpo.EvalSet`, or several sets by name, as in ``train``. The
+                metrics of a set that has a name begin with it: ``math/accuracy``.
+            samples: completions for each prompt; None: those of the set, or ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
+        """
+        sets = self.evaluate_sets(prompts, samples=samples, greedy=greedy)
+        metrics: dict[str, float] = {}
+        for name, (evaluation, _) in sets.items():
+            metrics |= prefix(name, evaluation)
+        return metrics
+
+    def evaluate_sets(
+        self,
+        prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet],
+        *,
+        samples: int | None = None,
+        greedy: bool = False,
+    ) -> dict[str, Evaluated]:
+        """Return the metrics and the scored groups of each set by its name; the arguments are those of ``evaluate``.
+
+        A single set has the name ``""``.
         """
         if samples is not None:
             _check_count("samples", samples)
@@ -404,9 +445,11 @@ class GRPO:
                 recorded.warn_about_differences(self.config)
             self._is_compared = True
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
-            held_out = self.prompts.read(prompts, trained=False)
-            self._step.engine_sync.push(self.step)
-            return self._held_out.evaluate(held_out, samples=samples, greedy=greedy)[0]
+            sets = self._held_out.load(prompts, "prompts")
+            with closing_sets(sets):
+                self._step.engine_sync.push(self.step)
+                evaluate = partial(self._held_out.evaluate, samples=samples, greedy=greedy)
+                return {name: evaluate(loaded) for name, loaded in sets.items()}
 
     @explain_keywords
     def save(self, path: str | Path, *, merged: bool = False) -> None:
@@ -444,7 +487,7 @@ class GRPO:
         revision: str | None = None,
         commit_message: str | None = None,
     ) -> str:
-        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's address.
+        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's URL.
 
         Call this on every rank; rank 0 uploads.
 
@@ -489,6 +532,18 @@ def _check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")
 
 
-def _record_data(eval_prompts: PromptsLike | None) -> dict[str, str]:
-    """Return the path of the evaluation data as a key of a run file; empty if it is not a file."""
-    return {"eval_data": resolve_path(eval_prompts)} if isinstance(eval_prompts, (str, Path)) else {}
+def _record_data(eval_prompts: Any) -> dict[str, Any]:
+    """Return the evaluation data as a key of a run file.
+
+    Empty if the rows of a set are not a file, or if its environment or its rewards have no name that can be imported.
+    """
+    if isinstance(eval_prompts, (str, Path)):
+        return {"eval_data": resolve_path(eval_prompts)}
+    sets = list_sets(eval_prompts)
+    if not sets or not all(isinstance(asked.prompts, (str, Path)) for asked in sets.values()):
+        return {}
+    try:
+        named = [make_eval_table(name, name, asked, resolve_path(asked.prompts)) for name, asked in sets.items()]
+    except ConfigError:
+        return {}
+    return {"eval": named}

@@ -1,69 +1,243 @@
-"""Evaluate the policy on held-out prompts, with the engine, the rewards and the environment of training."""
+"""Evaluate the policy on sets of held-out prompts, with the engine of training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.rewards import RewardFn
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.blank import find_device
+from rlox_grpo.prompts.load import fingerprint_prompts
+from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
+from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards.scoring import make_unique_names
+from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines.calls import fill_texts
+from rlox_grpo.rollout.engines.custom_engine import check_turn
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.generate import Generate
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
-from rlox_grpo.run.evaluation import evaluate
-from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.run.eval_history import EvaluationHistory
+from rlox_grpo.run.evaluation import evaluate, measure_prompts
+from rlox_grpo.run.inputs import PromptReader
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
+
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop")
+"""The settings of a set that are fields of :class:`rlox_grpo.types.Sampling`."""
+
+_PROMPTS = ("max_new_tokens", "system_prompt")
+"""The settings of a set that reading its prompts needs, as options."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedSet:
+    """A set that can be evaluated.
+
+    Attributes:
+        prompts: its prompts.
+        sampling: the sampling parameters.
+        samples: completions for each prompt.
+        reward_fns: the reward functions, that of an environment first.
+        weights: the weights of their total; None: their own.
+        generate: samples the groups, as single replies or as episodes.
+        settings: what the set was made of.
+        episodes: the environment of the set, if it has one of its own.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    samples: int
+    reward_fns: Sequence[RewardFn]
+    weights: Sequence[float] | None
+    generate: Generate
+    settings: EvalSet
+    episodes: EpisodeRunner | None
+
+    def digest(self) -> str:
+        """Return a digest of what an evaluation depends on besides the weights and the seed."""
+        # Prompts that an environment writes have no tokens yet: their rows are their columns.
+        columns = [dict(prompt.columns) for prompt in self.prompts if not len(prompt.token_ids)]
+        rows = json.dumps(columns, skipkeys=True, default=lambda value: type(value).__name__)
+        settings = f"{self.sampling} {self.samples} {make_unique_names(self.reward_fns)}"
+        return hashlib.sha256(f"{fingerprint_prompts(self.prompts)} {settings} {rows}".encode()).hexdigest()[:16]
+
+    def close(self) -> None:
+        """End the worker processes of the set's own rewards and environment."""
+        with closing_workers(self.reward_fns):
+            if self.episodes is not None:
+                self.episodes.close()
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Evaluates the weights that the engine has.
+    """Loads sets of held-out prompts, and evaluates the weights that the engine has.
 
     Attributes:
-        stages: the options, of which those of the run, of rewards and of sampling are read.
+        stages: the options, of which those of the run, of prompts, of episodes and of rewards are read.
         sampler: the sampler of training, with its engine.
-        reward_fns: the reward functions, that of the environment first.
-        tokenizer: decodes completions to which an engine gave no text; may be None.
+        reader: reads the prompts of training, with its reward functions and environment.
+        tools: the tools of training.
         ranks: the ranks that share the prompts.
+        model: the policy; reward models of a set are loaded on its device.
+        history: the evaluations of training with which later ones are compared; part of a checkpoint.
     """
 
     stages: StageConfigs
     sampler: Sampler
-    reward_fns: Sequence[RewardFn]
-    tokenizer: Any
+    reader: PromptReader
+    tools: Sequence[Callable[..., Any]]
     ranks: Ranks
+    model: Any
+    history: EvaluationHistory = field(default_factory=EvaluationHistory)
 
-    def evaluate(
-        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
-    ) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate once; see :func:`rlox_grpo.run.evaluation.evaluate`.
+    def load(self, eval_prompts: Any, argument: str = "eval_prompts") -> dict[str, LoadedSet]:
+        """Read the prompts of every set, by name; see :func:`rlox_grpo.config.eval_set.list_sets`.
 
         Args:
-            prompts: held-out prompts.
-            samples: completions for each prompt; None: the option ``eval_samples``.
-            greedy: decode one completion greedily for each prompt instead.
+            eval_prompts: the sets.
+            argument: what errors call them.
+
+        Raises:
+            ConfigError, TypeError, ValueError, RewardError: a set cannot be used; the message names it.
         """
-        sampling, rewards = self.sampler.sampling, self.stages.rewards
-        default = self.stages.run.eval_samples
-        return evaluate(
-            self.sampler.engine,
-            prompts,
-            self.reward_fns,
-            replace(sampling, temperature=0.0) if greedy else sampling,
-            samples=1 if greedy else default if samples is None else samples,
-            seed=derive_seed(self.stages.run.seed, "evaluation", 0),
-            weights=rewards.reward_weights,
-            on_error=rewards.on_reward_error,
-            ranks=self.ranks,
-            generate=self._generate_texts,
+        loaded = {}
+        for name, asked in list_sets(eval_prompts).items():
+            try:
+                loaded[name] = self.load_set(asked)
+            except (ValueError, TypeError, RewardError) as error:  # a ConfigError is a ValueError
+                if name == UNNAMED and argument == "prompts":  # the error begins with it
+                    raise
+                kinds = (ConfigError, RewardError, TypeError, ValueError)
+                kind = next(error_type for error_type in kinds if isinstance(error, error_type))
+                where = argument if name == UNNAMED else f"{argument}[{name!r}]"
+                raise kind(f"{where}: {error}") from error
+        return loaded
+
+    def load_set(self, asked: EvalSet) -> LoadedSet:
+        """Read the prompts of one set, and make its reward functions and its environment.
+
+        Raises:
+            ConfigError, TypeError, ValueError, RewardError: the set cannot be used.
+        """
+        changes = {name: value for name in _PROMPTS if (value := getattr(asked, name)) is not None}
+        config = self.reader.config.model_copy(update=changes)
+        episodes, runner = self.reader.episodes, None
+        if asked.environment is not None or (episodes is not None and asked.system_prompt is not None):
+            episodes = runner = self._make_episodes(asked)
+        reward_fns = self._list_rewards(asked, runner)
+        reader = replace(self.reader, config=config, reward_fns=reward_fns, episodes=episodes)
+        changes = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
+        # The training's weights are those of the training's functions.
+        is_changed = asked.rewards is not None or asked.environment is not None
+        weights = None if is_changed else self.stages.rewards.reward_weights
+        reward_weights(reward_fns, weights)
+        return LoadedSet(
+            prompts=reader.read(asked.prompts, trained=False),
+            sampling=replace(self.sampler.sampling, **changes),
+            samples=asked.samples or (1 if asked.temperature == 0 else self.stages.run.eval_samples),
+            reward_fns=reward_fns,
+            weights=weights,
+            generate=runner or self.sampler.generate,
+            settings=asked,
+            episodes=runner,
         )
 
-    def evaluate_in_training(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
-        metrics, groups = self.evaluate(prompts)
-        if self.stages.run.eval_greedy:
-            metrics["greedy_accuracy"] = self.evaluate(prompts, greedy=True)[0]["accuracy"]
+    def evaluate(self, loaded: LoadedSet, *, samples: int | None = None, greedy: bool = False) -> Evaluated:
+        """Evaluate a set once; see :func:`rlox_grpo.run.evaluation.evaluate`.
+
+        Args:
+            loaded: the set.
+            samples: completions for each prompt; None: those of the set.
+            greedy: decode one completion greedily for each prompt instead.
+        """
+
+        def generate_texts(*arguments: Any, **keywords: Any) -> list[RolloutGroup]:
+            return fill_texts(loaded.generate(*arguments, **keywords), self.reader.tokenizer)
+
+        return evaluate(
+            self.sampler.engine,
+            loaded.prompts,
+            loaded.reward_fns,
+            replace(loaded.sampling, temperature=0.0) if greedy else loaded.sampling,
+            samples=1 if greedy else samples or loaded.samples,
+            seed=derive_seed(self.stages.run.seed, "evaluation", 0),
+            weights=loaded.weights,
+            on_error=self.stages.rewards.on_reward_error,
+            ranks=self.ranks,
+            generate=generate_texts,
+        )
+
+    def evaluate_in_training(self, name: str, loaded: LoadedSet, step: int) -> Evaluated:
+        """Evaluate the set ``name`` after ``step``, and compare it with its evaluations before.
+
+        With ``eval_greedy`` also measure the accuracy of greedy decoding.
+        """
+        metrics, groups = self.evaluate(loaded)
+        metrics |= self.history.compare(name, loaded.digest(), loaded.samples, step, measure_prompts(groups))
+        if self.stages.run.eval_greedy and loaded.sampling.temperature > 0:
+            metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
         return metrics, groups
 
-    def _generate_texts(self, *arguments: Any, **keywords: Any) -> list[RolloutGroup]:
-        return fill_texts(self.sampler.generate(*arguments, **keywords), self.tokenizer)
+    def _make_episodes(self, asked: EvalSet) -> EpisodeRunner:
+        """Return what runs the episodes of a set with its own environment or its own system prompt."""
+        config, training = self.reader.config, self.reader.episodes
+        if config.tensor_parallel_size > 1:
+            raise ConfigError("environment needs tensor_parallel_size=1")
+        source = asked.environment
+        if source is None and training is not None:
+            source = training.source
+        changes = {} if asked.system_prompt is None else {"system_prompt": asked.system_prompt}
+        return EpisodeRunner(
+            source,
+            self.tools,
+            self.stages.episodes,
+            self.reader.tokenizer,
+            # The environment writes the prompts.
+            self.stages.prompts.model_copy(update={**changes, "prompt_template": None}),
+            check_turn=partial(check_turn, self.reader.vocab_size) if is_custom(config.engine) else None,
+        )
+
+    def _list_rewards(self, asked: EvalSet, episodes: EpisodeRunner | None) -> list[RewardFn]:
+        """Return the reward functions of a set: its own, or those of training; before them, that of its environment."""
+        functions = list(self.reader.reward_fns)
+        if asked.rewards is not None:
+            rewards = self.stages.rewards
+            functions = in_workers(
+                list_rewards(asked.rewards), rewards.reward_timeout, rewards.reward_workers, rewards.on_reward_error
+            )
+            for function in functions:
+                if isinstance(function, RewardModel):
+                    function.load(find_device(self.model))
+        runner = self.reader.episodes if episodes is None else episodes
+        functions = [function for function in functions if not isinstance(function, EnvironmentReward)]
+        if runner is not None and runner.environment.has_reward:
+            functions.insert(0, EnvironmentReward(runner.environment.name))
+        return functions
+
+
+Evaluated = tuple[dict[str, float], list[ScoredGroup]]
+"""The metrics of an evaluation and its scored groups."""
+
+
+def prefix(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a set with its name before each: ``math/accuracy``."""
+    return dict(metrics) if name == UNNAMED else {f"{name}/{metric}": value for metric, value in metrics.items()}
+
+
+def closing_sets(sets: Mapping[str, LoadedSet]) -> ExitStack:
+    """Return a context that ends the worker processes of the sets."""
+    stack = ExitStack()
+    for loaded in sets.values():
+        stack.callback(loaded.close)
+    return stack

@@ -18,6 +18,7 @@ from typing import Any
 
 import tomli_w
 
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.run_file import Layout, derive_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
@@ -27,7 +28,7 @@ from rlox_grpo.prompts.stream import is_stream
 from rlox_grpo.run.files import read_jsonl, replace_file
 from rlox_grpo.run.history import checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
-from rlox_grpo.trainer.sources import STAYS_HERE, make_table, name_callable, resolve_path
+from rlox_grpo.trainer.sources import STAYS_HERE, make_eval_table, make_table, name_callable, resolve_path
 
 STOPPED = 130
 _SHOWN_LINES = 20
@@ -156,20 +157,24 @@ class RayRun:
 
     @explain_keywords
     def train(
-        self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
+        self,
+        prompts: PromptsLike,
+        n_epochs: int = 1,
+        *,
+        eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
     ) -> dict[str, float]:
         """Start the run on the cluster, or continue the run in ``output_dir``; print its output and wait for its end.
 
         Args:
             prompts: the path of a file with rows; or rows, texts, messages or token ids, which are written to a file.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
-            eval_prompts: held-out prompts, in the same forms.
+            eval_prompts: held-out prompts, in the same forms, or sets of them; see :meth:`rlox_grpo.GRPO.train`.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` as short names.
 
         Raises:
-            ConfigError: prompts that cannot be written to a file.
+            ConfigError: prompts that cannot be written to a file, or a set with a function that cannot be imported.
             RankError: the run ended with an error; the message has the last lines of its output.
             KeyboardInterrupt: Ctrl-C; raised after the current step and a checkpoint.
         """
@@ -177,10 +182,12 @@ class RayRun:
         folder.mkdir(parents=True, exist_ok=True)
         document = {**self._document, "n_epochs": n_epochs}
         document["train_data"] = self._write_prompts("prompts", prompts, folder / "train.jsonl")
-        if eval_prompts is not None:
-            document["eval_data"] = self._write_prompts("eval_prompts", eval_prompts, folder / "eval.jsonl")
+        sets = self._write_sets(eval_prompts, folder)
+        if len(sets) == 1 and sets[0].keys() == {"data"}:
+            document["eval_data"], sets = sets[0]["data"], []
         run_file = folder / "run.toml"
-        replace_file(run_file, tomli_w.dumps({**document, **self._tables}).encode())
+        tables = {**self._tables, **({"eval": sets} if sets else {})}
+        replace_file(run_file, tomli_w.dumps({**document, **tables}).encode())
         _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
         last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
@@ -196,6 +203,16 @@ class RayRun:
         if not listed:
             raise CheckpointError(f"{self.output_dir} has no checkpoint: train first, with checkpoint_steps above 0")
         shutil.copytree(listed[-1], path, ignore=shutil.ignore_patterns(*_NO_MODEL), dirs_exist_ok=True)
+
+    def _write_sets(self, eval_prompts: Any, folder: Path) -> list[dict[str, Any]]:
+        """Write the rows of each evaluation set to a file, and return the tables of ``[[eval]]``."""
+        tables = []
+        for name, asked in list_sets(eval_prompts).items():
+            where = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
+            path = folder / ("eval.jsonl" if name == UNNAMED else f"eval_{name}.jsonl")
+            data = self._write_prompts(where, asked.prompts, path)
+            tables.append(make_eval_table(where, name, asked, data))
+        return tables
 
     def _write_prompts(self, what: str, prompts: Any, path: Path) -> str:
         if isinstance(prompts, (str, Path)):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.registry import REWARDS, list_rewards
@@ -52,6 +53,24 @@ def make_table(where: str, source: Any) -> dict[str, Any]:
             if all(isinstance(value, (str, int, float, bool)) for value in changed.values()):
                 return {"name": name, **changed}
     return {"name": name_callable(where, source)}
+
+
+def make_eval_table(where: str, name: str, asked: EvalSet, data: str) -> dict[str, Any]:
+    """Return the table of ``[[eval]]`` for the set ``name``, whose rows are in the file ``data``.
+
+    Raises:
+        ConfigError: other processes cannot import its environment or one of its reward functions; begins with
+            ``where``.
+    """
+    settings = {key: getattr(asked, key) for key in EvalSet.model_fields if key != "prompts"}
+    if asked.environment is not None:
+        settings["environment"] = name_callable(f"{where}: environment", asked.environment)
+    if asked.rewards is not None:
+        is_single = callable(asked.rewards) or isinstance(asked.rewards, (str, Path, Mapping))
+        several = [asked.rewards] if is_single else asked.rewards
+        settings["rewards"] = [make_table(f"{where}: rewards[{at}]", function) for at, function in enumerate(several)]
+    named = {} if name == UNNAMED else {"name": name}
+    return {**named, "data": data, **{key: value for key, value in settings.items() if value is not None}}
 
 
 def name_callable(where: str, source: Any) -> str:

@@ -41,7 +41,7 @@ def measure_mutual_information(
     Args:
         scored: the groups of the step, the same on every rank.
         log_probs: batch → log-probs ``[N, T]`` of the tokens under ``loss_mask``; no gradient is taken.
-        split: groups and their advantages → this rank's micro-batches, as :func:`rlox_grpo.batch.microbatches`.
+        split: groups and their advantages → this rank's micro-batches, like :func:`rlox_grpo.batch.microbatches`.
         ranks: the ranks that share the rows; every rank calls this.
     """
     ranks = ranks or Ranks()

@@ -109,7 +109,7 @@ def sort_moments(
 ) -> dict[str, dict[str, Tensor]]:
     """Return a checkpoint's ``parameter/moment`` → tensor as parameter → moment → tensor.
 
-    Moments whose names begin with ``unshaped`` may have another shape than their parameter.
+    Moments whose names begin with ``unshaped`` may differ in shape from their parameter.
 
     Raises:
         ValueError: a moment of an unknown parameter, or of another shape.

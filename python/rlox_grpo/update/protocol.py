@@ -76,7 +76,7 @@ class Updater(Protocol):
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state that a checkpoint needs beside the weights: tensors by name, and plain JSON values."""
+        """Return the state that a checkpoint needs besides the weights: tensors by name, and plain JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""GAGPO (arXiv:2605.13217): one advantage for each turn, from temporal differences of the values of states.
+"""GAGPO (arXiv:2605.13217): one advantage for each turn, from temporal differences of state values.
 
 Formula and sources: :func:`rlox_grpo.advantages.gae.gae_advantages`.
 """

@@ -1,4 +1,4 @@
-"""Whitening: the reward minus the baseline of its group, over the deviation of these differences in the whole batch.
+"""Whitening: the reward minus the baseline of its group, over the standard deviation of these differences.
 
 ``A_i = (r_i − b_g) / (sd + std_epsilon)``, sd over the differences of all completions with a reward. Source:
 REINFORCE++-Baseline, arXiv:2501.03262.

@@ -189,7 +189,7 @@ class Record(BaseModel):
 
     @classmethod
     def create(cls, **options: Any) -> Self:
-        """As the constructor, for options of which type checkers do not know the names."""
+        """Like the constructor, for options whose names type checkers do not know."""
         return cls(**options)
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Options of prompts: how rows of a data set become prompts."""
+"""Options of prompts: how rows of a dataset become prompts."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _finds_cluster(ray: Any) -> bool:
 
 
 def list_nodes(ray: Any) -> list[Node]:
-    """The living nodes of the cluster."""
+    """Return the living nodes of the cluster."""
     return [
         Node(
             node["NodeID"],
@@ -156,7 +156,7 @@ def list_nodes(ray: Any) -> list[Node]:
 
 
 def shorten(error: object) -> str:
-    """Ray's error message in one line of at most ``SHOWN`` characters."""
+    """Return Ray's error message in one line of at most ``SHOWN`` characters."""
     return " ".join(str(error).split())[:SHOWN]
 
 

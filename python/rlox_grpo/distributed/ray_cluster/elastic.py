@@ -67,7 +67,7 @@ class ElasticEngines:
             self._refuse(wanted, error)
 
     def end(self) -> None:
-        """Give up the engine that is starting. Engines that have started are not ended here, but by ``served``."""
+        """Abandon the engine that is starting. Engines that have started are not ended here, but by ``served``."""
         if self._joining is not None:
             self._drop(self._joining)
 

@@ -40,7 +40,7 @@ class Need:
     gpus: float
 
     def count_on(self, node: Node) -> int:
-        """How many of the processes the node holds, at most ``count``."""
+        """Return how many of the processes fit on the node, at most ``count``."""
         counts = [int(node.cpus // self.cpus)] + ([int(node.gpus // self.gpus)] if self.gpus else [])
         return min(self.count, *counts)
 
@@ -105,7 +105,7 @@ class Placement:
 
     @property
     def log(self) -> str:
-        """File name of its log."""
+        """File name of the process's log."""
         return self.name.removeprefix("the ").replace(" ", "_") + ".log"
 
 
@@ -115,7 +115,7 @@ _SINGULAR = {"trainers": "rank", "engines": "engine"}
 def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
     """Raise ConfigError, with the numbers, if the cluster cannot hold the processes even when it is idle.
 
-    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit beside each other.
+    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit together.
     """
     for need in needs:
         room = {node: need.count_on(node) for node in nodes}
@@ -163,7 +163,7 @@ def plan_placements(bundle_nodes: Mapping[int, str], nodes: Sequence[Node], need
 
 
 def describe(placements: Sequence[Placement], needs: Sequence[Need]) -> str:
-    """The placement in words, a line for each node."""
+    """Return the placement in words, with a line for each node."""
     by_kind = {need.kind: need for need in needs}
     nodes = list(dict.fromkeys(placement.node for placement in placements))
     counts = ", ".join(f"{need.count} {need.kind}" for need in needs)
@@ -188,7 +188,7 @@ def describe(placements: Sequence[Placement], needs: Sequence[Need]) -> str:
 def make_rank_variables(
     rank: Placement, ranks: Sequence[Placement], master: tuple[str, int], run_id: str
 ) -> dict[str, str]:
-    """The environment variables that torchrun gives to a rank.
+    """Return the environment variables that torchrun gives to a rank.
 
     Args:
         rank: the placement of this rank.

@@ -47,7 +47,7 @@ class Ending:
     last_lines: str
 
     def describe(self) -> str:
-        """How it ended, and the last lines of its log, indented."""
+        """Describe how the process ended, with the last lines of its log, indented."""
         how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
         return how + "".join(f"\n    {line}" for line in self.last_lines.splitlines())
 
@@ -108,7 +108,7 @@ class RankProcess:
         return int(self._store.port)
 
     def list_gpus(self) -> list[str]:
-        """The GPUs that Ray assigned to this actor, as ``CUDA_VISIBLE_DEVICES`` names them."""
+        """Return the GPUs that Ray assigned to this actor, as ``CUDA_VISIBLE_DEVICES`` names them."""
         import ray
 
         return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
@@ -202,7 +202,7 @@ class ServerProcess:
         raise TimeoutError(f"the server at {self._address} does not listen after {seconds:g} s; its log: {self._log}")
 
     def find_address(self) -> tuple[str, str, int]:
-        """Ray's id of the node, and host and port of the server."""
+        """Return Ray's id of the node, and host and port of the server."""
         import ray
 
         return (str(ray.get_runtime_context().get_node_id()), *self._address)

@@ -129,7 +129,7 @@ class RunningServers:
         return Server(placement, actor, f"http://{host}:{port}", placement.node.id)
 
     def list_urls(self) -> dict[str, list[str]]:
-        """The URLs of each kind."""
+        """Return the URLs of each kind."""
         urls: dict[str, list[str]] = {}
         for server in self.listed:
             urls.setdefault(server.placement.kind, []).append(server.url)

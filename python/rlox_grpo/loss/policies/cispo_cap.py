@@ -1,4 +1,4 @@
-"""CISPO with ``clip_high`` as the bound itself."""
+"""CISPO with the upper bound ``clip_high`` instead of 1 + ``clip_high``."""
 
 from __future__ import annotations
 

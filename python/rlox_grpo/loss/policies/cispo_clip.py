@@ -1,4 +1,4 @@
-"""CISPO with both bounds."""
+"""CISPO with a lower and an upper bound."""
 
 from __future__ import annotations
 

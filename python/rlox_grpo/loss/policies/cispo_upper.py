@@ -1,4 +1,4 @@
-"""CISPO with the upper bound alone."""
+"""CISPO with an upper bound only."""
 
 from __future__ import annotations
 

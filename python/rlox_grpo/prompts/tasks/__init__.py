@@ -1,1 +1,1 @@
-"""Data sets with checkable answers, in the form that the trainer takes."""
+"""Datasets with checkable answers, in the form that the trainer takes."""

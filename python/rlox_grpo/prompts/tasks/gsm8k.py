@@ -97,8 +97,8 @@ def extract_reasoning(answer: str) -> str:
 def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
     """Split rows into training and held-out rows, which have no list of calculations in common.
 
-    The key is the annotations of the answer, or the question if there are none. So a problem with other names and
-    things is in the same part. See :func:`split_by_key`.
+    The key is the annotations of the answer, or the question if there are none. So problems that differ only in names
+    and things are in the same part. See :func:`split_by_key`.
     """
     return split_by_key(
         rows, lambda row: ANNOTATION.findall(row["answer"]) or row["question"], held_out=held_out, seed=seed
@@ -106,7 +106,7 @@ def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> 
 
 
 def write_completion(row: Mapping[str, Any], template: str) -> str:
-    """Return a row's solution in the format that has the full reward of the template's system.
+    """Return a row's solution in the format to which the template's system gives the full reward.
 
     Raises:
         ValueError: ``template`` is not one of :data:`COMPLETIONS`.

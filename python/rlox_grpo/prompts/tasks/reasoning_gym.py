@@ -56,7 +56,7 @@ def make_rows(
     seed: int = SEED,
     answer_form: AnswerForm = "tag",
 ) -> tuple[list[Row], list[Row]]:
-    """Generate training rows and held-out rows. All their problems are distinct, also across the two lists.
+    """Generate training rows and held-out rows. All their problems are distinct, even across the two lists.
 
     Training problems are those of reasoning_gym with this ``seed``, held-out problems those with ``seed + 2**31``;
     a training problem that occurs among the held-out ones is left out. The same arguments give the same rows on any

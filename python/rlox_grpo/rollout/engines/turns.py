@@ -76,7 +76,7 @@ class TurnSession(Protocol):
     """Samples the replies of many episodes together. Requests join at any step.
 
     Attributes:
-        prefilled_tokens: tokens run through the model to prepare replies, without the sampled tokens.
+        prefilled_tokens: tokens prefilled for the replies, without the sampled tokens.
     """
 
     prefilled_tokens: int

@@ -303,7 +303,7 @@ def check_outcome(returned: Any, turns: int, ended: str | None) -> Outcome:
     """Check what an environment returned after ``turns`` replies. ``ended`` is the limit that ended its chat, or None.
 
     Raises:
-        ValueError: the value is no outcome, there was no reply, or the number of turn rewards is not ``turns``.
+        ValueError: the value is not an outcome, there was no reply, or the number of turn rewards is not ``turns``.
     """
     outcome = read_outcome(returned)
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:

@@ -46,7 +46,7 @@ class Usage:
         self._used = 0  # tokens after the first prompts; shared tokens count once
 
     def count_left(self, length: int) -> int | None:
-        """Number of tokens left for a conversation of ``length`` tokens; None without a limit."""
+        """Return the number of tokens left for a conversation of ``length`` tokens; None without a limit."""
         limits = ((self._budget.max_episode_tokens, self._used), (self._budget.max_length, length))
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None

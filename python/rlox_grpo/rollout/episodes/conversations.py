@@ -42,7 +42,7 @@ class Conversations:
         return conversation if mark == conversation.last_mark else conversation.fork(mark), count
 
     def begin(self, template: Template) -> Conversation:
-        """The first conversation if it is empty, else a new branch with its own prompt."""
+        """Return the first conversation if it is empty, else a new branch with its own prompt."""
         if self.first.messages or self.first.busy:
             return Conversation(template, self._end_ids, -1)
         self.first.template = template

@@ -126,13 +126,13 @@ class ChatAnswer:
         self._has_begun = False
 
     def make_body(self, reply: Reply) -> bytes:
-        """The answer as one JSON object."""
+        """Return the answer as one JSON object."""
         message = make_message(reply, self._request.stop)
         choice = {"index": 0, "message": message, **self._describe_end(reply)}
         return _encode({**self._heading, "object": "chat.completion", "choices": [choice], "usage": _make_usage(reply)})
 
     def make_event(self, delta: Delta) -> bytes:
-        """The event of a piece of a reply."""
+        """Return the event of a piece of a reply."""
         delta_fields: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
         self._has_begun = True
         if delta.content:
@@ -142,7 +142,7 @@ class ChatAnswer:
         return self._make_chunk(delta_fields)
 
     def make_last_events(self, reply: Reply) -> bytes:
-        """The last events: tool calls and the finish reason, and log-probs and usage if requested."""
+        """Return the last events: tool calls and the finish reason, and log-probs and usage if requested."""
         events = [] if self._has_begun else [self.make_event(Delta())]  # such as for a reply that is only tool calls
         for index, call in enumerate(make_message(reply, self._request.stop).get("tool_calls", ())):
             events.append(self._make_chunk({"tool_calls": [{"index": index, **call}]}))
@@ -173,17 +173,17 @@ class TextAnswer:
         self._heading = {**_make_heading("cmpl"), "object": "text_completion"}
 
     def make_body(self, reply: Reply) -> bytes:
-        """The answer as one JSON object."""
+        """Return the answer as one JSON object."""
         text = cut_stop(reply.text, self._request.stop)
         chunk = self._make_chunk(text, reply.token_ids.tolist(), self._describe_end(reply))
         return _encode({**chunk, "usage": _make_usage(reply)})
 
     def make_event(self, delta: Delta) -> bytes:
-        """The event of a piece of a reply, with the ids of its tokens."""
+        """Return the event of a piece of a reply, with the ids of its tokens."""
         return _encode_event(self._make_chunk(delta.content, delta.token_ids, _NO_END))
 
     def make_last_events(self, reply: Reply) -> bytes:
-        """The last events: the finish reason, and log-probs and usage if requested."""
+        """Return the last events: the finish reason, and log-probs and usage if requested."""
         last = self._make_chunk("", (), self._describe_end(reply))
         return _encode_event(last) + _end_stream(self._heading, reply, self._request)
 
@@ -209,17 +209,17 @@ def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
 
 
 def make_error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: Any = None) -> bytes:
-    """An error in the form of OpenAI's API."""
+    """Return an error in the form of OpenAI's API."""
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def make_error_event(error: bytes) -> bytes:
-    """An error of :func:`make_error` as the last event of a stream."""
+    """Return an error of :func:`make_error` as the last event of a stream."""
     return b"data: " + error + b"\n\n" + LAST_EVENT
 
 
 def list_models() -> bytes:
-    """The answer to ``GET /v1/models``."""
+    """Return the answer to ``GET /v1/models``."""
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlox_grpo"}
     return _encode({"object": "list", "data": [model]})
 

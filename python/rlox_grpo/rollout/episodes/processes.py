@@ -129,7 +129,7 @@ class LentWorker:
     """A process lent for one episode or one call.
 
     Attributes:
-        clean: whether the process can be reused. Whoever has borrowed the process sets this.
+        clean: whether the process can be reused. The borrower of the process sets this.
     """
 
     def __init__(self, worker: Worker) -> None:

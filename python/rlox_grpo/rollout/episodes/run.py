@@ -46,7 +46,7 @@ class EpisodeRunner:
     Attributes:
         environment: the adapted environment.
         source: the user's ``environment``, or None for tools only.
-        prefilled_tokens: tokens that the last call ran through the model to prepare replies.
+        prefilled_tokens: tokens that the last call prefilled for its replies.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlox_grpo.run.console import duration, shows_accuracy
+from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
 from rlox_grpo.run.report.read import Run, read_metric, read_run
@@ -150,6 +150,8 @@ def _tiles(run: Run) -> str:
     if any(shows_accuracy(row) for row in run.evaluations.values()):
         accuracies = (("accuracy", "Held-out accuracy"), ("greedy_accuracy", "Greedy held-out accuracy"))
         held_out = [(key, title, "%") for key, title in accuracies]
+    sets = list_set_accuracies(dict.fromkeys(name for row in run.evaluations.values() for name in row))
+    held_out += [(key, f"Held-out accuracy, {escape(name)}", "%") for name, key in sets.items()]
     for key, title, unit in held_out:
         measured = read_metric(run.evaluations, key)
         if measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlox_grpo.rewards import OUTCOMES, STATUSES
-from rlox_grpo.run.console import shows_accuracy
+from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.report.charts import Chart, compare, draw
 from rlox_grpo.run.report.read import Run, Table, column
 
@@ -152,21 +152,27 @@ def _held_out(evaluations: Table) -> list[Chart]:
         series = {key.replace("_", " "): column(evaluations, key) for key in keys}
         return Chart(title, note, list(evaluations), series, unit=unit, kind="dots")
 
-    is_accuracy_shown = any(shows_accuracy(row) for row in evaluations.values())
+    is_accuracy_shown = any(shows_accuracy(row) or list_set_accuracies(row) for row in evaluations.values())
     charts = [
         chart(
             "Held-out accuracy",
             "share of right samples on prompts that are not trained on; healthy: rising with the training reward",
-            lambda key: is_accuracy_shown and ("accuracy" in key or key.startswith("pass@")),
+            lambda key: is_accuracy_shown and _is_accuracy(key),
             "%",
         ),
         chart(
             "Held-out reward",
             "mean of the weighted total; healthy: rising with the training reward",
-            lambda key: key == "mean_reward",
+            lambda key: key.rpartition("/")[2] == "mean_reward" and not key.startswith("rewards/"),
         ),
     ]
     return [chart for chart in charts if chart.series]
+
+
+def _is_accuracy(key: str) -> bool:
+    """Whether a metric of an evaluation is a share of right samples, of all or of a set, and no limit or difference."""
+    is_share = "accuracy" in key or key.rpartition("/")[2].startswith(("pass@", "maj@"))
+    return is_share and "_vs_" not in key and not key.endswith(("_low", "_high"))
 
 
 def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:

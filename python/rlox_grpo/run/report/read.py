@@ -65,6 +65,9 @@ def read_run(run_dir: Path) -> Run:
     if (run_dir / "completions").is_symlink():
         raise OSError(f"{run_dir / 'completions'}: a symbolic link, expected a folder")
     completions = sorted((step, path) for path, step in list_completions(run_dir).items())
+    held_out = [(step, path) for step, path in completions if path.name.startswith("eval_")]
+    # With several sets, the completions of the first.
+    first = min((path.name.rpartition("step_")[0] for _, path in held_out), default="")
     return Run(
         name=run_dir.resolve().name,
         config=_read_config(run_dir / "config.toml"),
@@ -72,7 +75,7 @@ def read_run(run_dir: Path) -> Run:
         evaluations=dict(sorted(evaluations.items())),
         warnings=read_rows(run_dir / "warnings.jsonl"),
         samples={step: path for step, path in completions if path.name.startswith("step_")},
-        held_out={step: path for step, path in completions if path.name.startswith("eval_step_")},
+        held_out={step: path for step, path in held_out if path.name.startswith(f"{first}step_")},
     )
 
 

@@ -221,7 +221,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
 
 
 def select_last_logits(output: Any) -> Tensor:
-    """Logits of the last position, ``[rows, V]``, from a model's output or from logits ``[rows, L, V]``."""
+    """Return the logits of the last position, ``[rows, V]``, from a model's output or from logits ``[rows, L, V]``."""
     logits: Tensor = output if isinstance(output, Tensor) else output.logits
     return logits[:, -1]
 

@@ -161,11 +161,11 @@ class LiveRows(Generic[Key]):
         self._stopped[rows], self._full[rows] = stopped, full
 
     def last_tokens(self) -> Tensor:
-        """Newest token of each live row, ``int64 [rows, 1]``."""
+        """Return the newest token of each live row, ``int64 [rows, 1]``."""
         return self._token_ids[: len(self)].gather(1, self._lengths[: len(self), None] - 1)
 
     def read_tokens(self, rows: Int64Array) -> list[Int64Array]:
-        """The sampled tokens of some live rows."""
+        """Return the sampled tokens of some live rows."""
         index = torch.from_numpy(rows).to(self.device)
         lengths, token_ids = self._lengths[index].cpu().numpy(), self._token_ids[index].cpu().numpy()
         return [line[:length] for line, length in zip(token_ids, lengths, strict=True)]

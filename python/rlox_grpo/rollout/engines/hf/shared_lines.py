@@ -96,7 +96,7 @@ class SharedLines:
         return tokens[self._index(np.unique(self._row_lines, return_index=True)[1])]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Logits of the rows ``[rows, V]``, from the logits of the lines."""
+        """Return the logits of the rows ``[rows, V]``, from the logits of the lines."""
         if self._apart:
             return logits
         return logits[self._index(self._row_lines)]

@@ -79,7 +79,7 @@ class SharedPrefixCache:
         self._sampled.make_room()
 
     def model_options(self) -> dict[str, Any]:
-        """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
+        """Return the keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         assert self._layout is not None
         options = self._sampled.model_options()
         # This mask changes at every step, the rest of the layout only when rows come or go.

@@ -97,7 +97,7 @@ class SlotCache:
             self._grow(self._capacity + self._capacity // 2, None)
 
     def model_options(self) -> dict[str, Any]:
-        """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
+        """Return the keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         # Example: capacity 256, rows of 3 and 5 tokens. starts is `0 256 512`, the new tokens are written at the
         # indices `3 261` and have the positions 3 and 5, and attention uses 4 and 6 tokens of the slots.
         counts = self._counts[: self._rows + 1]

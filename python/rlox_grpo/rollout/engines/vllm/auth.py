@@ -55,7 +55,7 @@ class TokenGuard:
     The mark is the value of the header ``x-rlox-weights`` in requests that change weights. ``loading`` takes effect
     when the request arrives; any other value takes effect when it has succeeded. An answer has the mark that was
     valid when its request arrived, or ``loading`` if the mark has changed since then. After a restart the mark is
-    ``none``. A client therefore notices answers from other weights than it sent. The headers of a stream of events
+    ``none``. A client therefore notices answers from weights that it did not send. The headers of a stream of events
     are sent before its tokens are sampled, so the mark is repeated in a comment after the last event.
 
     A cancelled request looks to the application like a disconnected client, so vLLM stops sampling.

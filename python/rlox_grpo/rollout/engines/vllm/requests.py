@@ -24,7 +24,7 @@ EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tok
 
 
 def find_limits(engine: str, model: Any, max_length: int | None, *, has_tokenizer: bool) -> Limits:
-    """Return the limits of vLLM for the policy's model. If ``max_length`` is None, that of the model counts.
+    """Return the limits of vLLM for the policy's model. If ``max_length`` is None, the model's maximum is used.
 
     Raises:
         ValueError: the model is not a transformers model.

@@ -15,7 +15,7 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 
-_IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
 
 
@@ -29,8 +29,8 @@ def serve(
 
     Args:
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
-        host: The address to listen on. Other addresses than 127.0.0.1 belong to a private network only, because the
-            token is sent unencrypted.
+        host: The address to listen on. Use an address other than 127.0.0.1 only in a private network, because the token
+            is sent unencrypted.
         port: The port to listen on.
         dtype: The dtype of vLLM's computation; the trainer's option ``dtype``. ``auto``: bfloat16 on a GPU that
             computes in it, else float32.
@@ -77,7 +77,7 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     # on the CPU.
     arguments += ["--enforce-eager", "--no-enable-chunked-prefill"]
     if not {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}.intersection(words):
-        arguments += ["--distributed-executor-backend", _IN_ENGINE]
+        arguments += ["--distributed-executor-backend", IN_ENGINE]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores

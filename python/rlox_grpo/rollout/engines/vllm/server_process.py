@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing.context
 import multiprocessing.spawn
 import os
 import runpy
@@ -13,7 +14,7 @@ from typing import Any
 
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.rollout.engines.vllm.http_bounds import HttpBounds, bound_uvicorn
-from rlox_grpo.rollout.engines.vllm.serve import find_device_settings
+from rlox_grpo.rollout.engines.vllm.serve import IN_ENGINE, find_device_settings
 
 _SHUTDOWN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
@@ -66,6 +67,15 @@ def watch_children() -> None:
     vars(multiprocessing.spawn)["get_command_line"] = get_watched
 
 
+def fork_engine() -> None:
+    """Fork the engine's process, as vLLM does on GPUs: on the CPU it would spawn one, which imports vLLM again.
+
+    vLLM 0.32 spawns on the CPU because it binds workers to processors, and this server has no such workers.
+    """
+    contexts: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
+    contexts["spawn"] = contexts["fork"]
+
+
 def use_device_settings() -> None:
     """Add the arguments of the device before those of the server, and the variables that the user has not set."""
     try:
@@ -74,6 +84,8 @@ def use_device_settings() -> None:
         print(f"rlox-grpo: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     sys.argv[1:1] = words
+    if IN_ENGINE in words and sys.platform == "linux":
+        fork_engine()
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 

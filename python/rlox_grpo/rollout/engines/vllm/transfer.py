@@ -31,7 +31,7 @@ class WeightTransfer:
         mark: ``version:digest`` of the weights; ``"none"`` before the first weights.
         file: the safetensors file of the weights; None with NCCL, and before the first weights.
         canary: the canary prompt that is checked after each transfer; None: no check.
-        is_loading: whether ``load_weights`` is running. Afterwards the trainer may change the tensors.
+        is_loading: whether ``load_weights`` is running. When it has ended, the trainer may change the tensors.
     """
 
     def __init__(

@@ -30,11 +30,11 @@ class WeightReceiver:
         return {name: list(shape) for name, shape in self._rlox_expected().items()}
 
     def rlox_rows(self) -> int:
-        """Number of completions that the server decodes at a time."""
+        """Return the number of completions that the server decodes at a time."""
         return int(self.scheduler_config.max_num_seqs)
 
     def rlox_dtype(self) -> str:
-        """The arithmetic of this worker's model, such as ``"bfloat16"``."""
+        """Return the arithmetic of this worker's model, such as ``"bfloat16"``."""
         return str(self.model_config.quantization or str(self.model_config.dtype).removeprefix("torch."))
 
     def rlox_load(self, path: str) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Several evaluation sets in training and in evaluate, each with its settings."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlox_grpo import GRPO, EvalSet
+from rlox_grpo.environments import Outcome
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.run.console import LatestMetrics
+from toy import PROMPTS, TARGET, ToyLM, options, stop_after
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def right_or_wrong(completions: Any, prompts: Any) -> list[float]:
+    return [float((completion == TARGET).any()) for completion in completions]
+
+
+def never_right(completions: Any, prompts: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+def make_trainer(folder: Path | None = None, **changes: Any) -> GRPO:
+    folders = {} if folder is None else {"output_dir": folder}
+    return GRPO(ToyLM(), right_or_wrong, **options(**folders, **changes))
+
+
+def read_evaluations(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_each_set_is_evaluated_with_its_settings(tmp_path: Path) -> None:
+    sets = {
+        "often": EvalSet(PROMPTS[:3], samples=2, every=2),
+        "seldom": EvalSet(PROMPTS[:2], temperature=0, rewards=never_right, max_new_tokens=1),
+    }
+    metrics = make_trainer(tmp_path, max_steps=5).train(PROMPTS, eval_prompts=sets)
+    lines = read_evaluations(tmp_path)
+    assert [line["step"] for line in lines] == [0, 2, 4, 5]
+    assert ["seldom/accuracy" in line for line in lines] == [True, False, False, True]
+    assert all("often/pass@2" in line and "often/pass@4" not in line for line in lines)
+    assert lines[-1]["seldom/accuracy"] == lines[-1]["seldom/rewards/never_right"] == 0.0
+    assert lines[-1]["seldom/mean_length"] == 1.0
+    assert metrics["eval/often/accuracy"] == lines[-1]["often/accuracy"]
+    assert "eval/accuracy" not in metrics
+    names = {path.name for path in (tmp_path / "completions").iterdir() if path.name.startswith("eval")}
+    assert names == {
+        *(f"eval_often_step_{step:06d}.jsonl" for step in (0, 2, 4, 5)),
+        *(f"eval_seldom_step_{step:06d}.jsonl" for step in (0, 5)),
+    }
+    report = (tmp_path / "report.html").read_text()
+    assert "Held-out accuracy, often" in report
+    assert "accuracy vs" not in report  # differences and limits are no lines of a chart
+    assert "accuracy low" not in report
+
+
+def test_the_console_shows_the_accuracy_of_each_set() -> None:
+    latest = LatestMetrics()
+    latest.take(3, {"eval/math/accuracy": 0.25, "eval/code/accuracy": 0.5, "eval/rewards/accuracy": 1.0})
+    assert latest.numbers() == ["math 25.0%", "code 50.0%"]
+
+
+def test_one_set_has_the_metrics_of_rows() -> None:
+    trainer = make_trainer()
+    assert trainer.evaluate(EvalSet(PROMPTS[:2])) == trainer.evaluate(PROMPTS[:2])
+    named = trainer.evaluate({"toy": PROMPTS[:2], "greedy": EvalSet(PROMPTS[:2], temperature=0)})
+    assert named["toy/accuracy"] == trainer.evaluate(PROMPTS[:2])["accuracy"]
+    assert named["greedy/mean_reward"] == trainer.evaluate(PROMPTS[:2], greedy=True)["mean_reward"]
+    assert trainer.evaluate(EvalSet(PROMPTS[:2], samples=3)).keys() >= {"pass@3"}
+
+
+def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path: Path) -> None:
+    sets = {"toy": EvalSet(PROMPTS[:4], every=2)}
+    make_trainer(tmp_path / "whole", max_steps=8).train(PROMPTS, eval_prompts=sets)
+    first = make_trainer(tmp_path / "cut", max_steps=8)
+    stop_after(first, 4)
+    first.train(PROMPTS, eval_prompts=sets)
+    make_trainer(tmp_path / "cut", max_steps=8).train(PROMPTS, eval_prompts=sets)
+    lines = read_evaluations(tmp_path / "whole")
+    assert read_evaluations(tmp_path / "cut") == lines
+    assert "toy/accuracy_vs_start" not in lines[0]
+    for line in lines[1:]:
+        change = line["toy/accuracy"] - lines[0]["toy/accuracy"]
+        assert line["toy/accuracy_vs_start"] == pytest.approx(change)
+        assert line["toy/accuracy_vs_start_low"] <= change <= line["toy/accuracy_vs_start_high"]
+
+
+def test_a_set_may_have_an_environment_and_a_system_prompt(make_tiny_model: Any, byte_tokenizer: Any) -> None:
+    async def two_turns(row: Any, chat: Any) -> Outcome:
+        await chat.turn(row["letters"])
+        await chat.turn("again")
+        return Outcome(1.0)
+
+    def zero(completions: Any, **_: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
+    trainer = GRPO(model, zero, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_new_tokens=3, log_to=())
+    plain = EvalSet(["a", "bc"], system_prompt="sys", samples=1)
+    (prompt, _) = trainer._held_out.load(plain)[""].prompts
+    assert prompt.text == "<system>sys<user>a<assistant>"
+    metrics = trainer.evaluate({"plain": plain, "turns": EvalSet([{"letters": "a"}], environment=two_turns)})
+    assert (metrics["plain/accuracy"], metrics["turns/accuracy"]) == (0.0, 1.0)
+    assert metrics["turns/rewards/two_turns"] == 1.0
+    assert any(name.startswith("turns/episode/") for name in metrics)
+    assert not any(name.startswith("plain/episode/") for name in metrics)
+
+
+@pytest.mark.parametrize(
+    ("sets", "error", "message"),
+    [
+        ({}, ConfigError, "eval_prompts has no set"),
+        ({"a/b": PROMPTS}, ConfigError, "eval_prompts: 'a/b' is not the name of a set"),
+        ({"rewards": PROMPTS}, ConfigError, "eval_prompts: 'rewards' is not the name of a set"),
+        ({"math": [], "code": PROMPTS}, ValueError, r"eval_prompts\['math'\]: "),
+        ({"math": EvalSet(PROMPTS, rewards=3)}, TypeError, r"eval_prompts\['math'\]: "),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_named(sets: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_trainer(max_steps=1).train(PROMPTS, eval_prompts=sets)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temprature": 1.0}, "unknown option 'temprature': did you mean 'temperature'?"),
+        ({"samples": 0}, "samples: input should be greater than or equal to 1, got 0"),
+        ({"temperature": 0, "samples": 4}, "temperature=0 with samples=4: greedy decoding gives the same completion"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EvalSet(PROMPTS, **settings)
+    assert message in str(error.value)

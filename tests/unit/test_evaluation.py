@@ -1,0 +1,139 @@
+"""The metrics of an evaluation and their intervals, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rlox_grpo.rewards import MathAnswer, TagFormat, score
+from rlox_grpo.run.evaluation import evaluate, measure_prompts, vote
+from rlox_grpo.run.intervals import difference_interval, mean_interval, share_interval, student_quantile
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+
+
+def group(index: int, gold: str, *texts: str, cut: int = 0) -> RolloutGroup:
+    """Completion n has n + 1 tokens; the first ``cut`` completions ended at the limit."""
+    completions = tuple(
+        Completion(np.arange(n + 1), np.zeros(n + 1, np.float32), "length" if n < cut else "stop", text)
+        for n, text in enumerate(texts)
+    )
+    return RolloutGroup(Prompt(np.arange(3), index, source="p", columns={"answer": gold}), completions)
+
+
+def measure(groups: list[RolloutGroup], *rules: Any) -> dict[str, float]:
+    prompts, samples = [one.prompt for one in groups], len(groups[0].completions)
+    engine = cast("Any", None)
+    return evaluate(engine, prompts, rules, Sampling(4), samples=samples, seed=0, generate=lambda *_: groups)[0]
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.706), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042)])
+def test_students_quantile_is_that_of_the_tables(degrees: int, expected: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(expected, rel=0.002)
+
+
+def test_the_interval_of_a_share() -> None:
+    """Four prompts of two samples, 4 of 8 right, p = ½.
+
+    Residuals (2 − 1, 1 − 1, 0 − 1, 1 − 1) / 2 = (½, 0, −½, 0), v = ½ / 3 / 4 = 1/24, effective ¼ · 24 = 6.
+    t = 3.182446, width t · √(¼ / 6 + t² / 144) / (1 + t² / 6) = 3.182446 · 0.3346637 / 2.687993 = 0.396224.
+    """
+    assert share_interval([2, 1, 0, 1], [2, 2, 2, 2]) == pytest.approx((0.103776, 0.896224), abs=1e-6)
+    assert share_interval([2, 1, 0, 1, 0], [2, 2, 2, 2, 0]) == share_interval([2, 1, 0, 1], [2, 2, 2, 2])
+
+
+def test_the_interval_of_a_share_has_a_width_where_all_are_right() -> None:
+    """p = 1, effective = 10 prompts, t² = 2.262157² = 5.117354: the lower limit is 1 / (1 + t² / 10).
+
+    Equal shares of ½ count as 40 samples: t · √(¼ / 40 + t² / 6400) / (1 + t² / 40) = 0.168391.
+    """
+    assert share_interval(np.full(10, 4), np.full(10, 4)) == pytest.approx((1 / 1.5117354, 1.0), abs=1e-3)
+    low, high = share_interval(np.full(10, 2), np.full(10, 4))
+    assert (low, high) == pytest.approx((0.331609, 0.668391), abs=1e-4)
+    assert share_interval([1], [2]) == (0.0, 1.0)
+    assert np.isnan(share_interval([0], [0])).all()
+
+
+def test_the_interval_of_a_mean() -> None:
+    """Mean 2, standard deviation 1, t = 4.302653 with 2 degrees: 2 ± 4.302653 / √3."""
+    assert mean_interval([1.0, 2.0, math.nan, 3.0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-5)
+    assert np.isnan(mean_interval([1.0])).all()
+
+
+def test_the_interval_of_paired_differences() -> None:
+    """Three prompts of one sample, each better by 1: with the two pairs (3 + 0) / 5 = 0.6, (3 + 1) / 5 − 0.36 = 0.44.
+
+    0.6 − 4.302653 · √(0.44 / 5) = −0.676373: three prompts show nothing.
+    """
+    assert difference_interval([1, 1, math.nan, 1], 1) == pytest.approx((-0.676373, 1.0), abs=1e-5)
+    low, high = difference_interval(np.full(30, 0.25), 4)
+    assert 0 < low < 0.25 < high
+    flipped = difference_interval(np.full(30, -0.25), 4)
+    assert flipped == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_intervals_cover_the_truth(samples: int) -> None:
+    """Of 400 sets of 30 prompts with different difficulties; 95 % ± 3 standard errors of 1.1 %."""
+    generator = np.random.default_rng(0)
+    shares, differences = [], []
+    for _ in range(400):
+        before = generator.beta(0.5, 0.5, 30)
+        after = np.clip(before + 0.1 * generator.choice([-1, 1, 1], 30), 0, 1)
+        right = generator.binomial(samples, [before, after])
+        low, high = share_interval(right[0], np.full(30, samples))
+        shares.append(low <= 0.5 <= high)
+        low, high = difference_interval((right[1] - right[0]) / samples, samples)
+        differences.append(low <= TRUE_DIFFERENCE <= high)
+    assert 0.915 <= np.mean(shares) <= 0.985
+    assert 0.915 <= np.mean(differences) <= 0.99  # wider for few samples
+
+
+_GRID = np.random.default_rng(1).beta(0.5, 0.5, 400_000)
+TRUE_DIFFERENCE = float((2 * np.clip(_GRID + 0.1, 0, 1) / 3 + np.clip(_GRID - 0.1, 0, 1) / 3 - _GRID).mean())
+
+
+def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
+    three, same, four = "the answer is 3", r"\boxed{3.0}", "the answer is 4"
+
+    def vote_on(gold: str, *texts: str) -> float:
+        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]))[0])
+
+    assert vote_on("3", three, same, four) == 1.0
+    assert vote_on("4", three, same, four) == 0.0
+    assert vote_on("4", three, four) == 0.5  # a tie: one of two answers is drawn
+    assert vote_on("4", "I do not know", "nor do I") == 0.0
+    assert vote_on("4", "I do not know", "so am I", four) == 1.0
+    first, second = score([group(0, "3", three, four), group(1, "3", three, same)], [MathAnswer()])
+    unscored = replace(first, components={"math_answer": np.full(2, np.nan, np.float32)})
+    np.testing.assert_array_equal(vote([unscored, second]), [np.nan, 1.0])
+
+
+def test_the_metrics_of_a_set() -> None:
+    """Right: 2 of 3 and 1 of 3. pass@2 = 1 and 1 − C(2, 2) / C(3, 2) = 2/3; the majority is right, then a tie of three.
+
+    Lengths are 1, 2, 3 for both prompts, and 2 of 6 samples ended at the limit.
+    """
+    right, wrong, other = "the answer is 3", "the answer is 4", "the answer is 5"
+    metrics = measure([group(0, "3", right, right, wrong, cut=2), group(1, "3", right, wrong, other)], MathAnswer())
+    assert (metrics["accuracy"], metrics["pass@1"]) == pytest.approx((0.5, 0.5))
+    assert metrics["pass@2"] == pytest.approx(5 / 6)
+    assert metrics["pass@3"] == 1.0
+    assert metrics["maj@3"] == pytest.approx((1 + 1 / 3) / 2)
+    assert metrics["mean_length"] == metrics["mean_length_low"] == metrics["mean_length_high"] == 2.0
+    assert metrics["truncated_share"] == pytest.approx(1 / 3)
+    for name in ("accuracy", "pass@1", "pass@2", "pass@3", "maj@3", "truncated_share"):
+        assert 0 <= metrics[f"{name}_low"] <= metrics[name] <= metrics[f"{name}_high"] <= 1
+    assert (metrics["accuracy_low"], metrics["accuracy_high"]) == share_interval([2, 1], [3, 3])
+
+
+def test_only_rules_on_final_answers_have_a_majority() -> None:
+    assert not {name for name in measure([group(0, "3", "a", "b")], TagFormat()) if name.startswith("maj@")}
+
+
+def test_the_shares_of_prompts() -> None:
+    scored = score([group(0, "3", "the answer is 3", "x"), group(1, "3", "x", "y")], [MathAnswer()])
+    assert measure_prompts(scored).tolist() == [0.5, 0.0]
