@@ -177,6 +177,8 @@ def train(
         trainer.evaluate(PROMPTS[:3])
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
+    if trainer.config.keep_best:
+        trainer.save(Path(folder) / "saved_best", best=True)
     if trainer.ranks.is_first:
         (Path(folder) / "metrics.json").write_text(json.dumps(metrics))
         (Path(folder) / "loaded.json").write_text(

@@ -36,6 +36,15 @@ def share_of_target(completions, prompts):
     return [float((completion == TARGET).float().mean()) for completion in completions]
 
 
+def near_half(completions, prompts):
+    """1 if half of the sampled tokens are ``TARGET``, less on both sides: in a run it rises and falls."""
+    return [1.0 - abs(share - 0.5) for share in share_of_target(completions, prompts)]
+
+
+KEEP_BEST = {"keep_best": "eval/toy/mean_reward", "eval_steps": 1}
+"""Options of a run with the evaluation set ``toy``."""
+
+
 def options(**changes):
     """Trainer options of a run of seconds."""
     saved = {"checkpoint_steps": 4} if "output_dir" in changes else {}

@@ -396,7 +396,7 @@ def test_keywords_and_methods_of_trl_that_the_trainer_does_not_have():
         TypeError, match=r"^train\(\) takes prompts, n_epochs, eval_prompts, and no .*did you mean 'resume'"
     ):
         GRPO.train(None, [], resume_from_checkpoint=True)
-    with pytest.raises(TypeError, match=r"^save\(\) takes path, merged, and no 'folder'"):
+    with pytest.raises(TypeError, match=r"^save\(\) takes path, merged, best, and no 'folder'"):
         GRPO.save(None, folder="out")
     with pytest.raises(AttributeError, match=r"no attribute 'save_model' \(TRL's\): call trainer.save\(path\)$"):
         _ = GRPO.__new__(GRPO).save_model

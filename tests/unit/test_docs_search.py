@@ -187,6 +187,9 @@ MORE = {
     "ppo_mini_batch_size": "migration/from_verl",
     "gsm8k example": "guides/data",
     "hyperparameters for small model": "guides/hyperparameters",
+    "best checkpoint": "guides/evaluate",
+    "keep the best checkpoint": "guides/evaluate",
+    "load_best_model_at_end": "guides/evaluate",
 }
 
 ABSENT = {
@@ -200,7 +203,6 @@ ABSENT = {
     "GKDTrainer": "migration/from_trl",
     "DistillationTrainer": "migration/from_trl",
     "use_policy_gradient": "migration/from_verl",
-    "best checkpoint": "concepts/limits",
     "MoE": "concepts/limits",
     "mixture of experts": "concepts/limits",
     "share a GPU": "guides/several_gpus",

@@ -220,22 +220,43 @@ def test_what_the_command_says_is_shown_and_is_in_the_error(tmp_path, capsys):
         on_ray._run([sys.executable, "-c", program.format(130)])
 
 
+def write_checkpoints(folder, **state):
+    """Write two checkpoints, each file of which holds its step; the state is that of the newest."""
+    for step in (1, 2):
+        checkpoint = folder / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        for name in ("model.safetensors", "config.json", *on_ray._NO_MODEL):
+            (checkpoint / name).write_text(str(step))
+    (folder / "checkpoints" / "step_000002" / "state.json").write_text(json.dumps(state))
+
+
 def test_save_copies_the_newest_model_without_the_state_of_the_run(tmp_path):
     trainer = make(tmp_path)
     assert trainer.step == 0
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         trainer.save(tmp_path / "saved")
-    for step in (1, 2):
-        folder = tmp_path / "run" / "checkpoints" / f"step_{step:06d}"
-        folder.mkdir(parents=True)
-        for name in ("model.safetensors", "config.json", *on_ray._NO_MODEL):
-            (folder / name).write_text(str(step))
+    write_checkpoints(tmp_path / "run")
     trainer.save(tmp_path / "saved")
     assert trainer.step == 2
     assert {path.name: path.read_text() for path in (tmp_path / "saved").iterdir()} == {
         "model.safetensors": "2",
         "config.json": "2",
     }
+
+
+def test_save_copies_the_best_model(tmp_path):
+    trainer = make(tmp_path)
+    write_checkpoints(tmp_path / "run", best={"step": 1})
+    trainer.save(tmp_path / "best", best=True)
+    assert (tmp_path / "best" / "model.safetensors").read_text() == "1"
+
+
+@pytest.mark.parametrize("state", [{}, {"best": {"step": None}}])
+def test_save_without_a_best_model_says_what_to_set(tmp_path, state):
+    trainer = make(tmp_path)
+    write_checkpoints(tmp_path / "run", **state)
+    with pytest.raises(ValueError, match=r"step_000002 names no best checkpoint: set keep_best"):
+        trainer.save(tmp_path / "best", best=True)
 
 
 def test_the_trainer_is_in_other_processes(tmp_path):

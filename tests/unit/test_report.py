@@ -169,6 +169,28 @@ def test_what_a_run_says_is_text_and_nothing_else(tmp_path, whole_run, hostile):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
 
 
+def test_samples_that_became_right_or_wrong_come_first(tmp_path):
+    """Two prompts of three samples; the first reward decides, and one sample has none."""
+    (tmp_path / "completions").mkdir()
+    for step, rewards in ((0, [[0, 1, 1], [0, None, 0]]), (8, [[1, 1, 0], [1, 1, 0.5]])):
+        lines = [
+            {"step": step, "prompt": f"p{prompt}", "completion": f"s{step} p{prompt} {index}"}
+            | {"rewards": {"answer": reward, "format": 1.0}, "reward": 1.0}
+            for prompt, row in enumerate(rewards)
+            for index, reward in enumerate(row)
+        ]
+        path = tmp_path / "completions" / f"eval_step_{step:06d}.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = " ".join("".join(page_of(tmp_path).text).split())
+    assert "Of 6 samples in both files, 2 became right and 1 became wrong" in text
+    learned = text.index("Wrong before, right after: 2")
+    lost, firsts = text.index("Right before, wrong after: 1"), text.index("All 2 held-out prompts")
+    assert learned < lost < firsts
+    assert re.findall(r"s\d p\d \d", text[learned:lost]) == ["s0 p0 0", "s8 p0 0", "s0 p1 0", "s8 p1 0"]
+    assert re.findall(r"s\d p\d \d", text[lost:firsts]) == ["s0 p0 2", "s8 p0 2"]
+    assert re.findall(r"s\d p\d \d", text[firsts:]) == ["s0 p0 0", "s8 p0 0", "s0 p1 0", "s8 p1 0"]
+
+
 def test_a_run_with_nothing_in_it_says_what_is_missing(tmp_path):
     (tmp_path / "config.toml").touch()
     text = "".join(page_of(tmp_path).text)

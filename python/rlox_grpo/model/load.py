@@ -261,7 +261,9 @@ def _load_pretrained(
         if Path(source).is_file():
             there = "; it is a file: pass the folder that holds config.json and the weights"
         elif newest := sorted(Path(source).glob("checkpoints/step_*")):
-            there = f"; it is the folder of a run: pass {str(newest[-1])!r}"
+            best = Path(source) / "checkpoints" / "best"
+            or_best = f", or the best one, {str(best)!r}" if best.exists() else ""
+            there = f"; it is the folder of a run: pass {str(newest[-1])!r}{or_best}"
         reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
         reason = reason.rstrip(".") + (f"; it is no causal language model, and {NOT_SUPPORTED}" if cut else "")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error

@@ -55,12 +55,13 @@ def save_checkpoint(
     state: Mapping[str, Any],
     *,
     keep: int,
+    best: Path | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
     teacher_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write ``root/step_<step>`` and remove all but the ``keep`` newest checkpoints.
+    """Write ``root/step_<step>`` and remove all but the ``keep`` newest checkpoints and ``best``.
 
     ``from_pretrained`` loads the checkpoint of a transformers model or a peft adapter. Only the process that has the
     lock of the run folder (:mod:`rlox_grpo.run.folder`) may call this.
@@ -117,7 +118,7 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:  # SafetensorError also reports a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
-    remove_old(root, keep=keep, newest=target)
+    remove_old(root, keep=keep, newest=target, best=best)
     return target
 
 
@@ -323,6 +324,21 @@ def load_weights(
             tensor.copy_(shard_like(saved[name], tensor))
             if masters and name in masters:
                 masters[name].copy_(saved[name])
+
+
+def read_weights(checkpoint: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``weights``, whole parameters by name, with the values that the checkpoint has of them, and its buffers.
+
+    The frozen parameters of a LoRA model, which a checkpoint does not have, stay.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    saved = _tensors(checkpoint / "model.safetensors")
+    return {
+        **weights,
+        **{name: tensor.to(weights[name].device) if name in weights else tensor for name, tensor in saved.items()},
+    }
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:

@@ -60,12 +60,12 @@ def evaluate(
     metrics = with_interval("accuracy", _mean(np.concatenate(right)), share_interval(sums, counts))
     if unscored:
         metrics["frac_unscored"] = unscored
-    for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
+    for k in list_k(samples):
         passed = np.array([pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k])
         # Of n samples there are n // k separate draws of k.
         draws = np.array([count // k for count in counts if count >= k])
         metrics |= with_interval(f"pass@{k}", _mean(passed), share_interval(passed * draws, draws))
-    if samples > 1 and isinstance(reward_fns[0], ANSWER_RULES):
+    if has_vote(samples, reward_fns):
         votes = vote(groups)
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
@@ -82,6 +82,16 @@ def evaluate(
         metrics[f"rewards/{name}"] = _mean(np.concatenate(arrays))
     metrics |= episode_metrics(groups)
     return metrics, groups
+
+
+def list_k(samples: int) -> list[int]:
+    """Return the k of ``pass@k`` for so many samples of each prompt: the powers of 2, and ``samples``."""
+    return sorted({2**power for power in range(samples.bit_length())} | {samples})
+
+
+def has_vote(samples: int, reward_fns: Sequence[RewardFn]) -> bool:
+    """Whether an evaluation has ``maj@k``: several samples, whose final answers the first reward reads."""
+    return samples > 1 and isinstance(reward_fns[0], ANSWER_RULES)
 
 
 def vote(groups: Sequence[ScoredGroup]) -> Float64Array:

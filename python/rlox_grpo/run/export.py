@@ -18,8 +18,9 @@ from rlox_grpo.config import records
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.run.checkpoint import export_model
+from rlox_grpo.run.checkpoint import export_model, read_state, read_weights
 from rlox_grpo.run.files import replace_file
+from rlox_grpo.run.history import require_good
 from rlox_grpo.update.protocol import Updater, gather_weights
 
 CARD = "README.md"
@@ -122,17 +123,23 @@ def export_policy(
     rewards: Sequence[str],
     step: int,
     metrics: Mapping[str, float],
+    checkpoint: Path | None = None,
 ) -> None:
     """Write the model, its tokenizer and a model card; see :meth:`rlox_grpo.GRPO.save`.
 
-    ``config``, ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
+    ``config``, ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`. With
+    ``checkpoint``, its weights, step and metrics are written instead.
     """
     model: Any = policy.model
     if merged and not hasattr(model, "peft_config"):
         raise ValueError("merged=True: the model has no adapter; call save(path)")
     whole = gather_weights(updater, ranks)
     if ranks.is_first:
-        is_local = not updater.is_sharded and not updater.masters
+        is_local = not updater.is_sharded and not updater.masters and checkpoint is None
+        if checkpoint is not None:
+            require_good(checkpoint)
+            state, whole = read_state(checkpoint), read_weights(checkpoint, whole)
+            step, metrics = state["step"], state["last_metrics"]
         adapters = getattr(model, "peft_config", None)
         base = next(iter(adapters.values())).base_model_name_or_path if adapters else getattr(model, "name_or_path", "")
         # Before the model is written: save_pretrained replaces the card in the folder.

@@ -55,10 +55,12 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(torn, ignore_errors=True)
 
 
-def remove_old(root: Path, *, keep: int, newest: Path) -> None:
-    """Remove all but the ``keep`` checkpoints that were written last. ``newest`` is always kept."""
+def remove_old(root: Path, *, keep: int, newest: Path, best: Path | None = None) -> None:
+    """Remove all but the ``keep`` checkpoints that were written last. ``newest`` and ``best`` are always kept."""
     others = sorted((path for path in checkpoints(root) if path != newest), key=read_write_time)
     for old in others[: max(0, len(others) - (keep - 1))]:
+        if old == best:
+            continue
         # Rename it first: a kill during the removal must not leave half a checkpoint that a resume would read.
         gone = partial_path(old)
         try:

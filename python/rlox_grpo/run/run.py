@@ -20,6 +20,7 @@ from rlox_grpo.errors import EXITS, CheckpointError, NonFiniteError, describe_er
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.run.best import BestCheckpoint, link_best
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
     TEACHER,
@@ -80,6 +81,7 @@ class Run:
         callbacks: Callbacks,
         restore: Path | None,
         is_torn: bool = False,
+        best: BestCheckpoint | None = None,
     ) -> None:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
@@ -94,6 +96,7 @@ class Run:
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
             is_torn: whether an error ended the last call within a step that had changed weights: the run goes back to
                 its newest checkpoint.
+            best: chooses the checkpoint that ``keep_best`` keeps, and is one of the owners.
 
         Raises:
             CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
@@ -114,6 +117,7 @@ class Run:
         """The batches under way in the checkpoint, as :meth:`Sampler.state_dict`; None without a checkpoint."""
         self._saved_step: int | None = None
         self._save_is_due = False
+        self._best = best
         self._sinks = Sinks({})
         self._warned: set[str] = set()
         self._has_collapsed = False
@@ -149,14 +153,55 @@ class Run:
                 changed=changed,
                 config=config.to_toml(origin),
             )
+        self._forget_missing_best()
+        self._link_best()
+
+    def _forget_missing_best(self) -> None:
+        """Forget the best checkpoint if it is gone, as after a resume from an earlier one. Every rank decides alike."""
+        path = self.best_checkpoint
+        if path is None or self._ranks.gather(path.is_dir())[0]:
+            return
+        if self._ranks.is_first:
+            logger.warning("%s, the best checkpoint so far, is not there: the next evaluation is the best", path)
+        if self._best is not None:
+            self._best.forget()
+
+    def _link_best(self) -> None:
+        """Let ``checkpoints/best`` name the best checkpoint."""
+        if self._written_folder is not None:
+            with self._warning_once("the link checkpoints/best"):
+                link_best(self._written_folder / "checkpoints", None if self._best is None else self._best.step)
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint that ``keep_best`` keeps; None without an evaluation."""
+        if self._folder is None or self._best is None or self._best.step is None:
+            return None
+        return checkpoint_path(self._folder / "checkpoints", self._best.step)
 
     @property
     def progress_fields(self) -> dict[str, float]:
-        """Fields of the returned metrics: ``resumed_from_step`` (0 for a new run) and ``steps_trained``."""
+        """Fields of the returned metrics: ``resumed_from_step`` (0 for a new run) and ``steps_trained``.
+
+        With ``keep_best`` also ``best_step`` and ``best_value``, NaN without an evaluation.
+        """
+        nan, best = float("nan"), self._best
         return {
             "resumed_from_step": float(self._first_step),
             "steps_trained": float(self._progress.step - self._first_step),
-        }
+        } | (
+            {}
+            if best is None
+            else {
+                "best_step": nan if best.step is None else float(best.step),
+                "best_value": nan if best.value is None else best.value,
+            }
+        )
+
+    def announce_best(self) -> None:
+        """Log which checkpoint ``keep_best`` keeps."""
+        if self._folder is not None and self._best is not None:
+            self._say(self._best.describe(self._folder / "checkpoints"))
 
     def list_prompts_under_way(self) -> list[int]:
         """Return the indices of the prompts that the checkpoint's run had drawn and not trained."""
@@ -263,9 +308,16 @@ class Run:
                 for name, scored in groups.items():
                     kind = f"eval_{name}_step" if name else "eval_step"
                     write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
+        if self._best is not None:
+            value = metrics.get(self._best.metric.removeprefix("eval/"))
+            # The checkpoint is written after the step's metrics, which it holds.
+            self._save_is_due |= self._best.take(step, self._ranks.gather(value)[0])
 
     def save_if_due(self) -> None:
-        """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
+        """Write a checkpoint every ``checkpoint_steps``, and of the best evaluation.
+
+        If it fails, warn and try again after the next step.
+        """
         every = self._config.checkpoint_steps
         if not (self._save_is_due or (every > 0 and self._progress.step % every == 0)):
             return
@@ -273,6 +325,8 @@ class Run:
             self.save()
         except CheckpointError as error:
             self._save_is_due = True
+            if self._best is not None:
+                self._best.withdraw(self._progress.step)
             warnings.warn(
                 f"{error}; training continues and tries again after the next step", RuntimeWarning, stacklevel=3
             )
@@ -344,6 +398,7 @@ class Run:
                 moments,
                 state,
                 keep=keep,
+                best=self.best_checkpoint,
                 weights=weights,
                 reference_state=None if self._reference is None else self._reference.state_dict(),
                 teacher_state=None if self._teacher is None else self._teacher.state_dict(),
@@ -359,6 +414,7 @@ class Run:
                 f"after step {self._progress.step} {error}: no checkpoint of it was written; saved up to "
                 f"{name_newest(self._folder)}"
             ) from error
+        self._link_best()
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
         """Return advice for the user of a run that stopped.

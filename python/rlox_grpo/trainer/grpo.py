@@ -28,10 +28,12 @@ from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
+from rlox_grpo.run.best import BestCheckpoint
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
 from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
+from rlox_grpo.run.history import checkpoint_step
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
@@ -146,6 +148,7 @@ class GRPO:
             teacher_prompts=step.teacher_prompts,
             teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
         )
+        self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
@@ -217,11 +220,12 @@ class GRPO:
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. Also
-            ``resumed_from_step``, 0 for a new run, and ``steps_trained``, the steps of this call.
+            ``resumed_from_step``, 0 for a new run, and ``steps_trained``, the steps of this call; with ``keep_best``
+            ``best_step`` and ``best_value``, the step and the metric of the best checkpoint (NaN if there is none).
 
         Raises:
-            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; or weights,
-                gradients and moments that do not fit on the GPU.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; a metric in
+                ``keep_best`` that no evaluation has; or weights, gradients and moments that do not fit on the GPU.
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; this optimizer step was not taken.
             CheckpointError: another run uses ``output_dir``, or a checkpoint cannot be written or resumed.
@@ -236,6 +240,7 @@ class GRPO:
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
                 if self.step >= self.progress.total_steps:
+                    run.announce_best()
                     return add_short_names(run.last_metrics, run.progress_fields)
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with (
@@ -270,6 +275,7 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
+            run.announce_best()
             if self.step < self.progress.total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
@@ -314,6 +320,8 @@ class GRPO:
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = self._held_out.load(eval_prompts)
+        if self._best is not None:
+            self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest())
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -342,6 +350,7 @@ class GRPO:
                 "moving_baselines": step.moving_baselines,
                 "kl_weight": step.kl_weight,
                 "evaluations": self._held_out.history,
+                **({} if self._best is None else {"best": self._best}),
             },
             rewards=self._reward_digests,
             data={**digest_data(train_prompts), **frozen, **self._digests},
@@ -350,6 +359,7 @@ class GRPO:
             callbacks=self.callbacks,
             restore=restore,
             is_torn=is_torn,
+            best=self._best,
         )
         plan = make_plan(
             len(train_prompts) if stream is None else self.config.prompts_per_step,
@@ -452,7 +462,7 @@ class GRPO:
                 return {name: evaluate(loaded) for name, loaded in sets.items()}
 
     @explain_keywords
-    def save(self, path: str | Path, *, merged: bool = False) -> None:
+    def save(self, path: str | Path, *, merged: bool = False, best: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
         For a plain module, only ``model.safetensors`` is written. Call this on every rank; rank 0 writes.
@@ -460,9 +470,11 @@ class GRPO:
         Args:
             path: the folder.
             merged: write the whole model with the LoRA adapter merged in, instead of the adapter alone.
+            best: write the weights of the checkpoint that ``keep_best`` keeps, instead of the current ones.
 
         Raises:
-            ValueError: ``merged=True`` without an adapter.
+            ValueError: ``merged=True`` without an adapter, or ``best=True`` without an evaluation by ``keep_best``.
+            CheckpointError: the best checkpoint is damaged.
         """
         export_policy(
             Path(path),
@@ -474,7 +486,24 @@ class GRPO:
             rewards=make_unique_names(self.reward_fns),
             step=self.step,
             metrics=self._last_metrics,
+            checkpoint=self._find_best() if best else None,
         )
+
+    def _find_best(self) -> Path | None:
+        """Return the checkpoint that ``keep_best`` keeps; None if its weights are the current ones.
+
+        Raises:
+            ValueError: there is no best checkpoint.
+        """
+        if self._best is None:
+            raise ValueError("best=True needs keep_best, such as GRPO(…, keep_best='eval/accuracy')")
+        if self._run is None or self._best.step is None:
+            raise ValueError(
+                f"best=True: train has not measured {self._best.metric} yet, so there is no best checkpoint"
+            )
+        # A callback may save before the checkpoint of the step is written.
+        is_current = self._best.step == self.step and self.progress.weights_are_whole
+        return None if is_current else self._run.best_checkpoint
 
     @explain_keywords
     def push_to_hub(
@@ -482,6 +511,7 @@ class GRPO:
         repo_id: str,
         *,
         merged: bool = False,
+        best: bool = False,
         private: bool | None = None,
         token: str | None = None,
         revision: str | None = None,
@@ -493,26 +523,29 @@ class GRPO:
 
         Args:
             repo_id: ``owner/name``; the repository is created if there is none.
-            merged: see :meth:`save`.
+            merged, best: see :meth:`save`.
             private: visibility of a new repository; None: the default of the hub or the organization.
             token: None: the token of ``hf auth login`` or of the environment.
             revision: an existing branch; None: main.
             commit_message: None: a message with the step.
 
         Raises:
-            ValueError: an invalid ``repo_id``, a plain module, or ``merged=True`` without an adapter.
+            ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, or ``best=True``
+                without an evaluation by ``keep_best``.
             huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message has its reason.
         """
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
+        checkpoint = self._find_best() if best else None
+        step = self.step if checkpoint is None else checkpoint_step(checkpoint)
         return push_checkpoint(
-            partial(self.save, merged=merged),
+            partial(self.save, merged=merged, best=best),
             repo_id,
             self.ranks,
             private=private,
             token=token,
             revision=revision,
-            message=commit_message or f"step {self.step} of GRPO",
+            message=commit_message or f"step {step} of GRPO",
         )
 
     @contextmanager

@@ -29,7 +29,7 @@ from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.run.eval_history import EvaluationHistory
-from rlox_grpo.run.evaluation import evaluate, measure_prompts
+from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
@@ -152,6 +152,30 @@ class HeldOut:
             settings=asked,
             episodes=runner,
         )
+
+    def find_set(self, metric: str, sets: Mapping[str, LoadedSet]) -> LoadedSet:
+        """Return the set of ``metric``, by which ``keep_best`` chooses a checkpoint.
+
+        Raises:
+            ConfigError: no set has the metric, or less of it may be better.
+        """
+        sets_by_metric = {
+            f"eval/{score}": loaded for name, loaded in sets.items() for score in self._list_scores(name, loaded)
+        }
+        if metric not in sets_by_metric:
+            reason = "no evaluation has it, or more of it is not better"
+            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(sets_by_metric)}")
+        return sets_by_metric[metric]
+
+    def _list_scores(self, name: str, loaded: LoadedSet) -> list[str]:
+        """Return the metrics that each evaluation of the set ``name`` has, and of which more is better."""
+        scores = ["accuracy", *(f"pass@{k}" for k in list_k(loaded.samples)), "mean_reward"]
+        if has_vote(loaded.samples, loaded.reward_fns):
+            scores.append(f"maj@{loaded.samples}")
+        scores += [f"rewards/{function}" for function in make_unique_names(loaded.reward_fns)]
+        if self.stages.run.eval_greedy and loaded.sampling.temperature > 0:
+            scores.append("greedy_accuracy")
+        return [*prefix(name, dict.fromkeys(scores, 0.0))]
 
     def evaluate(self, loaded: LoadedSet, *, samples: int | None = None, greedy: bool = False) -> Evaluated:
         """Evaluate a set once; see :func:`rlox_grpo.run.evaluation.evaluate`.

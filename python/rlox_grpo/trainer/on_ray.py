@@ -25,8 +25,9 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.prompts.load import PromptsLike, list_entries
 from rlox_grpo.prompts.stream import is_stream
+from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import read_jsonl, replace_file
-from rlox_grpo.run.history import checkpoint_step, checkpoints
+from rlox_grpo.run.history import checkpoint_path, checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.trainer.sources import STAYS_HERE, make_eval_table, make_table, name_callable, resolve_path
 
@@ -193,16 +194,25 @@ class RayRun:
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
 
     @explain_keywords
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, best: bool = False) -> None:
         """Copy the model of the newest checkpoint, a Hugging Face folder with its tokenizer.
+
+        Args:
+            path: the folder.
+            best: copy the checkpoint that ``keep_best`` keeps instead.
 
         Raises:
             CheckpointError: there is no checkpoint.
+            ValueError: ``best=True`` without an evaluation by ``keep_best``.
         """
         listed = checkpoints(self.output_dir / "checkpoints")
         if not listed:
             raise CheckpointError(f"{self.output_dir} has no checkpoint: train first, with checkpoint_steps above 0")
-        shutil.copytree(listed[-1], path, ignore=shutil.ignore_patterns(*_NO_MODEL), dirs_exist_ok=True)
+        step = read_state(listed[-1]).get("best", {}).get("step") if best else checkpoint_step(listed[-1])
+        if step is None:
+            raise ValueError(f"best=True: {listed[-1]} names no best checkpoint: set keep_best, and pass eval_prompts")
+        checkpoint = checkpoint_path(self.output_dir / "checkpoints", step)
+        shutil.copytree(checkpoint, path, ignore=shutil.ignore_patterns(*_NO_MODEL), dirs_exist_ok=True)
 
     def _write_sets(self, eval_prompts: Any, folder: Path) -> list[dict[str, Any]]:
         """Write the rows of each evaluation set to a file, and return the tables of ``[[eval]]``."""

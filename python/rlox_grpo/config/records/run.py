@@ -35,6 +35,12 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     keep_checkpoints: int = _resumable_option(
         2, "Number of the newest checkpoints to keep.", ge=1, only_with={"output_dir": SET}
     )
+    keep_best: str | None = _resumable_option(
+        None,
+        "Metric of an evaluation, such as eval/accuracy, or eval/math/accuracy of the set math. The checkpoint of the "
+        "evaluation with the highest value is kept too, and checkpoints/best links to it.",
+        only_with={"output_dir": SET, "eval_prompts": SET},
+    )
     eval_steps: int = _resumable_option(
         0,
         "Steps between evaluations of eval_prompts; 0: only at the start and at the end.",

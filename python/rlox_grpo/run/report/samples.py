@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlox_grpo.groups import RIGHT
 from rlox_grpo.run.report.read import read_rows
 from rlox_grpo.run.report.text import escape, model_text, number
 
 _MAX_PAIRS = 8
+_MAX_CHANGED = 4
 _MAX_STEPS = 4
 _MAX_GROUPS = 2
 _MAX_MESSAGES = 64
@@ -22,20 +25,57 @@ Row = dict[str, Any]
 
 
 def before_and_after(held_out: Mapping[int, Path]) -> str:
-    """Show held-out prompts at the first and the last evaluation, side by side; empty with fewer than two."""
+    """Show held-out samples at the first and the last evaluation, side by side; empty with fewer than two.
+
+    First those that became right or wrong, then the first sample of each prompt. Draws depend on the prompt and the
+    index of a sample alone, so that the two samples of a pair differ by the weights.
+    """
     if len(held_out) < 2:
         return ""
-    first, last = min(held_out), max(held_out)
-    before, after = _by_prompt(read_rows(held_out[first])), _by_prompt(read_rows(held_out[last]))
-    shared = [prompt for prompt in before if prompt in after]
-    pairs = "".join(
-        f'<article class="pair"><h3>Prompt {number}</h3>{model_text(before[prompt]["prompt"])}<div class="columns">'
-        f"{_completion(before[prompt], f'Step {first:,}')}{_completion(after[prompt], f'Step {last:,}')}"
-        "</div></article>"
-        for number, prompt in enumerate(shared[:_MAX_PAIRS], start=1)
+    steps = min(held_out), max(held_out)
+    before, after = (_by_sample(read_rows(held_out[step])) for step in steps)
+    pairs = [(before[sample], after[sample]) for sample in before if sample in after]
+    firsts = [(before[sample], after[sample]) for sample in before if sample in after and sample[1] == 0]
+    learned = [pair for pair in pairs if (_is_right(pair[0]), _is_right(pair[1])) == (False, True)]
+    lost = [pair for pair in pairs if (_is_right(pair[0]), _is_right(pair[1])) == (True, False)]
+    note = (
+        f"Of {len(pairs):,} samples in both files, {len(learned):,} became right and {len(lost):,} became wrong. A "
+        "sample is right if its first reward is at least 1."
     )
-    which = f"The first {_MAX_PAIRS} of {len(shared)}" if len(shared) > _MAX_PAIRS else f"All {len(shared)}"
-    return f'<p class="quiet">{which} held-out prompts in both files, in their order, not chosen.</p>{pairs}'
+    which = f"The first {_MAX_PAIRS} of {len(firsts)}" if len(firsts) > _MAX_PAIRS else f"All {len(firsts)}"
+    order = f'<p class="quiet">{which} held-out prompts in both files, in their order, not chosen.</p>'
+    return (
+        (f'<p class="quiet">{note}</p>' if learned or lost else "")
+        + _show_changed("Wrong before, right after", learned, steps)
+        + _show_changed("Right before, wrong after", lost, steps)
+        + order
+        + "".join(_pair(f"Prompt {number}", pair, steps) for number, pair in enumerate(firsts[:_MAX_PAIRS], start=1))
+    )
+
+
+def _show_changed(title: str, pairs: list[tuple[Row, Row]], steps: tuple[int, int]) -> str:
+    """Show the first pairs of samples that changed in one way, folded; empty without any."""
+    if not pairs:
+        return ""
+    shown = pairs[:_MAX_CHANGED]
+    count = f"{len(pairs):,}" if len(pairs) == len(shown) else f"the first {len(shown)} of {len(pairs):,}"
+    body = "".join(_pair(f"Sample {number}", pair, steps) for number, pair in enumerate(shown, start=1))
+    return f"<details><summary><h3>{title}: {count}</h3></summary>{body}</details>"
+
+
+def _pair(title: str, pair: tuple[Row, Row], steps: tuple[int, int]) -> str:
+    completions = "".join(_completion(row, f"Step {step:,}") for row, step in zip(pair, steps, strict=True))
+    return (
+        f'<article class="pair"><h3>{title}</h3>{model_text(pair[0]["prompt"])}<div class="columns">{completions}</div>'
+        "</article>"
+    )
+
+
+def _is_right(row: Row) -> bool | None:
+    """Whether the first reward of a sample is at least 1; None if it has none."""
+    rewards = row.get("rewards")
+    first = next(iter(rewards.values()), None) if isinstance(rewards, dict) else None
+    return first >= RIGHT if isinstance(first, (int, float)) else None
 
 
 def training_samples(samples: Mapping[int, Path]) -> str:
@@ -133,9 +173,12 @@ def _sign(advantage: Any) -> str:
     return "up" if advantage > 0 else "down"
 
 
-def _by_prompt(rows: list[Row]) -> dict[str, Row]:
-    """Keep the first completion for each prompt, in the order of the file."""
-    first_rows: dict[str, Row] = {}
+def _by_sample(rows: list[Row]) -> dict[tuple[str, int], Row]:
+    """Return the completions by prompt and by index among those of the prompt, in the order of the file."""
+    samples: dict[tuple[str, int], Row] = {}
+    counts: Counter[str] = Counter()
     for row in rows:
-        first_rows.setdefault(json.dumps(row.get("prompt")), {**row, "prompt": row.get("prompt")})
-    return first_rows
+        prompt = json.dumps(row.get("prompt"))
+        samples[prompt, counts[prompt]] = {**row, "prompt": row.get("prompt")}
+        counts[prompt] += 1
+    return samples
