@@ -161,6 +161,12 @@ def train(
     policy = tiny_policy(tied=tied) if source is None else source
     reward = even_tokens if by_steps else share_of_even
     teacher = taught if isinstance(taught, str) else other_policy() if taught else None
+    rows = PROMPTS
+    if taught == "by row":  # the other teacher has larger logits
+        teacher = {"first": other_policy(), "second": other_policy()}
+        with torch.no_grad():
+            teacher["second"].lm_head.weight.mul_(3.0)
+        rows = [{"prompt": prompt, "teacher": ("first", "second")[at % 3 % 2]} for at, prompt in enumerate(PROMPTS)]
     trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
         callback.model = trainer.model
@@ -169,7 +175,7 @@ def train(
         object.__setattr__(step, "policy_loss", breaking(step.policy_loss))
     if evaluate_first:
         trainer.evaluate(PROMPTS[:3])
-    metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
+    metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:
         trainer.save(Path(folder) / "saved_best", best=True)

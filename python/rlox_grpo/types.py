@@ -207,6 +207,7 @@ class ScoredGroup:
             belongs to the last turn.
         step_scores: The steps of each completion by function, for functions that return :class:`StepScores`; None where
             a function does not apply. The ends are offsets of tokens.
+        feedback: What each rule says about each completion, for those that say something; None where it says nothing.
     """
 
     group: RolloutGroup
@@ -218,6 +219,7 @@ class ScoredGroup:
     measures: Mapping[str, Float32Array] = field(default_factory=dict)
     turn_rewards: tuple[Float32Array, ...] | None = None
     step_scores: Mapping[str, tuple[StepScores | None, ...]] = field(default_factory=dict)
+    feedback: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,9 @@ from byte_model import (
     training,
 )
 
-from rlox_grpo.errors import EngineError
+from rlox_grpo.batch.build import build_batch, group_tokens
+from rlox_grpo.errors import EngineError, ReferenceServerError
+from rlox_grpo.reference.vllm_server import connect_to_vllm
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
@@ -106,6 +108,28 @@ def test_greedy_and_log_probs_are_the_trainers(engine, model):
                 expected = log_probs(model, group.prompt, completion.token_ids, temperature)
                 # float32 through other kernels; 2.3e-5 was the largest gap over 384 tokens of a larger model.
                 np.testing.assert_allclose(completion.log_probs, expected, atol=2e-4, rtol=0)
+
+
+def test_the_server_is_a_teacher(engine, model, launcher, byte_tokenizer, tmp_path):
+    """Its prompt_logprobs are the log-probs of the model, whatever the cache of prefixes holds; so is its tokenizer."""
+    (tmp_path / "key").write_text(os.environ[TOKEN_VARIABLE])
+    teacher = connect_to_vllm(f"{launcher.url}/v1", str(tmp_path / "key"), 120.0, tokenizer=byte_tokenizer)
+    prompts = [prompt(LONG), prompt(9, index=1)]
+    completions = [[prompt(12, index=2 + row).token_ids[: 12 - row] for row in range(3)] for _ in prompts]
+    batch = build_batch(
+        [group_tokens(one.token_ids, ids) for one, ids in zip(prompts, completions, strict=True)], np.zeros(6)
+    )
+    for _ in range(2):
+        measured = teacher(batch)
+        for row, (one, ids) in enumerate((p, ids) for p, of in zip(prompts, completions, strict=True) for ids in of):
+            # float32 through other kernels, as above
+            np.testing.assert_allclose(measured[row, : len(ids)], log_probs(model, one, ids), atol=2e-4, rtol=0)
+            assert not measured[row, len(ids) :].any()
+    with pytest.raises(ReferenceServerError, match="HTTP 400: .*256"):
+        teacher(build_batch([group_tokens(prompt(250).token_ids, [prompt(40).token_ids])], np.zeros(1)))
+    (tmp_path / "key").write_text("wrong")
+    with pytest.raises(ReferenceServerError, match="HTTP 401"):
+        connect_to_vllm(f"{launcher.url}/v1", str(tmp_path / "key"), 120.0)
 
 
 def test_a_seed_decides_and_the_order_does_not(engine, byte_tokenizer):

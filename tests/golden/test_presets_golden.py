@@ -241,6 +241,14 @@ def opd_full(x: Any, sg: Any) -> float:
     return token_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + whole_kl(x.lp, x.teacher))
 
 
+def sdft(x: Any, sg: Any) -> float:
+    return paper_mean(x, whole_kl(x.lp, x.teacher))
+
+
+def sdpo(x: Any, sg: Any) -> float:
+    return token_mean(x, whole_kl(x.lp, x.teacher))
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -341,6 +349,8 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("echo", False): echo,
     ("opd", False): opd,
     ("opd_full", False): opd_full,
+    ("sdft", False): sdft,
+    ("sdpo", False): sdpo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -388,6 +398,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
         rewards = rewards - coef * (kl * x.mask).sum(1)
     advantages = make_advantages(config.split().advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
+    advantages = advantages * (config.advantage_fn != "zero")
     by_group = advantages.reshape(-1, G)
     has_teacher, is_full = "teacher_coef" in PRESETS[name].values, config.teacher_kl == "full"
     kept = np.repeat((by_group != 0).any(1) | trains_equal_rewards(config.split(), has_teacher=has_teacher), G)
@@ -489,6 +500,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "kl_bias_correction": ({"kl_bias_correction": True},),
     "kl_schedule": ({"kl_schedule": "constant"},),
     "kl_coef_end": ({"kl_coef_end": 0.09},),
+    "advantage_fn": ({"advantage_fn": None},),
     "teacher_coef": ({"teacher_coef": 0.5},),
     "teacher_in": ({"teacher_in": "loss"}, {"teacher_in": "advantage", "teacher_kl": "sampled"}),
     "teacher_kl": ({"teacher_kl": "sampled"}, {"teacher_kl": "full", "teacher_in": "loss"}),
@@ -507,6 +519,8 @@ def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
             continue  # TRL's default, which acts once there is a penalty
         if field == "covariance_share" and name == "clip_cov":
             continue  # one token of the data lies within its bounds; test_policy_loss_golden.py has others
+        if field == "zero_variance" and "advantage_fn" in values:
+            continue  # drop_always would leave out every group, and is refused
         if field == "zero_variance" and values.get("kl_in") == "reward":
             continue  # KL makes equal rewards differ but in a first step; the table below has it
         changes = [c for c in CHANGES[field] if c[field] != values[field]]
@@ -527,6 +541,10 @@ def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
 
 ADAM = ("adam_beta1", "adam_beta2")
 ADAPTER = {"lora_rank": 128}
+HINTS = {
+    "sdft": {"teacher_prompt": "{prompt}\n\n{privileged_context}", "teacher_mix": 0.05},
+    "sdpo": {"teacher_prompt": "rlox_grpo.prompts.reprompt:show_solution_or_feedback", "teacher_mix": 0.05},
+}
 # What most presets have. Each row below lists every setting in which its preset differs.
 USUAL: dict[str, Any] = {
     "prompts_per_step": 16,
@@ -626,6 +644,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "reference": "auto",
     },
     "opd_full": {**USUAL, "prompts_per_step": 8, "group_size": 1, "lr_schedule": "linear", "reference": "auto"},
+    "sdft": {
+        **USUAL,
+        "prompts_per_step": 1,
+        "max_new_tokens": 256,
+        "learning_rate": 5e-5,
+        "lr_schedule": "linear",
+        "reference": "auto",
+    },
+    "sdpo": {
+        **USUAL,
+        "prompts_per_step": 32,
+        "max_new_tokens": 8192,
+        "learning_rate": 1e-5,
+        "warmup_steps": 10,
+        "weight_decay": 0.01,
+        "reference": "auto",
+    },
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -725,15 +760,20 @@ def test_settings_are_the_sources(name: str) -> None:
     assert {setting: value for setting, value in values.items() if setting in ADAPTER} == (
         ADAPTER if name == "opd" else {}
     )
-    assert set(values) <= {*USUAL, *ADAM, *CHANGES, *TURNS, *ADAPTER}, "every choice is tested here or by its loss"
+    hints = {setting: value for setting, value in values.items() if setting in HINTS["sdpo"]}
+    assert hints == HINTS.get(name, {})
+    tested = {*USUAL, *ADAM, *CHANGES, *TURNS, *ADAPTER, *hints}
+    assert set(values) <= tested, "every choice is tested here or by its loss"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     values = dict(PRESETS[name].values)
-    needed = {*USUAL, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
-    needed |= {"mask_truncated", "kl_coef"}
-    if values["reward_scaling"] != "none":
+    needed = {*USUAL, *ADAM, "zero_variance", "loss_aggregation", "mask_truncated", "kl_coef"}
+    has_advantages = values.get("advantage_fn") != "zero"
+    if has_advantages:
+        needed |= {"baseline", "reward_scaling", "policy_loss"}
+    if has_advantages and values["reward_scaling"] != "none":
         needed |= {"std_epsilon"} | ({"ddof"} if values["reward_scaling"] != "mean" else set())
     if values["kl_coef"]:
         needed |= {"kl_estimator", "kl_in"} | ({"kl_bias_correction"} if values["kl_in"] == "loss" else set())
@@ -749,7 +789,7 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
         "kl_cov": {"covariance_share", "covariance_kl_coef"},
         "p3o": {"bypass_old_log_probs"},
         "reinforce": set(),
-    }[values["policy_loss"]]
+    }[values["policy_loss"] if has_advantages else "reinforce"]
     if values.get("negative_advantages") == "zero":
         needed -= {"clip_low", "dual_clip", "delta"}  # which bound nothing where advantages are positive
     assert needed <= values.keys()

@@ -74,7 +74,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "baseline": "moving",
         "reward_scaling": "none",
     },
-    "taught": {"teacher_coef": 0.5},
+    "taught": {"teacher_coef": 0.5, "teacher_prompt": "An answer: {prompt}"},
 }
 
 

@@ -118,7 +118,7 @@ async def two_turns(row, chat):
     ("name", "published"),
     [(name, False) for name in PRESETS] + [(name, True) for name in PRESETS if PRESETS[name].published],
 )
-def test_every_preset_trains(name, published):
+def test_every_preset_trains(name, published, make_tiny_model, byte_tokenizer):
     """Two steps of a toy policy at a high learning rate; sizes are cut, nothing else."""
     values = PRESETS[name].values
     if "turn_credit" in values:
@@ -143,6 +143,10 @@ def test_every_preset_trains(name, published):
         with pytest.raises(ConfigError, match=f"preset='{name}' learns from a teacher: pass teacher="):
             GRPO(model, **given, preset=name, log_to=())
         given, sizes = {"teacher": ToyLM(seed=1)}, {**sizes, "lora_rank": 0}  # a toy has no layers for an adapter
+    if "teacher_prompt" in values:  # a hint is text
+        model = make_tiny_model("qwen2", vocab_size=259, max_position_embeddings=512, eos_token_id=1)
+        given = {"teacher": "ema", "tokenizer": byte_tokenizer, "reward_fn": lambda completions: [0.0, 1.0] * 8}
+        rows = [{"prompt": f"{number} +", "privileged_context": "= 3"} for number in range(1, 5)]
     before = copy.deepcopy(model)
     trainer = GRPO(model, **given, preset=name, published=published, max_steps=2, log_to=(), **sizes)
     metrics = trainer.train(rows)

@@ -39,7 +39,7 @@ FENCE = r"^( *)```{language}(?: +title=\"[^\"]*\")? *\n(.*?)^\1``` *$"
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
-TEACHER = "Qwen/Qwen2.5-1.5B-Instruct"
+TEACHERS = ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -123,7 +123,8 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path, teacher_model: Path) ->
         folder = tmp_path / page.removesuffix(".md")
         (folder / MODEL).parent.mkdir(parents=True)
         (folder / MODEL).symlink_to(tiny_model)
-        (folder / TEACHER).symlink_to(teacher_model)
+        for teacher in TEACHERS:
+            (folder / teacher).symlink_to(teacher_model)
         for name in ("train", "held_out"):
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ import torch
 import ranked
 from rlox_grpo.distributed.http_server import Bounds
 from rlox_grpo.errors import ReferenceServerError
-from rlox_grpo.reference.client import Question, _Client, unpack_question
+from rlox_grpo.reference.client import Client, Question, unpack_question
 from rlox_grpo.reference.server import Measuring, make_server
 
 TOKEN = "a-token"
@@ -84,7 +84,7 @@ def announce(port, size, headers=ALLOWED, path="/log_probs"):
 
 
 def client(port, timeout=10.0):
-    return _Client(f"http://127.0.0.1:{port}", TOKEN, timeout)
+    return Client(f"http://127.0.0.1:{port}", TOKEN, timeout)
 
 
 def test_a_question_is_answered(serve):

@@ -309,5 +309,18 @@ def test_an_environment_loss_is_refused_before_training(model: Any, tokenizer: A
     GRPO(copy.deepcopy(model), **options, history="keep")
 
 
+def test_a_prompt_of_the_teachers_own_is_refused_before_training(model: Any, tokenizer: Any) -> None:
+    options = {
+        "environment": count,
+        "tokenizer": tokenizer,
+        "teacher": "self",
+        "teacher_prompt": "{hint}",
+        "log_to": (),
+    }
+    with pytest.raises(ConfigError, match=r"teacher_prompt='{hint}' needs episodes.*rewrites history.*history='keep'"):
+        GRPO(copy.deepcopy(model), **options)
+    GRPO(copy.deepcopy(model), **options, history="keep")
+
+
 def test_a_marked_reply_is_found_before_training(byte_tokenizer: Any) -> None:
     assert "changes a reply" in (find_rewrite(make_template(byte_tokenizer, chatml.FORGETS)) or "")

@@ -353,6 +353,24 @@ class Undecided:
     __call__ = call_rule
 
 
+def test_feedback_belongs_to_its_completion() -> None:
+    class Echo:
+        """Says the number of each completion."""
+
+        __name__, weight = "echo", 1.0
+
+        def verdicts(self, completions: Any, columns: Any) -> Verdicts:
+            said = tuple(f"number {index}" if index % 2 else None for index in range(len(completions)))
+            return Verdicts(np.ones(len(said)), np.zeros(len(said), np.uint8), feedback=said)
+
+        def __call__(self, prompts: Any = None, completions: Any = (), **columns: Any) -> list[float | None]:
+            return call_rule(self, prompts, completions, **columns)
+
+    groups = [group(["a", "b"]), group(["c", "d"], 1)]
+    scored_groups = score(groups, [Echo(), lambda completions: [0.0] * len(completions)])
+    assert [scored.feedback for scored in scored_groups] == [{"echo": (None, "number 1")}, {"echo": (None, "number 3")}]
+
+
 def test_a_rule_that_could_not_judge_leaves_its_sample_without_a_score() -> None:
     texts = ["ok", "undecided", "out_of_memory", "killed", "no_answer", "does not apply"]
     expected = [2.5, math.nan, math.nan, math.nan, 0.5, 0.5]

@@ -36,6 +36,7 @@ def group(index, lengths, text="a\ud800é", *, observed=False):
         {"b": np.zeros(count, np.uint8)},
         {"a": 0.1},
         turn_rewards=tuple(np.full(2, index, np.float32) for index in range(count)) if observed else None,
+        feedback={"a": ("no \ud800", *[None] * (count - 1))} if count else {},
     )
 
 
@@ -49,6 +50,7 @@ def test_groups_come_back_to_the_bit(lengths):
         assert right.group.prompt is left.group.prompt
         assert right.group.policy_version == 3
         assert right.seconds == left.seconds
+        assert right.feedback == left.feedback
         np.testing.assert_array_equal(left.rewards, right.rewards)
         for kind in ("components", "statuses", "outcomes"):
             one, other = getattr(left, kind), getattr(right, kind)

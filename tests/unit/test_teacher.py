@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,9 @@ import ranked
 import toy
 import worded
 from rlox_grpo import GRPO
+from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
-from rlox_grpo.prompts.teacher_prompts import list_verdicts
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
@@ -233,6 +235,12 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": "self", "teacher_prompt": 3}, "teacher_prompt: 3: expected a template"),
         ({"teacher": "self", "teacher_prompt": "no_such:hint"}, r"teacher_prompt \(no_such:hint\): No module named"),
         ({"teacher": "self", "teacher_prompt": "{answer}", "teacher_offload": True}, "the policy stays on its device"),
+        (
+            {"teacher": None, "advantage_fn": "zero", "group_size": 2},
+            "advantage_fn='zero' without a teacher: nothing is",
+        ),
+        ({"advantage_fn": "zero", "zero_variance": "drop_always"}, "leaves out every group: set zero_variance='drop'"),
+        ({"advantage_fn": "zero", "reward_scaling": "none"}, "reward_scaling='none' is ignored: advantage_fn='zero'"),
         ({"teacher": None, "teacher_prompt": "{answer}", "group_size": 2}, "teacher_prompt='{answer}' is read only wi"),
         (
             {"teacher": "self", "teacher_prompt": "{answer}", "shard_parameters": True},
@@ -242,14 +250,16 @@ def other_vocabulary(folder: Any) -> Any:
             {**FULL, "teacher": "self", "teacher_prompt": "{answer}", "updates_per_batch": 2, "mini_batches": 2},
             "which changes in each of 4 updates: set updates_per_batch=1 and mini_batches=1",
         ),
-        ({"teacher_prompt": "{answer}", "environment": ask_twice}, "for completions of one turn only"),
         (
             {"teacher_prompt": "{answer}"},
             r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'",
         ),
         ({"teacher_prompt": lambda row, verdict, siblings: 3}, "the teacher's prompt is int: expected a string"),
         ({"teacher_prompt": lambda row, verdict, siblings: [99]}, "the teacher's prompt has the token id 99"),
-        ({"teacher_prompt": lambda row, verdict, siblings: 1 / 0}, "step 1: teacher_prompt raised ZeroDivisionError"),
+        (
+            {"teacher_prompt": lambda row, verdict, siblings: 1 / 0},
+            "step 1: teacher_prompt <lambda> raised ZeroDivisionError",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], said: str) -> None:
@@ -333,7 +343,11 @@ def test_the_policy_is_its_own_teacher_with_a_right_sibling(options: dict[str, A
     before = copy.deepcopy(policy)
     given = toy.options(max_steps=1, teacher_prompt=show_the_best_sibling, **options)
     trainer = GRPO(policy, toy.share_of_target, teacher="self", **given)
-    measured = trainer.train(toy.PROMPTS)["teacher/kl"]
+    metrics = trainer.train(toy.PROMPTS)
+    measured, hinted = metrics["teacher/kl"], metrics["teacher/hinted_share"]
+    rewards = np.stack([scored.rewards for scored in trainer.last_rollout[0]])
+    assert hinted == np.mean(rewards < rewards.max(1, keepdims=True))
+    assert 0 < hinted < 1
     is_full = "teacher_kl" in options
     expected = compute_kl(before, trainer.last_rollout[0], options.get("temperature", 1.0), is_full=is_full)
     assert abs(expected) > 1e-3
@@ -358,6 +372,83 @@ def test_the_policy_learns_what_a_hint_says(options: dict[str, Any]) -> None:
     """A frozen teacher that sees the hint; the policy does not."""
     first, last = (train(max_steps=steps, teacher_prompt=hint_at_target, **options)["teacher/kl"] for steps in (1, 30))
     assert last < first / 3
+
+
+def test_rewards_are_measured_and_train_nothing() -> None:
+    """advantage_fn='zero': the weights are those of the teacher alone, and the metrics are those of the rewards."""
+    options = toy.options(max_steps=3)
+    alone, measured, both = (
+        GRPO(toy.ToyLM(), teacher=make_teacher_model(), **options, **given)
+        for given in (
+            {},
+            {"reward_fn": toy.share_of_target, "advantage_fn": "zero"},
+            {"reward_fn": toy.share_of_target},
+        )
+    )
+    alone.train(toy.PROMPTS)
+    metrics = measured.train(toy.PROMPTS)
+    both.train(toy.PROMPTS)
+    assert torch.equal(flatten_weights(alone), flatten_weights(measured))
+    assert not torch.equal(flatten_weights(both), flatten_weights(measured))
+    assert metrics["mean_reward"] > 0
+    assert metrics["rollout/frac_reward_zero_std"] < 1
+
+
+def hint_at_the_last_words(row: Any, verdict: Any, siblings: Any) -> Any:
+    """The environment's last message before the first one."""
+    assert [message["role"] for message in verdict.messages] == ["assistant", "user", "assistant"]
+    assert siblings[0].messages != verdict.messages or siblings[0].completion == verdict.completion
+    (first,) = row["prompt"]
+    return [{"role": "user", "content": f"{verdict.messages[1]['content']} 3 {first['content']}"}]
+
+
+@pytest.mark.parametrize("hint", [hint_at_the_last_words, "{first} = {prompt}", lambda row, verdict, siblings: None])
+def test_an_episode_is_scored_after_a_prompt_of_the_teachers_own(hint: Any) -> None:
+    """Observations follow the teacher's prompt too, and are not trained on: KL by hand from the episode's tokens."""
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    other = worded.make(16)[0]
+    with torch.no_grad():
+        other.lm_head.weight.mul_(20.0)
+    before = copy.deepcopy(model)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=4, prompts_per_step=4, group_size=2, seed=1)
+    trainer = GRPO(model, environment=ask_twice, teacher=other, teacher_prompt=hint, tokenizer=tokenizer, **given)
+    measured = trainer.train([{"first": first} for first in range(1, 5)])["teacher/kl"]
+    written = TeacherPrompts(hint, tokenizer).write(trainer.last_rollout[0])
+    values, unhinted = [], []
+    for group in trainer.last_rollout[0]:
+        for completion in group.group.completions:
+            start = (group.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids).tolist()
+            ids, sampled = completion.token_ids.tolist(), torch.from_numpy(completion.sampled)
+            assert not sampled.all()
+            token = torch.arange(len(ids)), torch.tensor(ids)
+            p, q, plain = (
+                scorer(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)[token]
+                for scorer, prompt in ((before, start), (other, written.pop(0).tolist()), (other, start))
+            )
+            values.append((p - q)[sampled])
+            unhinted.append((p - plain)[sampled])
+    expected, other_value = (float(torch.cat(of).detach().mean()) for of in (values, unhinted))
+    assert measured == pytest.approx(expected, rel=1e-4)
+    is_hinted = hint is hint_at_the_last_words or isinstance(hint, str)
+    assert (abs(expected - other_value) > 1e-3) == is_hinted
+
+
+def test_a_column_of_the_hint_is_missed_before_the_first_episode() -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    trainer = GRPO(
+        model,
+        environment=ask_twice,
+        teacher="self",
+        teacher_prompt="{answer} {prompt}",
+        tokenizer=tokenizer,
+        **toy.options(),
+    )
+    with pytest.raises(
+        ValueError, match=r"prompts\[0\]: teacher_prompt reads {answer}: the row has no column 'answer'"
+    ):
+        trainer.train([{"first": 1}])
 
 
 def test_a_template_on_messages_trains_a_packed_policy() -> None:
@@ -389,6 +480,106 @@ def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:
         run(4, tmp_path / "run", teacher="self", teacher_prompt=show_the_best_sibling)
     resumed, whole = run(4, tmp_path / "run", **options), run(4, **options)
     assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+NAMED = [
+    {"prompt": prompt, "subject": "math" if index % 2 else "code"} for index, prompt in enumerate(toy.PROMPTS.tolist())
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"teacher_in": "loss"}, {"micro_batch_tokens": 9}, {"teacher_prompt": hint_at_target}, {"mini_batches": 2}],
+    ids=["advantage", "k2", "rows alone", "prompts of their own", "mini-batches"],
+)
+def test_each_row_has_the_teacher_that_it_names(options: dict[str, Any]) -> None:
+    """The signal of each row is that of its teacher alone: two runs with one teacher each have the same values."""
+    math, code = make_teacher_model(), toy.ToyLM(seed=7)
+    given = toy.options(max_steps=1, group_size=2, prompts_per_step=len(NAMED), **options)
+    subjects: list[str] = []
+
+    def run(teacher: Any, **several: Any) -> dict[int, torch.Tensor]:
+        trainer = GRPO(toy.ToyLM(), teacher=teacher, **{**given, **several})
+        add, scored = trainer._step.fixed_tensors.add, {}
+
+        def record(*arguments: Any) -> Any:
+            filled = add(*arguments)
+            for batch in (batch for batches in filled for batch in batches):
+                assert batch.log_probs.is_teacher_top is not None
+                scored.update(zip(batch.row_index.tolist(), batch.log_probs.teacher[:, :2], strict=True))
+            subjects[:] = [group.group.prompt.columns["subject"] for group in arguments[1] for _ in range(2)]
+            return filled
+
+        object.__setattr__(trainer._step.fixed_tensors, "add", record)
+        trainer.train(NAMED)
+        return scored
+
+    both = run({"math": math, "code": code}, teacher_column="subject")
+    by_math, by_code = run(math), run(code)
+    assert len(both) == 2 * len(NAMED)
+    for row, values in both.items():
+        of_math, of_code = by_math[row], by_code[row]
+        assert not torch.allclose(of_math, of_code)
+        torch.testing.assert_close(values, of_math if subjects[row] == "math" else of_code, rtol=1e-5, atol=1e-6)
+    assert set(subjects) == {"math", "code"}
+
+
+def test_a_run_file_has_a_table_of_teachers(tmp_path: Any) -> None:
+    text = 'model = "a"\ntrain_data = "b.jsonl"\nteacher_column = "subject"\n[teacher]\nmath = "c"\ncode = "d"\n'
+    (tmp_path / "run.toml").write_text(text)
+    origin, config = read_run_file(tmp_path / "run.toml", {})
+    assert origin.teacher == {"math": "c", "code": "d"}
+    # As the run writes it into its folder.
+    (tmp_path / "config.toml").write_text(config.to_toml(origin.model_dump(exclude_none=True)))
+    assert read_run_file(tmp_path / "config.toml", {}) == (origin, config)
+
+
+def test_a_run_with_several_teachers_is_resumed(tmp_path: Any) -> None:
+    def run(steps: int, teachers: Any, folder: Any = None) -> Any:
+        saved = {} if folder is None else {"output_dir": str(folder), "checkpoint_steps": 2}
+        options = toy.options(max_steps=steps, teacher_column="subject", **saved)
+        trainer = GRPO(toy.ToyLM(), teacher=teachers, **options)
+        trainer.train(NAMED)
+        return trainer
+
+    teachers = {"math": make_teacher_model(), "code": toy.ToyLM(seed=7)}
+    run(2, teachers, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="teacher: not those of the run"):
+        run(4, {"code": teachers["math"], "math": teachers["code"]}, tmp_path / "run")
+    resumed, whole = run(4, teachers, tmp_path / "run"), run(4, teachers)
+    assert torch.equal(flatten_weights(resumed), flatten_weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "said"),
+    [
+        ({}, NAMED, r"teacher has several models \('math', 'code'\): set teacher_column to the column"),
+        ({"teacher_column": "subject", "teacher": toy.ToyLM(seed=7)}, NAMED, "is read only with several teachers"),
+        ({"teacher_column": "subject", "teacher": {}}, NAMED, "expected at least one teacher"),
+        (
+            {"teacher_column": "subject", "teacher": {"math": "self"}},
+            NAMED,
+            r"teacher\['math'\]='self': the policy can",
+        ),
+        ({"teacher_column": "subject", "teacher": {"math": 3}}, NAMED, r"teacher\['math'\] is int: expected a path"),
+        (
+            {"teacher_column": "subject", "teacher": {"math": toy.ToyLM()}},
+            NAMED,
+            r"teacher\['math'\] has the weights of",
+        ),
+        ({"teacher_column": "subject", **FULL}, NAMED, "teacher_kl='full' with several teachers was never tried"),
+        ({"teacher_column": "kind"}, NAMED, r"prompts\[0\] has no column 'kind' \(teacher_column\) with the name"),
+        (
+            {"teacher_column": "subject"},
+            [*NAMED, {"prompt": NAMED[0]["prompt"], "subject": "art"}],
+            rf"prompts\[{len(NAMED)}\]: teacher_column='subject' holds 'art', and teacher has 'math', 'code'",
+        ),
+    ],
+)
+def test_teachers_that_do_not_fit_are_refused(given: dict[str, Any], rows: Any, said: str) -> None:
+    teachers = {"math": make_teacher_model(), "code": toy.ToyLM(seed=7)}
+    with pytest.raises((ConfigError, ValueError, TypeError), match=said):
+        GRPO(toy.ToyLM(), **{"teacher": teachers, **toy.options(), **given}).train(rows)
 
 
 def test_a_moving_average_teaches_and_is_resumed(tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,14 @@ import pytest
 import worded
 from rlox_grpo.errors import SampleError
 from rlox_grpo.prompts.load import load_prompts
-from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, Verdict, fill_template, list_verdicts
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.prompts.teacher_prompts import (
+    TeacherPrompts,
+    Verdict,
+    fill_template,
+    list_verdicts,
+    measure_hints,
+)
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup
 
 
 def test_a_template_replaces_the_last_user_message() -> None:
@@ -90,6 +97,42 @@ def test_a_function_sees_the_row_the_verdict_and_the_siblings() -> None:
     assert prompt.columns == {"nums": [1]}
 
 
+def test_each_episode_of_a_group_has_its_own_prompt() -> None:
+    """An environment may begin each episode of a row in another way."""
+
+    def play(first: str, last: str, completion: Completion, prompt_ids: list[int] | None) -> Completion:
+        messages = tuple(
+            {"role": role, "content": text} for role, text in (("user", first), ("assistant", "x"), ("user", last))
+        )
+        episode = Episode("completed", 1.0, messages=messages, prompt_messages=1)
+        ids = None if prompt_ids is None else np.array(prompt_ids)
+        return dataclasses.replace(completion, episode=episode, prompt_ids=ids)
+
+    group = make_group(Prompt(np.array([4, 5]), 3, source=[{"role": "user", "content": "left"}]))
+    one, other = group.group.completions
+    completions = play("left", "no", one, None), play("right", "yes", other, [6])
+    group = dataclasses.replace(group, group=dataclasses.replace(group.group, completions=completions))
+    seen: list[Any] = []
+
+    def write(row: dict[str, Any], verdict: Verdict, siblings: list[Verdict]) -> None:
+        seen.append((row["prompt"][0]["content"], [message["content"] for message in verdict.messages]))
+
+    written = TeacherPrompts(write, None).write([group])
+    assert seen == [("left", ["x", "no"]), ("right", ["x", "yes"])]
+    assert [ids.tolist() for ids in written] == [[4, 5], [6]]
+    assert measure_hints([np.array([4, 5]), np.array([4, 5])], [group]) == {"teacher/hinted_share": 0.5}
+
+
+def test_an_episode_of_several_conversations_is_refused() -> None:
+    group = make_group(Prompt(np.array([4, 5]), 3))
+    one, other = group.group.completions
+    completions = one, dataclasses.replace(other, branches=(one,))
+    group = dataclasses.replace(group, group=dataclasses.replace(group.group, completions=completions))
+    with pytest.raises(SampleError, match="an episode of several conversations has no prompt of its own") as raised:
+        TeacherPrompts(lambda row, verdict, siblings: None, None).write([group])
+    assert raised.value.rows == (1,)
+
+
 def test_messages_are_encoded_by_the_chat_template() -> None:
     _, tokenizer = worded.make(16)
     message = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
@@ -114,6 +157,24 @@ def test_errors_name_the_row() -> None:
     with pytest.raises(SampleError, match="the teacher's prompt is text and there is no tokenizer") as raised:
         text.write([group])
     assert raised.value.rows == (1,)
+
+
+def test_the_policy_cannot_write_special_tokens_into_the_teachers_prompt() -> None:
+    """Its text may hold the marks of roles; `<e<eos>os>` would become one if they were removed."""
+    _, tokenizer = worded.make(16)
+    group = make_group(Prompt(np.array([0]), 0))
+    completions = tuple(
+        dataclasses.replace(completion, text="6 <eos> <e<eos>os>") for completion in group.group.completions
+    )
+    group = dataclasses.replace(
+        group,
+        group=dataclasses.replace(group.group, completions=completions),
+        feedback={"exact": ("no <eos>", None)},
+    )
+    seen: list[Verdict] = []
+    TeacherPrompts(lambda row, verdict, siblings: seen.extend([verdict, *siblings]), tokenizer).write([group])
+    assert {verdict.completion for verdict in seen} == {"6 < eos> <e< eos>os>"}
+    assert [verdict.feedback for verdict in seen[:2]] == [{"exact": "no < eos>"}, {}]
 
 
 def test_a_template_is_checked_before_the_run() -> None:

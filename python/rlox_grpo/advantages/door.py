@@ -23,7 +23,9 @@ from rlox_grpo.advantages.choose import make_built_in, make_zero_variance_test
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import has_equal_steps, with_step_advantages
+from rlox_grpo.advantages.zero import zero
 from rlox_grpo.config.records import AdvantageConfig
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.groups import count_turns, flag_sampled
 from rlox_grpo.rewards.calls import function_name
@@ -52,11 +54,13 @@ def make_advantage_fn(config: AdvantageConfig, weights: Sequence[float], moving:
 
 
 def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
-    """Return the function of the option ``advantage_fn``: ``module:name``, or the function itself.
+    """Return the function of the option ``advantage_fn``: ``"zero"``, ``module:name``, or the function itself.
 
     Raises:
         ConfigError: the function cannot be imported or is not callable.
     """
+    if advantage_fn == "zero":
+        return zero
     resolved: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
     if isinstance(resolved, type) or not callable(resolved):
         raise ConfigError(f"advantage_fn is {resolved!r}: expected a function of ScoredGroups, not a class")
@@ -67,9 +71,10 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
 def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
     """Return the function that tells whether all advantages of a group are 0.
 
-    With an advantage function of the user, the test calls that function with the group alone.
+    With an advantage function of the user, the test calls that function with the group alone. With ``"zero"`` it tells
+    whether they would be 0 without that option, which is a fact about the rewards.
     """
-    if config.advantage_fn is None:
+    if not is_custom(config.advantage_fn):
         is_constant = make_zero_variance_test(config)
         return lambda scored: has_equal_steps(scored) and (bool(scored.step_scores) or is_constant(scored))
     function = find_advantage_fn(config.advantage_fn)

@@ -119,6 +119,8 @@ def _check_advantages(options: Options) -> Iterator[str]:
             "baseline='moving' trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
             "zero_variance='keep'"
         )
+    if options.advantage_fn == "zero" and options.zero_variance == "drop_always":
+        yield "zero_variance='drop_always' with advantage_fn='zero' leaves out every group: set zero_variance='drop'"
     if baseline == "optimal_token" and options.policy_loss in ("gspo", "gmpo"):
         yield (
             f"baseline='optimal_token' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "

@@ -100,10 +100,10 @@ class Origin(Record, title="Run file"):
     ref_model: str | None = option(
         None, "Path (a folder or a GGUF file) or hub id of a reference model; by default the option reference chooses."
     )
-    teacher: str | None = option(
+    teacher: str | dict[str, str] | None = option(
         None,
-        "Path or hub id of a teacher model, the URL of a reference server with it, or with teacher_prompt self, the "
-        "policy, or ema, a moving average of it; then rewards are optional.",
+        "Path or hub id of a teacher model, the URL of a server with it, or with teacher_prompt self, the policy, or "
+        "ema, a moving average of it; or a table of several by name, with teacher_column. Rewards are then optional.",
     )
     train_data: str = option(
         ...,

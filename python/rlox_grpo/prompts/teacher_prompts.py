@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.verdicts import STATUSES
-from rlox_grpo.types import Int64Array, Prompt, ScoredGroup
+from rlox_grpo.types import Episode, Int64Array, Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,11 +31,15 @@ class Verdict:
     """How a completion was scored.
 
     Attributes:
-        completion: its text, or its token ids if there is no tokenizer.
+        completion: its text, or its token ids if there is no tokenizer. A space splits each special token in it.
         reward: the weighted total; None if no reward function applies, or the sample failed.
         scores: the score of each reward function by name; None where it does not apply.
         statuses: the status of each rule by name, one of :data:`rlox_grpo.rewards.STATUSES`.
         is_truncated: whether the completion was cut off at ``max_new_tokens``.
+        feedback: what a rule says about the completion, by name, such as the first failed test of ``PythonTests``;
+            rules without a word are left out.
+        messages: of an episode, the conversation after its prompt: the replies of the policy and what the environment
+            said to them; empty for completions without an environment.
     """
 
     completion: str | list[int]
@@ -42,6 +47,8 @@ class Verdict:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     statuses: Mapping[str, str] = field(default_factory=dict)
     is_truncated: bool = False
+    feedback: Mapping[str, str] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
 
 
 TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], Any]
@@ -76,22 +83,59 @@ class TeacherPrompts:
             SampleError: the function raised an error, or a prompt cannot be encoded or is too long.
         """
         function = find_teacher_prompt(self.teacher_prompt)
-        prompts = [group.group.prompt for group in scored for _ in group.group.completions]
-        lengths = [len(completion.token_ids) for group in scored for completion in group.group.completions]
+        completions = [(group.group.prompt, completion) for group in scored for completion in group.group.completions]
+        lengths = [len(completion.token_ids) for _, completion in completions]
         sources: list[Any] = []
         for group in scored:
-            verdicts = list_verdicts(group)
+            verdicts = [self._defuse(verdict) for verdict in list_verdicts(group)]
             for index, verdict in enumerate(verdicts):
                 siblings = verdicts[:index] + verdicts[index + 1 :]
+                prompt, completion = completions[len(sources)]
                 try:
-                    with naming_errors("teacher_prompt"):
-                        sources.append(function(make_row(group.group.prompt), verdict, siblings))
+                    if completion.branches:
+                        raise SampleError(f"{self._name}: an episode of several conversations has no prompt of its own")
+                    with naming_errors(self._name):
+                        sources.append(function(make_row(prompt, completion.episode), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-        return self._encode(sources, prompts, lengths)
+        return self._encode(sources, _list_policy_prompts(scored), lengths)
 
-    def check(self, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    @property
+    def _name(self) -> str:
+        """The option, and the name of its function."""
+        if is_template(self.teacher_prompt):
+            return "teacher_prompt"
+        return f"teacher_prompt {function_name(find_teacher_prompt(self.teacher_prompt))}"
+
+    def _defuse(self, verdict: Verdict) -> Verdict:
+        """Return the verdict without special tokens in its texts: the policy must not write roles into a chat."""
+        if self.tokenizer is None:
+            return verdict
+        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        pattern = re.compile("|".join(re.escape(token) for token in special if len(token) > 1) or r"\b\B")
+
+        def split(text: str) -> str:
+            while pattern.search(text):  # the pieces of two tokens can form a third
+                text = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+            return text
+
+        completion = split(verdict.completion) if isinstance(verdict.completion, str) else verdict.completion
+        return replace(
+            verdict,
+            completion=completion,
+            feedback={name: split(text) for name, text in verdict.feedback.items()},
+            messages=tuple(
+                {**message, "content": split(message["content"])}
+                if isinstance(message.get("content"), str)
+                else message
+                for message in verdict.messages
+            ),
+        )
+
+    def check(self, prompts: Sequence[Prompt], max_new_tokens: int, *, with_episodes: bool = False) -> None:
         """Encode the prompts of a template, which needs no completion. A function is called only after sampling.
+
+        With an environment, which writes the prompts (``with_episodes``), only the columns are checked.
 
         Raises:
             ValueError: a row lacks a column, or a prompt cannot be encoded or is too long; names the prompt.
@@ -101,22 +145,26 @@ class TeacherPrompts:
         try:
             sources = []
             for prompt in prompts:
+                row = make_row(prompt)
                 try:
-                    sources.append(fill_template(self.teacher_prompt, make_row(prompt)))
+                    sources.append(fill_template(self.teacher_prompt, {**row, "prompt": "?"} if with_episodes else row))
                 except ValueError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-            self._encode(sources, prompts, [max_new_tokens] * len(prompts))
+            if not with_episodes:
+                self._encode(sources, [prompt.token_ids for prompt in prompts], [max_new_tokens] * len(prompts))
         except SampleError as error:
             raise ValueError(f"prompts[{prompts[error.rows[0]].index}]: {error}") from error
 
-    def _encode(self, sources: Sequence[Any], prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[Int64Array]:
+    def _encode(
+        self, sources: Sequence[Any], policy_prompts: Sequence[Int64Array], lengths: Sequence[int]
+    ) -> list[Int64Array]:
         """Return the token ids of ``sources``, or those of the policy's prompt for None.
 
         ``lengths`` are the tokens that follow each prompt.
         """
         rows = [row for row, source in enumerate(sources) if source is not None]
         has_messages = any(isinstance(sources[row], list) and _is_chat(sources[row]) for row in rows)
-        encoded = [np.asarray(prompt.token_ids, np.int64) for prompt in prompts]
+        encoded = [np.asarray(ids, np.int64) for ids in policy_prompts]
         try:
             loaded = (
                 load_prompts(
@@ -132,7 +180,7 @@ class TeacherPrompts:
             # The errors of load_prompts begin with the index in its list.
             index = re.match(r"prompts\[(\d+)\]", str(error))
             message = re.sub(r"^prompts\[\d+\]", "the teacher's prompt", str(error))
-            raise SampleError(f"teacher_prompt: {message}", [rows[int(index[1])] if index else rows[0]]) from error
+            raise SampleError(f"{self._name}: {message}", [rows[int(index[1])] if index else rows[0]]) from error
         for row, prompt in zip(rows, loaded, strict=True):
             encoded[row] = prompt.token_ids
         for row, (ids, length) in enumerate(zip(encoded, lengths, strict=True)):
@@ -143,6 +191,22 @@ class TeacherPrompts:
                     [row],
                 )
         return encoded
+
+
+def measure_hints(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the share of the completions whose teacher reads another prompt than the policy, as a metric."""
+    pairs = zip(teacher_prompts, _list_policy_prompts(scored), strict=True)
+    hinted = [not np.array_equal(theirs, ours) for theirs, ours in pairs]
+    return {"teacher/hinted_share": float(np.mean(hinted))} if hinted else {}
+
+
+def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:
+    """Return the policy's prompt of each completion, ``int64 [P_i]``, prompt-major."""
+    return [
+        group.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
+        for group in scored
+        for completion in group.group.completions
+    ]
 
 
 def is_template(teacher_prompt: Any) -> bool:
@@ -176,44 +240,48 @@ def fill_template(template: str, row: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: the row lacks a column or has None or a blank text there, or the prompt is not text or messages.
     """
-    source = row["prompt"]
-    position: int | None = None
-    if isinstance(source, str):
-        text: Any = source
-    elif isinstance(source, list) and _is_chat(source):
-        users = [index for index, message in enumerate(source) if message["role"] == "user"]
-        if not users:
-            raise ValueError("teacher_prompt replaces the last user message, and the prompt has none")
-        position = users[-1]
-        text = source[position]["content"]
-    else:
-        text = None
-    values = {**row, "prompt": text}
 
-    def read(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in values:
+    def write(text: Any) -> str:
+        return re.sub(r"\{([A-Za-z_]\w*)\}", lambda match: read(match[1], text), template)
+
+    def read(name: str, text: Any) -> str:
+        if name not in row:
             raise ValueError(
                 f"teacher_prompt reads {{{name}}}: the row has no column {name!r}; it has {', '.join(map(repr, row))}"
             )
-        value = values[name]
+        value = text if name == "prompt" else row[name]
         if name == "prompt" and not isinstance(value, str):
             raise ValueError("teacher_prompt reads {prompt}: the prompt is not text; pass a function")
         if value is None or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"teacher_prompt reads {{{name}}}: it is {value!r}")
         return str(value)
 
-    filled = re.sub(r"\{([A-Za-z_]\w*)\}", read, template)
-    if position is None:
-        return filled
+    return replace_user_text(row["prompt"], write)
+
+
+def replace_user_text(source: Any, write: Callable[[Any], str]) -> Any:
+    """Return a prompt with ``write(text)`` as the text of its last user message; of a prompt that is text, the text.
+
+    ``write`` gets None for token ids.
+
+    Raises:
+        ValueError: there is no user message.
+    """
+    if not isinstance(source, list) or not _is_chat(source):
+        return write(source if isinstance(source, str) else None)
+    users = [index for index, message in enumerate(source) if message["role"] == "user"]
+    if not users:
+        raise ValueError("teacher_prompt replaces the last user message, and the prompt has none")
     messages = list(source)
-    messages[position] = {**source[position], "content": filled}
+    messages[users[-1]] = {**source[users[-1]], "content": write(source[users[-1]]["content"])}
     return messages
 
 
-def make_row(prompt: Prompt) -> dict[str, Any]:
-    """Return a copy of a row's columns, with its prompt as the user gave it."""
+def make_row(prompt: Prompt, episode: Episode | None = None) -> dict[str, Any]:
+    """Return a copy of a row's columns, with its prompt as the user or the environment of ``episode`` wrote it."""
     source = prompt.token_ids.tolist() if prompt.source is None else prompt.source
+    if episode is not None:
+        source = list(episode.messages[: episode.prompt_messages])
     return {**{name: copy_value(value) for name, value in prompt.columns.items()}, "prompt": copy_value(source)}
 
 
@@ -226,6 +294,10 @@ def list_verdicts(scored: ScoredGroup) -> list[Verdict]:
             scores={name: _read_score(values[index]) for name, values in scored.components.items()},
             statuses={name: STATUSES[int(values[index])] for name, values in scored.statuses.items()},
             is_truncated=completion.finish_reason == "length",
+            feedback={name: text for name, texts in scored.feedback.items() if (text := texts[index])},
+            messages=()
+            if completion.episode is None
+            else completion.episode.messages[completion.episode.prompt_messages :],
         )
         for index, completion in enumerate(scored.group.completions)
     ]

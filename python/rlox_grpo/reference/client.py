@@ -123,7 +123,7 @@ def connect(
             the policy.
         ConfigError: there is no token, in neither the environment nor the file.
     """
-    client = _Client(url, read_token(token_file), timeout)
+    client = Client(url, read_token(token_file), timeout)
     about = client.health()
     if vocabulary is not None and vocabulary > int(about["vocabulary"]):
         raise ReferenceServerError(
@@ -166,48 +166,66 @@ def read_token(token_file: str | Path | None) -> str:
     return token
 
 
-class _Client:
-    """HTTP client of one server; every call has a deadline and retries on errors that may pass."""
+class Client:
+    """HTTP client of one server; every call has a deadline and retries on errors that may pass.
 
-    def __init__(self, url: str, token: str, timeout: float) -> None:
+    Args:
+        url: the server's address, to which paths are added.
+        token: the bearer token; None: none is sent.
+        timeout: seconds of a call with its retries.
+        shown: what errors call the server.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float, shown: str = "reference server") -> None:
         import httpx
 
-        self._shown, self._timeout = url, timeout
+        self.shown = f"the {shown} {url}"
+        self._url, self._timeout = url.rstrip("/"), timeout
         self._failures = httpx.TransportError
         # Without proxies and redirects, which would see the token. A new connection for each call, because an old one
         # does not survive a restart of the server.
+        allowed = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            headers={**allowed, "Accept-Encoding": "identity"},
             limits=httpx.Limits(max_keepalive_connections=0),
             trust_env=False,
             follow_redirects=False,
         )
 
     def health(self) -> dict[str, Any]:
-        """The server's health record: vocabulary and fingerprint."""
-        about: dict[str, Any] = json.loads(self._call("GET", "/health", b""))
+        """The reference server's health record: vocabulary and fingerprint."""
+        about: dict[str, Any] = json.loads(self.call("GET", "/health", b""))
         return about
 
     def ask(self, question: Question) -> Tensor:
         """``float32 [N, T]``, zeros outside the mask."""
         try:
-            log_probs = load(self._call("POST", "/log_probs", question.pack()))["log_probs"]
+            log_probs = load(self.call("POST", "/log_probs", question.pack()))["log_probs"]
         except (SafetensorError, KeyError) as error:
-            raise ReferenceServerError(f"the reference server {self._shown} answered nonsense: {error}") from error
+            raise ReferenceServerError(f"{self.shown} answered nonsense: {error}") from error
         if log_probs.shape != question.loss_mask.shape or log_probs.dtype != torch.float32:
             raise ReferenceServerError(
-                f"the reference server {self._shown} answered {log_probs.dtype} {tuple(log_probs.shape)} for a mask of "
+                f"{self.shown} answered {log_probs.dtype} {tuple(log_probs.shape)} for a mask of "
                 f"{tuple(question.loss_mask.shape)}"
             )
         return log_probs
 
-    def _call(self, method: str, path: str, body: bytes) -> bytes:
+    def call(self, method: str, path: str, body: bytes = b"", kind: str = "application/octet-stream") -> bytes:
+        """Return the body of the answer to a request whose body is of the media type ``kind``.
+
+        Raises:
+            ReferenceServerError: there is no answer within the deadline, or a refusal; the message has the server's.
+        """
         deadline, tries, failures, last = time.monotonic() + self._timeout, 0, 0, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             tries += 1
             try:
                 answer = self._client.request(
-                    method, self._shown.rstrip("/") + path, content=body or None, timeout=left
+                    method,
+                    self._url + path,
+                    content=body or None,
+                    headers={"Content-Type": kind} if body else {},
+                    timeout=left,
                 )
             except self._failures as error:
                 last = f"{type(error).__name__}: {error}"
@@ -218,16 +236,16 @@ class _Client:
                 failures += answer.status_code >= 500 and answer.status_code not in _TRY_AGAIN
                 is_refusal = answer.status_code < 500 and answer.status_code not in _TRY_AGAIN
                 if is_refusal or failures == _SERVER_ERRORS:
-                    raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
+                    raise ReferenceServerError(f"{self.shown} refused {method} {path}: {last}")
             time.sleep(min(_PAUSE_S * 2 ** min(tries - 1, 4), max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(
-            f"the reference server {self._shown} did not answer {method} {path} within {self._timeout:g} s "
-            f"({tries} tries; the last: {last})"
+            f"{self.shown} did not answer {method} {path} within {self._timeout:g} s ({tries} tries; the last: {last})"
         )
 
 
 def _read_message(answer: bytes) -> str:
     try:
-        return str(json.loads(answer)["error"])
+        error = json.loads(answer)["error"]
     except (ValueError, KeyError, TypeError):
         return repr(answer[:200])
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]  # vLLM's is a record

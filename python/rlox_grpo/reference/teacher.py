@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,11 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
 from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
+from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
 from rlox_grpo.types import Batch, TokenDistributions
+
+TeacherLike: TypeAlias = "str | Path | nn.Module"
+"""A path (a folder or a GGUF file) or hub id, the URL of a server, ``"self"``, ``"ema"``, or a model."""
 
 SELF, EMA = "self", "ema"
 """Teachers that are the policy itself and a moving average of it, with a prompt of their own (``teacher_prompt``)."""
@@ -49,6 +53,11 @@ class Teacher:
     def fingerprint(self) -> str | None:
         """What a resumed run must have: the digest of frozen weights, or the name of a teacher that has none."""
         return self.name or self.reference.fingerprint
+
+    @property
+    def moving(self) -> Reference | None:
+        """What takes over the policy's weights after a step, and is saved in checkpoints; None for a frozen teacher."""
+        return self.reference if self.name == EMA else None
 
     @property
     def in_use(self) -> Callable[[], Any]:
@@ -87,17 +96,17 @@ class Teacher:
             return self.reference.distributions(batch)
         read = [self.reference.distributions(layout) for layout in layouts]
         hidden = torch.cat([distributions.hidden for distributions in read])  # [M, H], in the order of the layouts
-        return replace(read[0], hidden=_reorder(hidden, number_loss_tokens(batch, layouts)))
+        return replace(read[0], hidden=reorder(hidden, number_loss_tokens(batch, layouts)))
 
     def _read_log_probs(self, batch: Batch, layouts: Sequence[Batch] | None) -> Tensor:
         """Return the teacher's log-probs of the loss tokens of ``batch``, ``[N, T]``."""
         if layouts is None:
             return self.reference(batch)
         values = torch.cat([self.reference(layout)[layout.loss_mask] for layout in layouts])  # [M]
-        return scatter_to_rectangle(_reorder(values, number_loss_tokens(batch, layouts)), batch.loss_mask)
+        return scatter_to_rectangle(reorder(values, number_loss_tokens(batch, layouts)), batch.loss_mask)
 
 
-def _reorder(values: Tensor, numbers: Tensor) -> Tensor:
+def reorder(values: Tensor, numbers: Tensor) -> Tensor:
     """Return ``values`` ``[M, …]`` with value i at ``numbers[i]``."""
     ordered = torch.empty_like(values)
     ordered[numbers] = values
@@ -105,25 +114,27 @@ def _reorder(values: Tensor, numbers: Tensor) -> Tensor:
 
 
 def make_teacher(
-    teacher: str | Path | nn.Module,
+    teacher: TeacherLike,
     policy: Policy,
     policy_forward: Forward,
     config: ReferenceConfig,
     *,
     is_full: bool,
     in_bfloat16: bool,
+    argument: str = "teacher",
     **forward_options: Any,
 ) -> Teacher:
     """Load and freeze a teacher, or make the policy its own.
 
     Args:
         teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
-            (``rlox-grpo serve-reference``), ``"self"``, or ``"ema"``.
+            (``rlox-grpo serve-reference``) or, with the path ``/v1``, of a vLLM server, ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
         policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
         config: the options, of which those of the teacher are read.
         is_full: whether whole distributions are compared.
         in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
+        argument: what errors call the teacher.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
@@ -152,6 +163,15 @@ def make_teacher(
     if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
+        if is_vllm(teacher):
+            reference = connect_to_vllm(
+                str(teacher),
+                config.teacher_token_file,
+                config.teacher_timeout,
+                temperature=temperature,
+                tokenizer=policy.tokenizer,
+            )
+            return Teacher(reference, temperature, is_full=False, has_distributions=False)
         settings = config.model_copy(
             update={
                 "reference": "server",
@@ -164,15 +184,17 @@ def make_teacher(
         assert reference is not None
         return Teacher(reference, temperature, is_full=False, has_distributions=False)
     if isinstance(teacher, (str, Path)):
-        teacher = load_frozen("teacher", teacher, policy)
+        teacher = load_frozen(argument, teacher, policy)
     if not isinstance(teacher, nn.Module):
-        raise TypeError(f"teacher is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module")
+        raise TypeError(
+            f"{argument} is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module"
+        )
     if teacher is policy.model:
         raise ConfigError(
-            "teacher is the model in training: pass another model or a copy of this one, or teacher='self' with "
+            f"{argument} is the model in training: pass another model or a copy of this one, or teacher='self' with "
             "teacher_prompt"
         )
-    refuse_fewer_ids("teacher", teacher, policy)
+    refuse_fewer_ids(argument, teacher, policy)
     settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
     reference = make_reference(
         settings,
@@ -191,7 +213,9 @@ def make_teacher(
         and policy.stored is None
         and reference.fingerprint == fingerprint_model(policy.model, policy.masters)
     ):
-        raise ConfigError("teacher has the weights of the policy: its KL is 0, and nothing would be learned from it")
+        raise ConfigError(
+            f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
+        )
     return Teacher(reference, temperature, is_full, has_distributions=True)
 
 

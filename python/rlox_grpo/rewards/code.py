@@ -32,6 +32,9 @@ __all__ = ["PythonTests", "extract_program"]
 
 logger = logging.getLogger(__name__)
 
+LONGEST_QUOTE = 1000
+"""Characters of each text in the feedback."""
+
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*\Z")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON = ("python", "py", "python3", "")
@@ -54,6 +57,10 @@ class PythonTests:
     attributes and items that a test asks of that object, ``len``, ``abs``, ``-x``, ``bool``, ``str``, ``repr`` and
     iteration: ``assert f("ab").startswith("a")`` can pass although ``f`` returns no text, and shows the program the
     ``"a"``. Comparisons, ``in`` and arithmetic with a value of the tests never run in the program.
+
+    The feedback on a completion names its first failed test and the error, or the output of the program and the
+    expected one, each cut after 1,000 characters and indented: the policy can write any text there. A
+    ``teacher_prompt`` can read it.
 
     A program with a syntax error has the status ``unparseable``, one that exceeded its time or file limit
     ``undecided``, and one that exceeded its memory limit ``out_of_memory``; tests that did not run count as failed. A
@@ -110,9 +117,10 @@ class PythonTests:
         statuses = np.full(rows, NO_ANSWER, dtype=np.uint8)
         settled = {key: _settle(key[1], pending) for key, pending in runs.items()}
         refused = 0
+        feedback: list[str | None] = ["There is no closed block of Python code."] * rows
         for row, key in enumerate(zip(programs, tests, strict=True)):
             if key in settled:
-                passed, statuses[row], needed = settled[key]
+                passed, statuses[row], needed, feedback[row] = settled[key]
                 refused += needed
                 scores[row] = float(np.mean(passed)) if self.score == "fraction" else float(all(passed))
         if refused > 0:
@@ -130,7 +138,7 @@ class PythonTests:
                 name,
                 killed,
             )
-        return Verdicts(scores, statuses)
+        return Verdicts(scores, statuses, feedback=tuple(feedback))
 
     __call__ = call_rule
 
@@ -176,11 +184,11 @@ def _start(program: str, tests: _Tests, limits: Limits, objects: bool) -> _Runs:
     return said, [sandbox.submit_script(program, test[0], limits) for test in tests if not isinstance(test, str)]
 
 
-def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int, bool]:
+def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int, bool, str | None]:
     """Wait for the runs.
 
     Returns:
-        whether each test passed, in the order of the row; the status; whether one failed for an object.
+        whether each test passed, in the order of the row; the status; whether one failed for an object; the feedback.
     """
     said = None if runs[0] is None else runs[0].result()
     scripts = [run.result() for run in runs[1]]
@@ -188,12 +196,43 @@ def _settle(tests: _Tests, runs: _Runs) -> tuple[list[bool], int, bool]:
     passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in tests]
     ends = {script.ended for script in scripts} | (set() if said is None else {said.ended})
     refused = said is not None and said.refused
-    for end, status in (("killed", KILLED), ("memory", OUT_OF_MEMORY)):
-        if end in ends:
-            return passed, status, refused
+    status = UNPARSEABLE if said is not None and said.loaded == "unparseable" else OK
     if ends != {"exit"}:
-        return passed, UNDECIDED, refused
-    return passed, UNPARSEABLE if said is not None and said.loaded == "unparseable" else OK, refused
+        status = KILLED if "killed" in ends else OUT_OF_MEMORY if "memory" in ends else UNDECIDED
+    return passed, status, refused, _describe(tests, passed, said, scripts)
+
+
+def _describe(
+    tests: _Tests, passed: Sequence[bool], said: TestsResult | None, scripts: Sequence[ScriptResult]
+) -> str | None:
+    """Return what the first failed test says; None if every test passed."""
+    if all(passed):
+        return None
+    outputs = iter(scripts)
+    runs = [said if isinstance(test, str) else next(outputs) for test in tests]  # of each test
+    first = list(passed).index(False)
+    test, run = tests[first], runs[first]
+    assert run is not None
+    count = f"{sum(passed)} of {len(passed)} tests passed."
+    limit = f"\nThe program ended by its limit: {run.ended}." if run.ended != "exit" else ""
+    if isinstance(run, TestsResult):
+        error = f"\nError:\n{_quote(run.message)}" if run.message and not limit else ""
+        if run.loaded != "ok":
+            return f"The program failed before its tests.{limit}{error}"
+        return f"{count} The first that failed:\n{_quote(str(test))}{limit}{error}"
+    error = f"\nErrors of the program:\n{_quote(run.stderr)}" if run.stderr.strip() else ""
+    return (
+        f"{count} The first that failed has the input\n{_quote(test[0])}\nand the expected output\n{_quote(test[1])}\n"
+        f"Output of the program:\n{_quote(run.stdout)}{limit}{error}"
+    )
+
+
+def _quote(text: str) -> str:
+    """Return the text indented by four spaces, so that it ends no block; of a long one the beginning and the end."""
+    if len(text) > LONGEST_QUOTE:
+        half = LONGEST_QUOTE // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters cut …]\n{text[-half:]}"
+    return "\n".join(f"    {line}" for line in text.splitlines()) or "    (empty)"
 
 
 def _matches(result: ScriptResult, expected: str) -> bool:

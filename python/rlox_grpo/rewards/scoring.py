@@ -169,7 +169,7 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
 
 @dataclass(eq=False)
 class _FunctionScores:
-    """Scores ``float64 [N]`` of one function, with statuses or outcomes, and its measures."""
+    """Scores ``float64 [N]`` of one function, with statuses or outcomes, its measures and its feedback."""
 
     scores: Float64Array
     statuses: UInt8Array | None = None
@@ -177,6 +177,7 @@ class _FunctionScores:
     seconds: float = 0.0
     measures: Mapping[str, Float64Array] = field(default_factory=dict)
     steps: tuple[StepScores | None, ...] | None = None
+    feedback: tuple[str | None, ...] = ()
 
     @property
     def failed(self) -> BoolArray:
@@ -219,7 +220,7 @@ def _score_by_rule(name: str, rule: Rule, arguments: Mapping[str, Any]) -> _Func
     if isinstance(verdicts, RewardError):
         raise verdicts
     scores = check_scores(name, verdicts.scores, len(verdicts.scores))
-    return _FunctionScores(scores, statuses=verdicts.statuses, measures=verdicts.measures)
+    return _FunctionScores(scores, statuses=verdicts.statuses, measures=verdicts.measures, feedback=verdicts.feedback)
 
 
 def _score_by_workers(
@@ -517,6 +518,11 @@ def _split(
                     name: function_scores.steps[rows]
                     for name, function_scores in by_function.items()
                     if function_scores.steps is not None
+                },
+                feedback={
+                    name: function_scores.feedback[rows]
+                    for name, function_scores in by_function.items()
+                    if function_scores.feedback
                 },
             )
         )

@@ -44,12 +44,14 @@ _UNJUDGED = (UNDECIDED, OUT_OF_MEMORY, KILLED)
 class Verdicts:
     """Scores ``float64 [N]``, NaN where there is none; statuses ``uint8 [N]``, indices of ``STATUSES``.
 
-    ``measures`` are further metrics by name, ``float64 [N]``, NaN where there is no value.
+    ``measures`` are further metrics by name, ``float64 [N]``, NaN where there is no value. ``feedback`` has a text or
+    None for each sample, such as what its tests said; empty for a rule that says nothing.
     """
 
     scores: Float64Array
     statuses: UInt8Array
     measures: Mapping[str, Float64Array] = field(default_factory=dict)
+    feedback: tuple[str | None, ...] = ()
 
     @property
     def failed(self) -> BoolArray:

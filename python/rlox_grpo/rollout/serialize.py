@@ -68,6 +68,8 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
             name: [None if steps is None else [steps.ends, steps.scores] for steps in group_steps]
             for name, group_steps in scored.step_scores.items()
         }
+    if scored.feedback:
+        record["feedback"] = {name: list(texts) for name, texts in scored.feedback.items()}
     return record
 
 
@@ -85,8 +87,15 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
         name: tuple(None if steps is None else StepScores(*steps) for steps in group_steps)
         for name, group_steps in record.get("step_scores", {}).items()
     }
+    feedback = {name: tuple(texts) for name, texts in record.get("feedback", {}).items()}
     return ScoredGroup(
-        group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, step_scores=step_scores, **tables
+        group,
+        rewards,
+        seconds=record["seconds"],
+        turn_rewards=turn_rewards,
+        step_scores=step_scores,
+        feedback=feedback,
+        **tables,
     )
 
 

@@ -15,6 +15,7 @@ from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prom
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
+from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Prompt
@@ -32,7 +33,8 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own.
+    ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own,
+    and ``teachers`` are several of them, of which each row names one.
     """
 
     config: GRPOConfig
@@ -42,6 +44,7 @@ class PromptReader:
     max_length: int | None
     vocab_size: int | None = None
     teacher_prompts: TeacherPrompts | None = None
+    teachers: Teachers | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -81,8 +84,12 @@ class PromptReader:
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
+        if trained and self.teachers is not None:
+            for prompt in loaded:
+                self.teachers.find_name(prompt)
         if trained and self.teacher_prompts is not None:
-            self.teacher_prompts.check(loaded, self.config.max_new_tokens)
+            has_episodes = self.episodes is not None
+            self.teacher_prompts.check(loaded, self.config.max_new_tokens, with_episodes=has_episodes)
         if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)

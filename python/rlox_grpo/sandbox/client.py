@@ -140,11 +140,11 @@ class Sandbox:
             payloads = [
                 _make_file(text, opened) for text in (code, json.dumps({"tests": list(tests), "objects": objects}))
             ]
-            lost = [_make_file("", opened) for _ in range(3)]
-            verdicts = os.memfd_create("verdicts")
-            descriptors = [payloads[0], ends[0].fileno(), lost[0], lost[1]]
-            descriptors += [payloads[1], ends[1].fileno(), verdicts, lost[2]]
-            return self._submit(descriptors, [verdicts], limits, len(tests))
+            lost = [_make_file("", opened) for _ in range(2)]
+            outputs = [os.memfd_create(name) for name in ("verdicts", "message")]
+            descriptors = [payloads[0], ends[0].fileno(), *lost]
+            descriptors += [payloads[1], ends[1].fileno(), *outputs]
+            return self._submit(descriptors, outputs, limits, len(tests))
 
     def _submit(
         self, descriptors: list[int], outputs: list[int], limits: Limits | None, tests: int | None

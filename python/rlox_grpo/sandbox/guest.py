@@ -7,6 +7,7 @@ reports about a program is trusted: outputs are compared outside, and values in 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import json
 import linecache
@@ -19,7 +20,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlox_grpo.sandbox.wire import OBJECT_OPERATIONS, ClosedError, Peer, find_standard
+from rlox_grpo.sandbox.wire import FILE, OBJECT_OPERATIONS, ClosedError, Peer, find_standard, list_lines, show
 
 PAYLOAD, CHANNEL, OUT, ERR = 3, 4, 5, 6
 """Descriptors that a process starts with."""
@@ -33,7 +34,8 @@ PASSED, FAILED, REFUSED = "1", "0", "r"
 OUT_OF_MEMORY = 72
 """Exit code of a process whose program raised MemoryError. A program may end with it too; it gains nothing."""
 
-_FILE = "program.py"
+LONGEST_SHOWN = 2000
+"""Bytes of an error that are shown."""
 
 
 def act(role: str) -> NoReturn:
@@ -84,16 +86,16 @@ def _hold_program(payload: bytes) -> int:
     peer = Peer(channel, {"global", "call", "items", *OBJECT_OPERATIONS}, objects=True)
     try:
         compiled = _compile(payload)
-    except (SyntaxError, ValueError, RecursionError):
-        peer._send({"loaded": UNPARSEABLE})
+    except (SyntaxError, ValueError, RecursionError) as error:
+        peer._send({"loaded": UNPARSEABLE, "error": _show_error(error)})
         return 0
     try:
         peer.globals = _make_main()
         exec(compiled, peer.globals)  # noqa: S102  confined
     except MemoryError:
         raise  # told by the exit code alone: a message could end the tests, and with them this process, before that
-    except BaseException:  # noqa: BLE001  SystemExit too
-        peer._send({"loaded": BROKEN})
+    except BaseException as error:  # noqa: BLE001  SystemExit too
+        peer._send({"loaded": BROKEN, "error": _show_error(error)})
         return 0
     peer._send({"loaded": LOADED})
     peer.serve()
@@ -110,20 +112,26 @@ def _run_tests(payload: bytes) -> int:
     peer = Peer(channel, {"call", "__iter__", "__next__"}, objects=asked["objects"])
     del payload
     code = 0
-    try:
-        loaded = peer._receive().get("loaded")
-    except (ClosedError, ValueError, RecursionError):
-        loaded = BROKEN
+    said: dict[str, Any] = {}
+    with contextlib.suppress(ClosedError, ValueError, RecursionError):
+        said = peer._receive()
+    loaded = said.get("loaded")
     os.write(OUT, (loaded if loaded in (LOADED, UNPARSEABLE) else BROKEN).encode())
     if loaded != LOADED:
+        _write_message(str(said.get("error", "")))
         return 0
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     library_names = _list_library_names(tests)
     namespace |= {name: find_standard(name) for name in library_names}
+    has_failed = False
     for test in tests:
         peer.refused = False
         failure = _find_failure(test, namespace, peer)
         os.write(OUT, (PASSED if failure is None else REFUSED if peer.refused else FAILED).encode())
+        if failure is not None and not has_failed:
+            closed = isinstance(failure, ClosedError)
+            _write_message("The program ended during the test." if closed else _show_error(failure))
+            has_failed = True
         if isinstance(failure, MemoryError):
             code = OUT_OF_MEMORY
     return code
@@ -138,6 +146,16 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
     except BaseException as error:  # noqa: BLE001  whatever ends a test, it did not pass
         return error
     return None
+
+
+def _show_error(error: BaseException) -> str:
+    """Return the type and the text of an error, with the lines of the program that led to it."""
+    text, where = show(error)[:LONGEST_SHOWN], getattr(error, "program_lines", "") or list_lines(error)
+    return f"{type(error).__name__}{text and ': '}{text}{where and f' (program, lines {where})'}"
+
+
+def _write_message(text: str) -> None:
+    os.write(ERR, text.encode("utf-8", "replace")[:LONGEST_SHOWN])
 
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
@@ -192,8 +210,8 @@ def _list_names(test: str) -> tuple[set[str], set[str]]:
 
 def _compile(payload: bytes) -> types.CodeType:
     text = payload.decode("utf-8", "replace")
-    linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
-    return compile(text, _FILE, "exec", dont_inherit=True)
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    return compile(text, FILE, "exec", dont_inherit=True)
 
 
 def _make_main() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlox_grpo.sandbox.guest import OUT_OF_MEMORY, PASSED, REFUSED
+from rlox_grpo.sandbox.guest import LONGEST_SHOWN, OUT_OF_MEMORY, PASSED, REFUSED
 
 CUT_MARK = "\n[… {count} bytes cut …]\n"
 """Between the beginning and the end of an output."""
@@ -82,6 +82,8 @@ class TestsResult:
         ended: as in :class:`ScriptResult`. ``memory``: a test or the program raised MemoryError. ``killed``: a process
             was killed within its limits before all tests had passed.
         refused: whether a test failed after an object of the program was refused.
+        message: the error of the first failed test, or of the program before its tests; the program can write any text
+            there.
     """
 
     __test__ = False
@@ -90,6 +92,7 @@ class TestsResult:
     passed: tuple[bool, ...]
     ended: Ended
     refused: bool = False
+    message: str = ""
 
 
 def read_result(
@@ -100,7 +103,7 @@ def read_result(
     Args:
         answer: answer of the server: how each process of the job ended.
         limits: limits of the job.
-        outputs: file descriptors: standard output and error of a script, or the marks of tests.
+        outputs: file descriptors: standard output and error of a script, or the marks and the message of tests.
         tests: number of tests; None for a script.
 
     Raises:
@@ -130,7 +133,8 @@ def read_result(
         passed = tuple(marks[number : number + 1] == PASSED for number in range(1, tests + 1))
         # A process that is killed once every test has passed changes nothing.
         ended = "exit" if ended == "killed" and passed and all(passed) else ended
-        return TestsResult(loaded, passed, ended, REFUSED in marks[1:])
+        message = os.pread(outputs[1], LONGEST_SHOWN, 0).decode("utf-8", "replace")
+        return TestsResult(loaded, passed, ended, REFUSED in marks[1:], message)
     stdout, stderr = (_read_ends(output, most_bytes) for output in outputs)
     cut = os.fstat(outputs[0]).st_size > most_bytes
     code = 1 if ended == "memory" else last["code"]  # as the interpreter ends after MemoryError

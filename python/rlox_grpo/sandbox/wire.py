@@ -28,6 +28,9 @@ from typing import Any, NoReturn
 LONGEST_MESSAGE = 4 << 20
 _SMALL = 1 << 53
 
+FILE = "program.py"
+"""The file name of the program's code."""
+
 MOST_ITEMS = 10_000
 """Number of items of a range, and of an iterator, that are taken as plain data."""
 
@@ -137,7 +140,9 @@ class Peer:
                 self._answer(answer)
                 continue
             if "raised" in answer:
-                raise _make_exception(operation, *answer["raised"])
+                error: Any = _make_exception(operation, *answer["raised"])
+                error.program_lines = str(answer.get("lines", ""))[:100]
+                raise error
             for index, changed in answer["changed"]:
                 _replace_content(args[index], self.decode(changed))
             return self.decode(answer["value"])
@@ -170,7 +175,7 @@ class Peer:
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001  whatever the program raises, SystemExit too, is an answer
-            reply = {"raised": [type(error).__name__, _show(error)[:2000]]}
+            reply = {"raised": [type(error).__name__, show(error)[:2000]], "lines": list_lines(error)}
         self._send(reply)
 
     def _do(self, operation: str, on: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -355,8 +360,19 @@ def _make_exception(operation: str, name: Any, message: Any) -> Exception:
     return ProgramError(f"{name}: {message}")
 
 
-def _show(error: BaseException) -> str:
+def show(error: BaseException) -> str:
+    """Return the text of an error; empty if its own ``__str__`` fails."""
     try:
         return str(error)
     except BaseException:  # noqa: BLE001  a program's own __str__
         return ""
+
+
+def list_lines(error: BaseException) -> str:
+    """Return the numbers of the program's lines at which an error passed, the last five at most; the last raised it."""
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == FILE:
+            lines.append(str(trace.tb_lineno))
+        trace = trace.tb_next
+    return ", ".join(lines[-5:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,8 @@ from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_promp
 from rlox_grpo.reference.load import is_url, load_frozen
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import EMA, SELF, Teacher, make_teacher
+from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike, make_teacher
+from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards, no_reward
@@ -53,7 +54,7 @@ from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.fixed_tensors import FixedTensors
-from rlox_grpo.update.mini_batches import MiniBatcher
+from rlox_grpo.update.mini_batches import MiniBatcher, needs_no_advantage
 from rlox_grpo.update.protocol import Updater
 from rlox_grpo.update.updaters import make_updater
 
@@ -77,7 +78,7 @@ def build_step(
     *,
     environment: Any,
     tools: Sequence[Callable[..., Any]],
-    teacher: str | Path | nn.Module | None,
+    teacher: TeacherLike | Mapping[str, TeacherLike] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
@@ -94,7 +95,7 @@ def build_step(
     """
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
     _check_arguments(config, ref_model, optimizer, **arguments)
-    _check_teacher(config, teacher, has_episodes=environment is not None or bool(tools))
+    _check_teacher(config, teacher)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = in_workers(
@@ -205,10 +206,10 @@ def build_update(
     stages: StageConfigs,
     policy: Policy,
     ref_model: str | Path | nn.Module | None,
-    teacher: str | Path | nn.Module | None,
+    teacher: TeacherLike | Mapping[str, TeacherLike] | None,
     optimizer: OptimizerFactory | None,
     ranks: Ranks,
-) -> tuple[Forward, Reference | None, Teacher | None, Updater]:
+) -> tuple[Forward, Reference | None, Teacher | Teachers | None, Updater]:
     """Build the policy's forward pass under its updater, the reference, the teacher, and the updater.
 
     Each of these is built and tested with the model in its own dtype, so the model's frozen layers are cast after them.
@@ -248,26 +249,32 @@ def build_update(
             **reference_options,
         )
 
-    def build_teacher(forward: Forward) -> Teacher:
-        assert teacher is not None
+    def build_teacher(source: TeacherLike, forward: Forward, argument: str = "teacher") -> Teacher:
         return make_teacher(
-            teacher,
+            source,
             policy,
             forward,
             stages.reference,
             is_full=stages.loss.teacher_kl == "full",
             in_bfloat16=in_bfloat16,
+            argument=argument,
             **forward_options,
         )
 
     reference = None if is_policy else build_reference(plain)
-    distiller = build_teacher(plain) if teacher is not None and teacher != SELF else None
+    distiller: Teacher | Teachers | None = None
+    if isinstance(teacher, Mapping):
+        assert stages.reference.teacher_column is not None
+        several = {name: build_teacher(source, plain, f"teacher[{name!r}]") for name, source in teacher.items()}
+        distiller = Teachers(several, stages.reference.teacher_column)
+    elif teacher is not None and teacher != SELF:
+        distiller = build_teacher(teacher, plain)
     updater = make_updater(stages, policy, plain, ranks, optimizer)
     forward = replace(updater.forward, distributions=plain.distributions)
     if is_policy:
         reference = build_reference(forward)
     if teacher == SELF:
-        distiller = build_teacher(forward)
+        distiller = build_teacher(SELF, forward)
     if (
         not in_bfloat16
         and stages.update.dtype == "bfloat16"
@@ -295,7 +302,8 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
     if not has["teacher"] and "teacher_coef" in PRESETS[config.preset].values:
         raise ConfigError(
-            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL"
+            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL; or "
+            "'self' or 'ema', with teacher_prompt"
         )
     if has["teacher"] and config.zero_variance == "refill":
         raise ConfigError(
@@ -322,19 +330,23 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
 
 
-def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *, has_episodes: bool) -> None:
-    """Refuse what a teacher with its own prompt, or the policy as its own teacher, does not support.
+def _check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None) -> None:
+    """Refuse what several teachers, a teacher with its own prompt, or the policy as its own teacher do not support.
 
     Raises:
         ConfigError: the message names the option and what to set.
     """
+    if isinstance(teacher, Mapping):
+        _check_teachers(config, teacher)
+    elif config.teacher_column is not None:
+        raise ConfigError(
+            f"teacher_column={config.teacher_column!r} is read only with several teachers: pass them by name, such as "
+            "teacher={'math': …, 'code': …}, or leave it out"
+        )
     if config.teacher_prompt is not None:
         find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
-        if has_episodes:
-            raise ConfigError(
-                "teacher_prompt with environment= or tools=: a teacher's own prompt is supported for completions of "
-                "one turn only; leave teacher_prompt out"
-            )
+    if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
+        raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
     mix = GRPOConfig.model_fields["teacher_mix"].default
     if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
         raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")
@@ -362,6 +374,25 @@ def _check_teacher(config: GRPOConfig, teacher: str | Path | nn.Module | None, *
         )
 
 
+def _check_teachers(config: GRPOConfig, teachers: Mapping[str, TeacherLike]) -> None:
+    """Refuse what several teachers do not support."""
+    if not teachers or not all(isinstance(name, str) and name for name in teachers):
+        raise ConfigError(f"teacher={dict(teachers)!r}: expected at least one teacher, each under a name that is text")
+    if config.teacher_column is None:
+        raise ConfigError(
+            f"teacher has several models ({', '.join(map(repr, teachers))}): set teacher_column to the column of the "
+            "rows that holds the name of each row's teacher"
+        )
+    for name, source in teachers.items():
+        if source in (SELF, EMA):
+            raise ConfigError(
+                f"teacher[{name!r}]={source!r}: the policy can be its own teacher for all rows only; pass "
+                f"teacher={source!r} alone"
+            )
+    if config.teacher_kl == "full":
+        raise ConfigError("teacher_kl='full' with several teachers was never tried: set teacher_kl='sampled'")
+
+
 def _check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool) -> None:
     """Refuse groups of one completion whose rewards cannot differ from their mean.
 
@@ -387,7 +418,7 @@ def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:
     """Refuse options that need episodes of one row, if the chat template rewrites history."""
     if not episodes.rewrites_history:
         return
-    for name in _FOR_EPISODES:
+    for name in (*_FOR_EPISODES, "teacher_prompt"):
         value, default = getattr(config, name), GRPOConfig.model_fields[name].default
         if value != default:
             raise ConfigError(

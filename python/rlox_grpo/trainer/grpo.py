@@ -23,6 +23,8 @@ from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.reference.teacher import TeacherLike
+from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
@@ -72,8 +74,9 @@ class GRPO:
             docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
-            server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; see
-            docs/guides/teacher.md. Rewards are then optional.
+            server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; or
+            several of these by name, of which ``teacher_column`` chooses one for each row. See docs/guides/teacher.md.
+            Rewards are then optional.
         tokenizer: by default the one of the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -97,7 +100,7 @@ class GRPO:
         *,
         environment: Any = None,
         tools: Sequence[Callable[..., Any]] = (),
-        teacher: str | Path | nn.Module | None = None,
+        teacher: TeacherLike | Mapping[str, TeacherLike] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
@@ -143,6 +146,7 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
             teacher_prompts=step.teacher_prompts,
+            teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
@@ -337,7 +341,7 @@ class GRPO:
             self.policy,
             self.updater,
             self.reference,
-            None if teacher is None else teacher.reference,
+            None if teacher is None else teacher.moving,
             self.sampler,
             self.ranks,
             progress,

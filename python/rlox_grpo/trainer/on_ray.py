@@ -49,7 +49,7 @@ def launch_on_ray(
     environment: Any = None,
     tools: Sequence[Any] = (),
     ref_model: str | Path | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | Path | Mapping[str, str | Path] | None = None,
     config: GRPOConfig | None = None,
     **options: Any,
 ) -> RayRun:
@@ -64,7 +64,7 @@ def launch_on_ray(
         environment: as ``"module:callable"``, or a function or class of an importable module.
         tools: as ``environment``, one for each tool.
         ref_model: a path or a hub id.
-        teacher: a path, a hub id or a URL.
+        teacher: a path, a hub id or a URL, or several by name.
         config: a whole configuration, instead of options as keywords.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``output_dir`` is required. The other arguments of
             :class:`rlox_grpo.GRPO` are refused, because they cannot be sent.
@@ -101,18 +101,27 @@ def launch_on_ray(
     }
     if environment is not None:
         document["environment"] = name_callable("environment", environment)
-    for name, scorer, source in (("ref_model", ref_model, "folder"), ("teacher", teacher, "folder or URL")):
-        if scorer is None:
-            continue
-        if not isinstance(scorer, (str, Path)):
-            raise ConfigError(f"{name} is a {type(scorer).__name__}: {STAYS_HERE} it; pass its {source}")
-        document[name] = resolve_path(scorer)
+    if ref_model is not None:
+        document["ref_model"] = _resolve_scorer("ref_model", ref_model, "folder")
+    if isinstance(teacher, Mapping):
+        document["teacher"] = {
+            name: _resolve_scorer(f"teacher[{name!r}]", scorer, "folder or URL") for name, scorer in teacher.items()
+        }
+    elif teacher is not None:
+        document["teacher"] = _resolve_scorer("teacher", teacher, "folder or URL")
     if tools:
         document["tools"] = [name_callable(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path, Mapping)) else reward_fn
     rewards = [make_table(f"reward_fn[{at}]", function) for at, function in enumerate(several)]
     tables = {name: table for name, table in (("rewards", rewards), ("layout", layout)) if table}
     return RayRun(config, document, tables, ray_address)
+
+
+def _resolve_scorer(argument: str, scorer: Any, source: str) -> str:
+    """Return the path of a model that scores tokens. Raises ConfigError for an object, which stays in this process."""
+    if not isinstance(scorer, (str, Path)):
+        raise ConfigError(f"{argument} is a {type(scorer).__name__}: {STAYS_HERE} it; pass its {source}")
+    return resolve_path(scorer)
 
 
 class RayRun:

@@ -32,7 +32,7 @@ from rlox_grpo.loss.objective import combine_terms
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.model.flops import ModelSize, profile_update
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, measure_hints
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rewards.copies import copy_value
@@ -202,6 +202,8 @@ class TrainStep:
             prompts = self.teacher_prompts.write(scored) if self.teacher_prompts is not None else None
             mini_batches = self.fixed_tensors.add(mini_batches, penalised, prompts)
             information = self._measure_information(rollout.groups, step)
+            if prompts is not None:
+                information = {**information, **measure_hints(prompts, scored)}
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
 
@@ -222,8 +224,8 @@ class TrainStep:
         sampler.done()
         if self.reference is not None:
             self.reference.after_step(self.progress.step, self.updater.weights)
-        if self.fixed_tensors.teacher is not None:
-            self.fixed_tensors.teacher.reference.after_step(self.progress.step, self.updater.weights)
+        if self.fixed_tensors.teacher is not None and (moving := self.fixed_tensors.teacher.moving) is not None:
+            moving.after_step(self.progress.step, self.updater.weights)
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))

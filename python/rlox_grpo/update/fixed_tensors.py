@@ -28,7 +28,8 @@ from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
-from rlox_grpo.types import Batch, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.reference.teachers import Teachers
+from rlox_grpo.types import Batch, Float32Array, Int64Array, Prompt, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
 
@@ -52,7 +53,7 @@ class FixedTensors:
     stages: StageConfigs
     forward: Forward
     reference: Reference | None
-    teacher: Teacher | None
+    teacher: Teacher | Teachers | None
     level: ImportanceLevel | None
     needs_old_log_probs: bool
     batcher: MiniBatcher
@@ -78,7 +79,8 @@ class FixedTensors:
         """
         config = self.stages.advantages
         with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
-            filled = [self._add_to_mini_batch(batches, teacher_prompts) for batches in mini_batches]
+            prompts = [group.group.prompt for group in scored for _ in group.group.completions]
+            filled = [self._add_to_mini_batch(batches, prompts, teacher_prompts) for batches in mini_batches]
             if self.teacher is not None:
                 refuse_non_finite(chain.from_iterable(filled), self.ranks)
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
@@ -106,7 +108,10 @@ class FixedTensors:
             for group, (start, stop) in zip(scored, pairwise(compute_group_offsets(scored).tolist()), strict=True)
         ]
 
-    def _add_to_mini_batch(self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None) -> list[Batch]:
+    def _add_to_mini_batch(
+        self, batches: Sequence[Batch], prompts: Sequence[Prompt], teacher_prompts: Sequence[Int64Array] | None
+    ) -> list[Batch]:
+        """``prompts`` are those of the completions of the step."""
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
@@ -120,7 +125,7 @@ class FixedTensors:
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
-            filled.append(batch if self.teacher is None else self._add_teacher(self.teacher, batch, teacher_prompts))
+            filled.append(self._add_teacher(batch, prompts, teacher_prompts))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
@@ -136,11 +141,20 @@ class FixedTensors:
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(batch)))
         return replace(batch, log_probs=replace(batch.log_probs, ref=reference(batch)))
 
-    def _add_teacher(self, teacher: Teacher, batch: Batch, prompts: Sequence[Int64Array] | None) -> Batch:
-        if prompts is None:
-            return teacher.add(batch)
-        budget, shares = self.stages.update.micro_batch_tokens, self.batcher.shares_prompts
-        return teacher.add(batch, lay_out_after(batch, prompts, token_budget=budget, share_prompts=shares))
+    def _add_teacher(
+        self, batch: Batch, prompts: Sequence[Prompt], teacher_prompts: Sequence[Int64Array] | None
+    ) -> Batch:
+        def lay_out(rows: Batch) -> list[Batch] | None:
+            if teacher_prompts is None:
+                return None
+            budget, shares = self.stages.update.micro_batch_tokens, self.batcher.shares_prompts
+            return lay_out_after(rows, teacher_prompts, token_budget=budget, share_prompts=shares)
+
+        if self.teacher is None:
+            return batch
+        if isinstance(self.teacher, Teachers):
+            return self.teacher.add(batch, [self.teacher.find_name(prompt) for prompt in prompts], lay_out)
+        return self.teacher.add(batch, lay_out(batch))
 
     def _compute_token_kl(self, batch: Batch) -> Tensor:
         """Return the KL of each token ``[N, T]`` under the current policy."""
@@ -158,6 +172,6 @@ class FixedTensors:
         return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
 
 
-def _in_use(owner: Reference | Teacher | None) -> Any:
+def _in_use(owner: Reference | Teacher | Teachers | None) -> Any:
     """The context in which the model of a reference or a teacher is on the device."""
     return nullcontext() if owner is None else owner.in_use()

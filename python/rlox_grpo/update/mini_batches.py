@@ -16,7 +16,7 @@ from torch import nn
 
 from rlox_grpo.advantages.door import Advantages, has_signal, select_rows
 from rlox_grpo.batch.build import drop_tokens, fill_if_empty, microbatches
-from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.config.records import LossConfig, StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import compute_group_offsets, find_end_tokens, find_stale_tokens, list_rows, select_by_variance
 from rlox_grpo.model.blank import find_device
@@ -31,11 +31,15 @@ def trains_equal_rewards(stages: StageConfigs, *, has_teacher: bool) -> bool:
             ``kl_coef`` in the loss, ``entropy_coef`` and ``environment_loss_coef``.
         has_teacher: whether a teacher gives each token a signal of its own.
     """
-    loss = stages.loss
     if stages.advantages.zero_variance != "drop":
         return stages.advantages.zero_variance == "keep"
+    return has_teacher or needs_no_advantage(stages.loss)
+
+
+def needs_no_advantage(loss: LossConfig) -> bool:
+    """Return whether a term of the loss has a gradient where all advantages are 0, a teacher's aside."""
     penalises_kl = loss.kl_coef > 0 and loss.kl_in == "loss"
-    return has_teacher or penalises_kl or loss.entropy_coef != 0 or loss.environment_loss_coef > 0
+    return penalises_kl or loss.entropy_coef != 0 or loss.environment_loss_coef > 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ __all__ = ["PRESETS", "Choice", "Defect", "Preset", "PresetFolder"]
 _FIRST = (
     *("grpo", "recommended", "deepseekmath", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "maxrl", "wapo", "echo"),
     *("clip_cov", "kl_cov", "gagpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "p3o"),
-    *("opd", "opd_full"),
+    *("opd", "opd_full", "sdft", "sdpo"),
     *("nano_aha", "grpo_zero", "simple_grpo", "lm_book", "rl_from_scratch", "r1_blog", "rlox", "trl"),
     *("cispo_trl", "verl", "cispo_verl", "cispo_open_instruct"),
 )

@@ -69,7 +69,7 @@ RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 DOORS = ("policy_loss", "advantage_fn", "engine", "teacher_prompt")
 """Options that take an object of the user, or its ``module:name``."""
 
-CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward")
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward", "advantage_fn", "teacher_prompt")
 """Options that a preset, a run file or the command line can set to None, by the text "none"."""
 
 if TYPE_CHECKING:

@@ -280,6 +280,12 @@ class ReferenceConfig(Record, title="Reference policy and teacher"):
         only_with=_HAS_TEACHER,
         source="SDFT, arXiv:2601.19897; SDPO, arXiv:2601.20802",
     )
+    teacher_column: str | None = option(
+        None,
+        "With several teachers, teacher={'math': …, 'code': …}: the column of the rows with the name of each one's "
+        "teacher.",
+        only_with=_HAS_TEACHER,
+    )
     teacher_mix: float = option(
         0.05,
         "Share of the policy's weights that teacher='ema' takes over after each step; the rest stays the teacher's.",

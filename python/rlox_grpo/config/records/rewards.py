@@ -41,11 +41,11 @@ class RewardConfig(Record, title="Rewards"):
 class AdvantageConfig(Record, title="Advantages"):
     """How rewards become advantages."""
 
-    advantage_fn: Annotated[Any, Door((), "an advantage function", allows_none=True)] = option(
+    advantage_fn: Annotated[Any, Door(("zero",), "an advantage function", allows_none=True)] = option(
         None,
         "An advantage function of your own, or its module:name: from the scored groups of a step to the advantages of "
-        "each group; docs/guides/own_parts.md shows how to write one. None: baseline, reward_scaling and turn_credit "
-        "choose.",
+        "each group; docs/guides/own_parts.md shows how to write one. zero: the rewards are measured and train "
+        "nothing, so that a teacher alone trains the policy. None: baseline, reward_scaling and turn_credit choose.",
     )
     reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
         "sum_then_normalize",

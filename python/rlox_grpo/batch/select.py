@@ -1,0 +1,26 @@
+"""Some rows of a micro-batch, for a model that scores only these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlox_grpo.types import Batch, PolicyWeights, TokenLogProbs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROW_TENSORS = (
+    *("input_ids", "attention_mask", "prompt_lengths", "completion_ids", "completion_mask", "loss_mask", "advantages"),
+    *("row_index", "prompt_index"),
+)
+
+
+def select_rows(batch: Batch, rows: Tensor) -> Batch:
+    """Return the rows ``int64 [n]`` of a micro-batch, in ascending order, for a forward pass without a loss.
+
+    The columns and the denominators are those of ``batch``. What only a loss reads is left out: known log-probs,
+    weights, tokens of the environment and branches.
+    """
+    chosen = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
+    return replace(batch, **chosen, log_probs=TokenLogProbs(), policy=PolicyWeights(), environment=None, branches=None)
