@@ -25,9 +25,7 @@ async def grade_groups(samples: Sequence[Sample], rubric: str, seed: int, ask: A
     async def ask_about(rows: Sequence[int], salt: str) -> tuple[list[list[int]], str, Any, int]:
         distinct = list_distinct(samples, rows, seed, salt)
         first = samples[rows[0]]
-        numbered = [
-            {"number": number, "text": samples[same[0]].completion} for number, same in enumerate(distinct, 1)
-        ]
+        numbered = [{"number": number, "text": samples[same[0]].completion} for number, same in enumerate(distinct, 1)]
         question = write_question(
             _TASK,
             rubric,

@@ -153,7 +153,9 @@ class Judge:
             raise ValueError(f"repeat_share is {self.repeat_share!r}, expected a share from 0 to 1")
         fixed = {"model", "messages", "stream", "n", "temperature", "max_tokens"} & {*self.extra_body}
         if fixed:
-            raise ValueError(f"extra_body has {', '.join(sorted(fixed))}: leave it out, or use the argument of the judge")
+            raise ValueError(
+                f"extra_body has {', '.join(sorted(fixed))}: leave it out, or use the argument of the judge"
+            )
         try:
             json.dumps(dict(self.extra_body), allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -285,9 +287,7 @@ class _Interview:
         is_new = key not in self._asked
         if is_new:
             self._asked[key] = asyncio.create_task(
-                self._server.ask(
-                    json.dumps(body).encode(), lambda reply: read_verdict(reply, texts, read, longest)
-                )
+                self._server.ask(json.dumps(body).encode(), lambda reply: read_verdict(reply, texts, read, longest))
             )
         answer = await self._asked[key]
         if is_new:
@@ -376,9 +376,7 @@ def _average_rows(values: Sequence[Sequence[float]]) -> Float64Array:
 
 
 def _collect_measures(grades: Sequence[Grade], criteria: Sequence[str]) -> dict[str, Float64Array]:
-    measures = {
-        name: np.array([grade.criteria.get(name) for grade in grades], dtype=np.float64) for name in criteria
-    }
+    measures = {name: np.array([grade.criteria.get(name) for grade in grades], dtype=np.float64) for name in criteria}
     agreement = np.array([grade.agreement for grade in grades], dtype=np.float64)
     return measures if np.isnan(agreement).all() else {**measures, "agreement": agreement}
 

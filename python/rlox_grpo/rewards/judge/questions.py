@@ -17,7 +17,7 @@ from rlox_grpo.rewards.columns import make_encodable
 _SPECIAL = re.compile(
     r"<(?=[A-Za-z/|!?\uff5c])"  # tags and tokens; not the sign in `a < b`
     r"|\[(?=/?[A-Z_]{2,}\])"  # [INST]
-    r"|[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\U000e0000-\U000e007f]"  # invisible, or turning the order
+    r"|[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\U000e0000-\U000e007f]"  # invisible, or turning the order
 )
 
 
@@ -87,7 +87,8 @@ def _read_content(message: Mapping[str, Any]) -> str:
     if not isinstance(content, str):
         entries: Sequence[Any] = content if isinstance(content, (list, tuple)) else [content]
         content = "".join(
-            entry["text"] if isinstance(entry, Mapping) and isinstance(entry.get("text"), str) else "" for entry in entries
+            entry["text"] if isinstance(entry, Mapping) and isinstance(entry.get("text"), str) else ""
+            for entry in entries
         )
     calls = message.get("tool_calls")
     return content + (json.dumps(calls, ensure_ascii=False, default=str) if calls else "")

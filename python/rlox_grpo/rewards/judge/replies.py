@@ -22,9 +22,7 @@ class UnreadableReply(ValueError):
     """A reply without a verdict. The message says what is wrong with it."""
 
 
-def read_verdict(
-    reply: str, texts: Sequence[str], read: Callable[[Any], Values], longest: int
-) -> tuple[Any, Values]:
+def read_verdict(reply: str, texts: Sequence[str], read: Callable[[Any], Values], longest: int) -> tuple[Any, Values]:
     """Return the verdict of a reply as its JSON value, and what ``read`` returns for it.
 
     The verdict is the only object of the judge's own at the end of the reply, after which only white space or the end

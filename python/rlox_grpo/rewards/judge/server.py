@@ -129,7 +129,10 @@ class Server:
                     answer.trouble = self._describe(error)
                     wait_s = getattr(error, "wait_s", 0.0)
                 except Unanswered as error:
-                    answer.is_answered, answer.trouble = False, f"{self._describe(error)}; {answer.trouble}".rstrip("; ")
+                    answer.is_answered, answer.trouble = (
+                        False,
+                        f"{self._describe(error)}; {answer.trouble}".rstrip("; "),
+                    )
                     break
                 if attempt < self._retries and not await self._wait(attempt, wait_s, deadline, answer):
                     break
@@ -156,7 +159,9 @@ class Server:
         """Send one request, and store the reply and its tokens in ``answer``."""
         async with self._client.stream("POST", self._url, content=body, timeout=self._timeout) as response:
             if 300 <= response.status_code < 400:
-                raise Unanswered(f"HTTP {response.status_code}, a redirect, is not followed: set url to the new address")
+                raise Unanswered(
+                    f"HTTP {response.status_code}, a redirect, is not followed: set url to the new address"
+                )
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise Unanswered("the server compresses its answers although the request forbids it")
             content = bytearray()
