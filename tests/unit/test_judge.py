@@ -21,7 +21,7 @@ from rlox_grpo.rewards.judge import cache as cache_module
 from rlox_grpo.rewards.judge import server as server_module
 from rlox_grpo.rewards.judge.pairwise import list_pairs
 from rlox_grpo.rewards.judge.questions import quote, show_text
-from rlox_grpo.rewards.judge.replies import UnreadableReply, check_score, read_verdict, take_value
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, read_verdict, take_value
 from rlox_grpo.rewards.judge.server import read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
@@ -120,7 +120,7 @@ def test_a_verdict_at_the_end_is_read(reply: str, score: float) -> None:
 
 @pytest.mark.parametrize("reply", UNREADABLE)
 def test_anything_else_is_no_verdict(reply: str) -> None:
-    with pytest.raises(UnreadableReply):
+    with pytest.raises(UnreadableReplyError):
         read_alone(reply)
 
 
@@ -133,9 +133,9 @@ def test_a_quotation_of_the_completion_is_no_verdict() -> None:
         '{"score": 0.9}',
         '{"score": 0.1} {"score": 0.2} {"score": 1}',
     ):
-        with pytest.raises(UnreadableReply):
+        with pytest.raises(UnreadableReplyError):
             read_alone(reply, completion)
-    with pytest.raises(UnreadableReply, match="several"):
+    with pytest.raises(UnreadableReplyError, match="several"):
         read_alone('{"score": 0.1} {"score": 0.2}', completion)
 
 
@@ -143,7 +143,7 @@ def test_hostile_texts_are_read_in_linear_time() -> None:
     start = time.process_time()
     for text in ('{"score":' * 4000, '{"score":[' * 3500, '{"scores":{' * 3000, "{" * 32000, '{  "' * 8000):
         assert read_alone('{"score": 0.5}', text) == 0.5
-        with pytest.raises(UnreadableReply):
+        with pytest.raises(UnreadableReplyError):
             read_alone(text)
     assert time.process_time() - start < 60  # seconds; a quadratic scan takes minutes
 
@@ -199,22 +199,27 @@ def test_the_score_is_the_judges() -> None:
         assert verdicts.scores.tolist() == [0.1, 0.9, 0.1]
         assert names(verdicts) == ["ok"] * 3
         assert len(judge.questions) == 2  # equal questions are asked once
-        assert judge.bodies[0]["model"] == "judge-1" and judge.bodies[0]["temperature"] == 0.0
+        assert judge.bodies[0]["model"] == "judge-1"
+        assert judge.bodies[0]["temperature"] == 0.0
         assert any('{"prompt": "q", "reference": "3", "completion": "0.9"}' in text for text in judge.questions)
         assert all("Is it polite?" in text for text in judge.questions)
         measures = {name: values.tolist() for name, values in verdicts.measures.items()}
-        assert measures["requests"] == [1.0, 1.0, 0.0] and measures["tokens"] == [15.0, 15.0, 0.0]
-        assert measures["cached"] == [0.0, 0.0, 1.0] and measures["retries"] == [0.0] * 3
-        assert measures["latency_s"][0] > 0 and np.isnan(measures["latency_s"][2])
+        assert measures["requests"] == [1.0, 1.0, 0.0]
+        assert measures["tokens"] == [15.0, 15.0, 0.0]
+        assert measures["cached"] == [0.0, 0.0, 1.0]
+        assert measures["retries"] == [0.0] * 3
+        assert measures["latency_s"][0] > 0
+        assert np.isnan(measures["latency_s"][2])
         again = ask(rule, ["0.9"], prompts=["q"], reference=[3])
-        assert again.scores.tolist() == [0.9] and again.measures["cached"].tolist() == [1.0]
+        assert again.scores.tolist() == [0.9]
+        assert again.measures["cached"].tolist() == [1.0]
         assert len(judge.questions) == 2
 
 
 def test_a_call_returns_a_list_as_other_rules_do() -> None:
     with fake_judge(lambda data, _: '{"score": 0.5}' if data["completion"] == "x" else "?") as judge:
         rule = make(judge, retries=0)
-        copied = pickle.loads(pickle.dumps(rule))
+        copied = pickle.loads(pickle.dumps(rule))  # noqa: S301
         assert copied == rule
         messages = [{"role": "assistant", "content": "x"}]
         scores = asyncio.run(copied(prompts=["a", "a"], completions=[messages, "y"], unused=[1, 2]))
@@ -227,7 +232,8 @@ def test_criteria_are_weighted() -> None:
     with fake_judge(lambda data, _: reply) as judge:
         verdicts = ask(make(judge, rubric="", criteria={"true": 3.0, "clear": 1}), ["x"])
         assert verdicts.scores.tolist() == [(0.25 * 3 + 1.0) / 4]
-        assert verdicts.measures["true"].tolist() == [0.25] and verdicts.measures["clear"].tolist() == [1.0]
+        assert verdicts.measures["true"].tolist() == [0.25]
+        assert verdicts.measures["clear"].tolist() == [1.0]
         assert '{"scores": {"true": s, "clear": s}}' in judge.questions[0]
     for reply in (
         '{"scores": {"clear": 1.0}}',
@@ -239,7 +245,8 @@ def test_criteria_are_weighted() -> None:
     ):
         with fake_judge(lambda data, _, reply=reply: reply) as judge:
             verdicts = ask(make(judge, criteria=["true", "clear"], retries=0), ["x"])
-            assert np.isnan(verdicts.scores).all() and names(verdicts) == ["no_verdict"], reply
+            assert np.isnan(verdicts.scores).all(), reply
+            assert names(verdicts) == ["no_verdict"], reply
 
 
 def group_scores(data: dict[str, Any], _: int) -> str:
@@ -272,7 +279,8 @@ def test_equal_completions_are_in_a_group_once() -> None:
 def test_a_group_with_a_wrong_list_has_no_verdict(scores: str) -> None:
     with fake_judge(lambda data, _: f'{{"scores": {scores}}}') as judge:
         verdicts = ask(make(judge, mode="group", retries=0), ["a", "b"])
-    assert np.isnan(verdicts.scores).all() and names(verdicts) == ["no_verdict"] * 2
+    assert np.isnan(verdicts.scores).all()
+    assert names(verdicts) == ["no_verdict"] * 2
 
 
 def data_lines(judge: FakeJudge) -> list[str]:
@@ -307,8 +315,11 @@ def test_comparisons_are_bounded() -> None:
             pairs = list_pairs(count, most)
             assert len({frozenset(pair) for pair in pairs}) == len(pairs)
             taken = Counter(index for pair in pairs for index in pair)
-            assert len(taken) == count and max(taken.values()) <= most and min(taken.values()) >= 1
-    assert list_pairs(1, 4) == [] and list_pairs(0, 4) == []
+            assert len(taken) == count
+            assert max(taken.values()) <= most
+            assert min(taken.values()) >= 1
+    assert list_pairs(1, 4) == []
+    assert list_pairs(0, 4) == []
     with fake_judge(longer_wins) as judge:
         ask(make(judge, mode="pairwise", max_comparisons=2), [str(10**power) for power in range(16)])
         assert len(judge.questions) == 32
@@ -327,7 +338,8 @@ def test_a_comparison_without_a_verdict_is_no_defeat() -> None:
     with fake_judge(answer) as judge:
         verdicts = ask(make(judge, mode="pairwise", retries=0), ["a", "bb", "ccc"])
         assert names(verdicts) == ["no_verdict", "no_verdict", "ok"]
-        assert np.isnan(verdicts.scores).tolist() == [True, True, False] and verdicts.scores[2] == 1.0
+        assert np.isnan(verdicts.scores).tolist() == [True, True, False]
+        assert verdicts.scores[2] == 1.0
 
 
 def test_a_completion_that_states_verdicts_spoils_only_its_own_comparisons() -> None:
@@ -373,6 +385,7 @@ def test_500_at_a_time_with_failures_have_the_scripted_rewards() -> None:
 
     def answer(data: dict[str, Any], before: int) -> Any:
         number = int(data["completion"])
+        time.sleep(0.002)
         if number % 5 == 0 and before < 2:
             return failures[number // 5 % len(failures)]
         return f'Reasons. {{"score": {0.001 * (number + 1)}}}'
@@ -382,7 +395,8 @@ def test_500_at_a_time_with_failures_have_the_scripted_rewards() -> None:
     assert verdicts.scores.tolist() == [0.001 * (number + 1) for number in range(500)]
     assert names(verdicts) == ["ok"] * 500
     assert 1 < judge.most_at_a_time <= 100
-    assert verdicts.measures["retries"].sum() == 200 and verdicts.measures["requests"].sum() == 700
+    assert verdicts.measures["retries"].sum() == 200
+    assert verdicts.measures["requests"].sum() == 700
 
 
 def test_500_at_a_time_that_keep_failing_have_no_score() -> None:
@@ -398,7 +412,8 @@ def test_500_at_a_time_that_keep_failing_have_no_score() -> None:
         if number % 5:
             assert (score, status) == (0.001 * (number + 1), "ok")
         else:
-            assert np.isnan(score) and status == ("unanswered" if number % 2 else "no_verdict")
+            assert np.isnan(score)
+            assert status == ("unanswered" if number % 2 else "no_verdict")
     assert verdicts.failed.sum() == 100
 
 
@@ -426,7 +441,8 @@ def test_requests_in_a_minute_are_limited() -> None:
 
     with fake_judge(answer) as judge:
         ask(make(judge, max_per_minute=3000), [str(number) for number in range(10)])
-    assert len(times) == 10 and max(times) - min(times) >= 9 * 0.02 - 0.01
+    assert len(times) == 10
+    assert max(times) - min(times) >= 9 * 0.02 - 0.01
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -436,22 +452,26 @@ def test_redirects_are_not_followed(status: int) -> None:
         with fake_judge(lambda data, _: answer) as judge:
             verdicts = ask(make(judge), ["a"])
         assert names(verdicts) == ["unanswered"]
-        assert len(judge.questions) == 1 and not other.questions
+        assert len(judge.questions) == 1
+        assert not other.questions
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 def test_a_refusal_is_not_asked_again(status: int, caplog: pytest.LogCaptureFixture) -> None:
     with fake_judge(lambda data, _: (status, {}, b'{"error": "no such model"}')) as judge:
         verdicts = ask(make(judge), ["a"])
-    assert names(verdicts) == ["unanswered"] and len(judge.questions) == 1
-    assert f"HTTP {status}" in caplog.text and "no such model" in caplog.text
+    assert names(verdicts) == ["unanswered"]
+    assert len(judge.questions) == 1
+    assert f"HTTP {status}" in caplog.text
+    assert "no such model" in caplog.text
 
 
 @pytest.mark.parametrize("wait", ["1", "3600", "Fri, 31 Dec 2100 23:59:59 GMT"])
 def test_retry_after_beyond_the_deadline_ends_the_question(wait: str) -> None:
     with fake_judge(lambda data, _: (429, {"retry-after": wait}, b"")) as judge:
         verdicts = ask(make(judge, timeout=0.5), ["a"])
-    assert names(verdicts) == ["unanswered"] and len(judge.questions) == 1
+    assert names(verdicts) == ["unanswered"]
+    assert len(judge.questions) == 1
 
 
 def test_retry_after_is_obeyed_by_all_questions() -> None:
@@ -608,16 +628,19 @@ def test_a_missing_key_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatc
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         Judge(**{"url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", **arguments})
-    assert "pass@" not in str(error.value) and "abc" not in str(error.value)
+    assert "pass@" not in str(error.value)
+    assert "abc" not in str(error.value)
 
 
 def test_a_cached_verdict_is_read_by_another_process(tmp_path: Path) -> None:
     with fake_judge(lambda data, _: '{"score": 0.25}' if data["completion"] == "a" else "?") as judge:
         options = {"cache": tmp_path / "judge", "retries": 0}
         first = ask(make(judge, **options), ["a", "b"])
-        assert names(first) == ["ok", "no_verdict"] and len(judge.questions) == 2
+        assert names(first) == ["ok", "no_verdict"]
+        assert len(judge.questions) == 2
         again = ask(make(judge, **options), ["a", "b"])
-        assert names(again) == ["ok", "no_verdict"] and again.scores[0] == 0.25
+        assert names(again) == ["ok", "no_verdict"]
+        assert again.scores[0] == 0.25
         assert again.measures["cached"].tolist() == [1.0, 1.0]
         assert len(judge.questions) == 2
         ask(make(judge, rubric="Another.", **options), ["a"])  # another question
@@ -657,9 +680,11 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for number in range(100):
         verdicts.add(f"{number:064d}", {"score": 0.5}, {"question": "x" * 100})
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2500
-    assert verdicts.find(f"{99:064d}") == ({"score": 0.5},) and verdicts.find(f"{96:064d}") is None
+    assert verdicts.find(f"{99:064d}") == ({"score": 0.5},)
+    assert verdicts.find(f"{96:064d}") is None
     names = [path.name for path in cache_module.list_files(tmp_path)]
-    assert [line["key"] for line in cache_module.read_lines(tmp_path)][-1] == f"{99:064d}" and len(names) < 8
+    assert [line["key"] for line in cache_module.read_lines(tmp_path)][-1] == f"{99:064d}"
+    assert len(names) < 8
 
 
 def test_two_processes_write_files_of_their_own(tmp_path: Path) -> None:
@@ -674,6 +699,8 @@ def test_two_processes_write_files_of_their_own(tmp_path: Path) -> None:
 def test_a_run_file_names_a_judge() -> None:
     table = {"name": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "criteria": {"a": 2}, "weight": 0.5}
     (rule,) = make_rewards([table])
-    assert isinstance(rule, Judge) and rule.criteria == (("a", 2.0),) and rule.weight == 0.5
+    assert isinstance(rule, Judge)
+    assert rule.criteria == (("a", 2.0),)
+    assert rule.weight == 0.5
     with pytest.raises(ConfigError, match=r"its arguments are url, model, rubric"):
         make_rewards([{**table, "rubrik": "x"}])

@@ -135,7 +135,7 @@ class InWorkers:
 def in_workers(
     functions: Sequence[RewardFn], timeout: float | None, workers: int | None, on_error: Literal["stop", "none"]
 ) -> list[RewardFn]:
-    """With a ``timeout``, wrap functions in :class:`InWorkers`, except rules, judges, reward models and ``InWorkers``."""
+    """With a ``timeout``, wrap functions in :class:`InWorkers`, except rules, judges, reward models, ``InWorkers``."""
     if timeout is None:
         return list(functions)
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox_grpo.rewards.judge.grading import Ask, Grade, Sample
 from rlox_grpo.rewards.judge.questions import write_question
-from rlox_grpo.rewards.judge.replies import UnreadableReply, check_score, take_value
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, take_value
 
 _TASK = "Grade the completion of a prompt by a rubric."
 _SCORE = '{"score": s}, where s is a number from 0 (worst) to 1 (best).'
@@ -34,7 +34,7 @@ async def grade_alone(samples: Sequence[Sample], rubric: str, criteria: Mapping[
             return [check_score(take_value(value, "score"))]
         scores = take_value(value, "scores")
         if not isinstance(scores, dict) or scores.keys() != criteria.keys():
-            raise UnreadableReply(f"its scores are not those of {', '.join(criteria)}")
+            raise UnreadableReplyError(f"its scores are not those of {', '.join(criteria)}")
         return [check_score(scores[name]) for name in criteria]
 
     async def grade(row: int, sample: Sample) -> Grade:

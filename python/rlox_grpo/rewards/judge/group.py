@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox_grpo.rewards.judge.grading import Ask, Grade, Sample, list_distinct, list_groups
 from rlox_grpo.rewards.judge.questions import write_question
-from rlox_grpo.rewards.judge.replies import UnreadableReply, check_score, take_value
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, take_value
 from rlox_grpo.rewards.verdicts import OK
 
 _TASK = "Compare the numbered completions of a prompt, and grade each of them by a rubric."
@@ -37,7 +37,7 @@ async def grade_groups(samples: Sequence[Sample], rubric: str, seed: int, ask: A
         def read(value: Any) -> list[float]:
             scores = take_value(value, "scores")
             if not isinstance(scores, list) or len(scores) != len(distinct):
-                raise UnreadableReply(f"its scores are not a list of {len(distinct)}")
+                raise UnreadableReplyError(f"its scores are not a list of {len(distinct)}")
             return [check_score(score) for score in scores]
 
         texts = [text for same in distinct for text in samples[same[0]].texts]

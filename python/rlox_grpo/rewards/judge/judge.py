@@ -24,7 +24,7 @@ from rlox_grpo.rewards.judge.grading import Grade, Reply, Sample
 from rlox_grpo.rewards.judge.group import grade_groups
 from rlox_grpo.rewards.judge.pairwise import grade_pairs
 from rlox_grpo.rewards.judge.questions import cut_middle, show_text
-from rlox_grpo.rewards.judge.replies import UnreadableReply, read_verdict
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, read_verdict
 from rlox_grpo.rewards.judge.server import Answer, Pace, Server, read_key
 from rlox_grpo.rewards.verdicts import (
     NO_VERDICT,
@@ -343,7 +343,7 @@ class _Interview:
             return Reply(None, NO_VERDICT)
         try:
             return Reply(read(verdict), OK)
-        except UnreadableReply:  # somebody has edited the file
+        except UnreadableReplyError:  # somebody has edited the file
             return None
 
     def _store(self, key: str, question: str, answer: Answer[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Compare the completions of a group in pairs. The score of a completion is the share of its comparisons that it wins."""
+"""Compare the completions of a group in pairs: the score of a completion is the share of comparisons that it wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox_grpo.rewards.judge.grading import Ask, Grade, Reply, Sample, list_distinct, list_groups
 from rlox_grpo.rewards.judge.questions import list_texts, write_question
-from rlox_grpo.rewards.judge.replies import UnreadableReply, has_verdict, take_value
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, has_verdict, take_value
 from rlox_grpo.rewards.verdicts import NO_VERDICT, OK
 
 _TASK = "Compare two completions of a prompt, A and B, by a rubric."
@@ -90,5 +90,5 @@ def _states_verdict(sample: Sample) -> bool:
 def _read_winner(value: Any) -> str:
     winner = take_value(value, "winner")
     if not isinstance(winner, str) or winner not in _SHARES:
-        raise UnreadableReply('its winner is not "A", "B" or "tie"')
+        raise UnreadableReplyError('its winner is not "A", "B" or "tie"')
     return winner

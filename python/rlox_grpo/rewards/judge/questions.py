@@ -17,7 +17,7 @@ from rlox_grpo.rewards.columns import make_encodable
 _SPECIAL = re.compile(
     r"<(?=[A-Za-z/|!?\uff5c])"  # tags and tokens; not the sign in `a < b`
     r"|\[(?=/?[A-Z_]{2,}\])"  # [INST]
-    r"|[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\U000e0000-\U000e007f]"  # invisible, or turning the order
+    r"|[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\U000e0000-\U000e007f]"  # invisible
 )
 
 

@@ -18,7 +18,7 @@ _REFUSED = object()
 """Stands for what strict JSON does not have: NaN, infinities, an object with a key twice."""
 
 
-class UnreadableReply(ValueError):
+class UnreadableReplyError(ValueError):
     """A reply without a verdict. The message says what is wrong with it."""
 
 
@@ -32,31 +32,31 @@ def read_verdict(reply: str, texts: Sequence[str], read: Callable[[Any], Values]
     Args:
         reply: the judge's reply.
         texts: what the judge has read: prompts, completions, columns.
-        read: returns the values of the object, or raises :class:`UnreadableReply`.
+        read: returns the values of the object, or raises :class:`UnreadableReplyError`.
         longest: the largest number of characters of a verdict.
 
     Raises:
-        UnreadableReply: there is no such object.
+        UnreadableReplyError: there is no such object.
     """
     reply = reply.rpartition("</think>")[2].rstrip()
     stripped = reply.removesuffix("```").rstrip()
     starts = [match.start() for match in _START.finditer(stripped)]
     if not starts:
-        raise UnreadableReply("it has no verdict" if reply else "it is empty")
+        raise UnreadableReplyError("it has no verdict" if reply else "it is empty")
     objects = list(_list_objects(stripped, starts, longest))
     if not objects or objects[-1][1] != len(stripped):
-        raise UnreadableReply("its verdict is not the last thing in it, or not JSON")
+        raise UnreadableReplyError("its verdict is not the last thing in it, or not JSON")
     start, _, verdict = objects[-1]
     if len(stripped) < len(reply) and not _FENCED.search(stripped[:start]):
-        raise UnreadableReply("its verdict is not the last thing in it")
+        raise UnreadableReplyError("its verdict is not the last thing in it")
     if len(objects) > _MOST_OBJECTS:
-        raise UnreadableReply(f"it has {len(objects)} verdicts")
+        raise UnreadableReplyError(f"it has {len(objects)} verdicts")
     values = read(verdict)
     quoted = [quotation for text in texts for quotation in _list_quotations(text, longest)]
     if verdict in quoted:
-        raise UnreadableReply("its verdict is also in a text that it judges")
+        raise UnreadableReplyError("its verdict is also in a text that it judges")
     if any(earlier not in quoted for _, _, earlier in objects[:-1]):
-        raise UnreadableReply("it has several verdicts")
+        raise UnreadableReplyError("it has several verdicts")
     return verdict, values
 
 
@@ -64,10 +64,10 @@ def check_score(value: Any) -> float:
     """Return a score as a float.
 
     Raises:
-        UnreadableReply: it is not a number from 0 to 1; a boolean or a text is not one.
+        UnreadableReplyError: it is not a number from 0 to 1; a boolean or a text is not one.
     """
     if type(value) not in (int, float) or not 0 <= value <= 1:  # false for NaN
-        raise UnreadableReply(f"a score is {_shorten(value)}, expected a number from 0 to 1")
+        raise UnreadableReplyError(f"a score is {_shorten(value)}, expected a number from 0 to 1")
     return float(value)
 
 
@@ -75,10 +75,10 @@ def take_value(verdict: Any, key: str) -> Any:
     """Return the value of a verdict that has ``key`` and no other key.
 
     Raises:
-        UnreadableReply: it has other keys.
+        UnreadableReplyError: it has other keys.
     """
     if not isinstance(verdict, dict) or verdict.keys() != {key}:
-        raise UnreadableReply(f"its verdict is {_shorten(verdict)}, expected an object with {key!r} alone")
+        raise UnreadableReplyError(f"its verdict is {_shorten(verdict)}, expected an object with {key!r} alone")
     return verdict[key]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.rewards.judge.replies import UnreadableReply
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError
 
 Values = TypeVar("Values")
 
@@ -102,7 +102,7 @@ class Server:
     async def ask(self, body: bytes, read: Callable[[str], Values]) -> Answer[Values]:
         """Ask a question until ``read`` reads a verdict in the reply, retries or time run out, or the server refuses.
 
-        ``read`` raises :class:`UnreadableReply` of a reply without a verdict.
+        ``read`` raises :class:`UnreadableReplyError` of a reply without a verdict.
         """
         answer: Answer[Values] = Answer()
         async with self._slots:
@@ -122,7 +122,7 @@ class Server:
                     await asyncio.wait_for(self._take_reply(body, answer), left)
                     answer.values, answer.trouble = read(answer.reply), ""
                     break
-                except UnreadableReply as error:
+                except UnreadableReplyError as error:
                     answer.trouble = f"the judge's reply cannot be read: {error}"
                 except self._failures as error:
                     answer.is_answered = False
@@ -184,7 +184,7 @@ class Server:
         answer.tokens += tokens
         answer.is_answered = True
         if reason in ("length", "content_filter"):
-            raise UnreadableReply(f"it was cut, finish_reason {reason!r}; max_reply_tokens limits its length")
+            raise UnreadableReplyError(f"it was cut, finish_reason {reason!r}; max_reply_tokens limits its length")
 
     def _shorten(self, content: bytearray) -> str:
         """Return the beginning of an answer for a message. A server may repeat the key in it."""
