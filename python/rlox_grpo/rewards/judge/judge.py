@@ -49,7 +49,7 @@ _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_a", "
 _FORM = 1
 """Version of the text of questions and of the form of verdicts, which is part of the digest of a question."""
 
-_SHOWN = 2000
+_SHOWN = 4000
 """Characters of a question and of a reply in the cache, for its reader."""
 
 
