@@ -37,8 +37,8 @@ ELSEWHERE = {
     "episode/cancelled_calls",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>"}
-"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, clients that go away, or
-tasks of reasoning_gym."""
+"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, clients that go
+away, or tasks of reasoning_gym."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

@@ -90,7 +90,8 @@ class Judge:
         retries: Largest number of further requests for a question.
         timeout: Seconds for a question with all of its retries, after its turn has come.
         api_key_env: Environment variable with the API key; None: no key is sent.
-        temperature, max_reply_tokens: Sent as ``temperature`` and ``max_tokens``; None: not sent.
+        temperature: Temperature of the judge; None: not sent.
+        max_reply_tokens: Sent as ``max_tokens``; None: not sent.
         max_characters: Largest length of a prompt and of all completions in a question. Longer texts lose their middle.
         max_comparisons: For ``pairwise``, the largest number of comparisons of a completion.
         repeat_share: Share of the questions that are asked twice, to measure ``agreement``.
