@@ -164,7 +164,10 @@ MORE = {
     "gradient checkpointing": "guides/memory",
     "fsdp": "guides/several_gpus",
     "vllm colocate mode": "guides/vllm",
-    "llm as a judge": "guides/rewards",
+    "llm as a judge": "guides/judge",
+    "rubric": "guides/judge",
+    "judge prompt injection": "guides/judge",
+    "async reward": "guides/rewards",
     "custom reward function": "guides/rewards",
     "dataset columns passed to reward": "guides/rewards",
     "load adapter in vllm": "guides/save_and_load",
@@ -208,7 +211,8 @@ ABSENT = {
     "share a GPU": "guides/several_gpus",
     "images": "concepts/limits",
     "own advantage": "guides/own_parts",
-    "judge": "guides/rewards",
+    "judge": "guides/judge",
+    "self-rewarding": "concepts/limits",
 }
 """What people ask for that is not there, or only in part: a page says so."""
 

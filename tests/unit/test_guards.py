@@ -49,6 +49,12 @@ HOLLOW = {
     "rewards__countdown__std": (0.14, 0.14),
 }
 FALLEN = {"rewards__countdown__mean": (0.4, 0.1), "rewards__countdown__std": (0.5, 0.3)}
+JUDGED = {
+    "rewards__judge__mean": (0.3, 0.8),
+    "rewards__judge__cached": (0.0, 0.0),
+    "eval__rewards__judge": (0.9, 0.1),
+    "eval__rewards__math": (0.6, 0.4),
+}
 CASES = {
     "constant_rewards": (run(rollout__frac_reward_zero_std=(1.0, 0.97)), "97% of the groups"),
     "growing_teacher_kl": (run(teacher__kl=(0.5, 1.0)), "teacher/kl has grown from 0.5"),
@@ -63,6 +69,7 @@ CASES = {
     "template_collapse": (run(mutual_information__reply=(2.0, 0.1)), "from 1.8 to 0.1 nats"),
     "hollow_format": (run(**HOLLOW), "tag_format is almost at its maximum and countdown stays at 0.02"),
     "reward_without_answers": (run((0.3, 0.9), **FALLEN), "countdown has fallen from 0.37 to 0.1"),
+    "judge_drift": (run(**JUDGED), "the score of judge has risen, and eval/rewards/math has fallen from 0.6 to 0.4"),
     "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 per token"),
     "gradient_spikes": (jump("update/grad_norm", 0.5, 30.0), "from 0.5 to 30"),
 }
@@ -79,6 +86,15 @@ def test_the_mutual_information_may_be_measured_in_some_steps_only(every, warns)
         if place % every:
             del step["mutual_information/reply"]
     assert (guards.template_collapse(history_of(steps)) is not None) == warns
+
+
+@pytest.mark.parametrize(("values", "warns"), [([0.6, 0.5, 0.5], True), ([0.6, 0.4, 0.6], False), ([0.6, 0.4], False)])
+def test_the_drift_from_a_judge_shows_in_two_evaluations(values, warns):
+    """Of a set with a name, of which only some steps have an evaluation."""
+    steps = [{name: value for name, value in step.items() if not name.startswith("eval/")} for step in run(**JUDGED)]
+    for place, value in zip((0, 30, 59), values, strict=False):
+        steps[place]["eval/hard/rewards/math"] = value
+    assert (guards.judge_drift(history_of(steps)) is not None) == warns
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -107,6 +123,9 @@ NEAR = {
     "log_prob_gap, high all along": run(mismatch__gap_mean=(0.1, 0.2)),
     "gradient_spikes": jump("update/grad_norm", 0.5, 4.5),
     "reward_without_answers": run((0.3, 0.9), **{**FALLEN, "rewards__countdown__mean": (0.4, 0.3)}),
+    "judge_drift, by less": run(**{**JUDGED, "eval__rewards__math": (0.6, 0.56)}),
+    "judge_drift, of another reward": run(**{name: ends for name, ends in JUDGED.items() if "cached" not in name}),
+    "judge_drift, flat": run(**{**JUDGED, "rewards__judge__mean": (0.3, 0.34)}),
     "repetition, of the task": run(completions__repeated_share=(0.6, 0.7)),
 }
 

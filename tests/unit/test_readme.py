@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import warm
+from fake_judge import fake_judge
 from rlox_grpo.cli import _make_parser, parse_overrides
 from rlox_grpo.config.run_file import Origin, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
@@ -57,8 +58,15 @@ def small(model, *given, **options):
     return GRPO(model, *given, **options)
 
 rlox_grpo.GRPO = small
+
+def local(url, *given, **options):
+    return Judge(os.environ["FAKE_JUDGE"], *given, **options)
+
+from rlox_grpo import rewards
+Judge, rewards.Judge = rewards.Judge, local
 """
-"""Runs before the pages' programs. A module that the page passes itself keeps the page's sizes."""
+"""Runs before the pages' programs. Judges are asked at a local server. A module that the page passes itself
+keeps the page's sizes."""
 
 
 def find_blocks(text: str, language: str) -> list[tuple[int, str]]:
@@ -108,6 +116,13 @@ def teacher_model(tiny_model: Path, make_tiny_model: Any) -> Path:
     return folder
 
 
+def give_a_verdict(data: dict[str, Any], _: int) -> str:
+    """What a judge replies: of two completions the longer one wins."""
+    if "completion" in data:
+        return '{"score": 0.5}'
+    return '{"winner": "A"}' if len(data["completion_a"]) > len(data["completion_b"]) else '{"winner": "B"}'
+
+
 def test_the_pages_run(tmp_path: Path, tiny_model: Path, teacher_model: Path) -> None:
     """In one process, forked from one that has imported torch and transformers; each page in a folder of its own."""
     rows = [{"question": f"{number} + {number}?", "answer": str(2 * number)} for number in range(4)]
@@ -132,8 +147,10 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path, teacher_model: Path) ->
         runs.append(f"os.chdir({str(folder)!r})\nrunpy.run_path('page.py', run_name='__main__')\n")
     assert len(runs) > 20
     (tmp_path / "every_page.py").write_text(SMALLER + "".join(runs), encoding="utf-8")
-    done = warm.run(0, tmp_path / "every_page.py")
+    with fake_judge(give_a_verdict) as judge:
+        done = warm.run(0, tmp_path / "every_page.py", FAKE_JUDGE=judge.url)
     assert done.returncode == 0, done.stderr
+    assert len(judge.questions) > 4
 
 
 def test_the_module_example_learns_without_a_warning(tmp_path: Path) -> None:
@@ -161,7 +178,7 @@ def test_run_files_have_known_keys(page: str, tmp_path: Path) -> None:
     for _, code in find_blocks((ROOT / page).read_text(encoding="utf-8"), "toml"):
         unknown = parse_toml(code).keys() - Origin.model_fields.keys() - GRPOConfig.model_fields.keys()
         assert not unknown, code
-        if re.search(r"^model = ", code, re.MULTILINE):
+        if "model" in parse_toml(code):
             (tmp_path / "run.toml").write_text(code, encoding="utf-8")
             read_run_file(tmp_path / "run.toml", {})
 

@@ -101,6 +101,13 @@ def score_samples(
             verdicts = rule.verdicts(completions, columns)
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
             failed.append(verdicts.failed)
+        elif hasattr(rule, "gather_verdicts"):
+            arguments = {**columns, **({"prompts": prompts} if prompts else {})}
+            verdicts, _ = gather({name: rule.gather_verdicts(completions, arguments)})[name]
+            if isinstance(verdicts, RewardError):
+                raise verdicts
+            components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
+            failed.append(verdicts.failed)
         elif isinstance(rule, InWorkers):
             outcomes = rule.outcomes(
                 {**columns, "completions": completions, **({"prompts": prompts} if prompts else {})}

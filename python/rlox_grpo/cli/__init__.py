@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rlox_grpo._native import __version__
-from rlox_grpo.cli import evaluate, models, pages, train
+from rlox_grpo.cli import evaluate, judge_cache, models, pages, train
 from rlox_grpo.cli.values import Parser, parse_overrides, parse_reward
 
 __all__ = ["main", "parse_overrides", "parse_reward"]
@@ -59,6 +59,6 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", required=True)
-    for group in (train, evaluate, models, pages):
+    for group in (train, evaluate, models, pages, judge_cache):
         group.add_commands(commands)
     return parser

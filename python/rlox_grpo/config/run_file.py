@@ -222,7 +222,9 @@ def _find_swallowed(document: Mapping[str, Any], run_keys: Sequence[str]) -> Ite
                 yield from (
                     (f"[[{name}]]" if name in ("rewards", "eval") else f"[{name}]", key)
                     for key in keys
-                    if key in table and key not in Layout.model_fields
+                    if key in table
+                    and key not in Layout.model_fields
+                    and (key, table.get("name")) != ("model", "judge")
                 )
 
 

@@ -18,6 +18,7 @@ from rlox_grpo.rewards.arithmetic import *  # noqa: F403
 from rlox_grpo.rewards.calls import RewardError, RewardFn
 from rlox_grpo.rewards.code import *  # noqa: F403
 from rlox_grpo.rewards.formats import *  # noqa: F403
+from rlox_grpo.rewards.judge import Judge
 from rlox_grpo.rewards.math_answers import *  # noqa: F403
 from rlox_grpo.rewards.math_answers import UnreadableGold, unreadable_golds
 from rlox_grpo.rewards.published_rewards import *  # noqa: F403
@@ -32,6 +33,7 @@ __all__ = [
     "STATUSES",
     "Composite",
     "InWorkers",
+    "Judge",
     "RewardError",
     "RewardFn",
     "RewardModel",

@@ -128,6 +128,39 @@ def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str)
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
+def number_groups(columns: Columns, rows: int, group_size: int | None, rule: str) -> list[int]:
+    """Return the group of each completion: the row of its first completion, or its number if ``group_size`` is given.
+
+    Args:
+        columns: the arguments of the rule; ``prompts`` is read without a ``group_size``.
+        rows: number of completions.
+        group_size: number of consecutive completions in a group; None: consecutive completions with equal prompts.
+        rule: name of the rule, for errors.
+
+    Raises:
+        ValueError: ``group_size`` does not divide the rows, or there are no prompts.
+    """
+    if group_size is not None:
+        if rows % group_size:
+            raise ValueError(f"{rule}: group_size is {group_size}, which does not divide {rows} completions")
+        return [row // group_size for row in range(rows)]
+    prompts = columns.get("prompts")
+    if prompts is None:
+        raise ValueError(f"{rule}: prompts are missing; give them, or a group_size")
+    if len(prompts) != rows:
+        raise ValueError(f"{rule}: prompts has {len(prompts)} rows, expected {rows}")
+    groups: list[int] = []
+    for row in range(rows):
+        same = row > 0 and _same(prompts[row], prompts[row - 1])
+        groups.append(groups[-1] if same else row)
+    return groups
+
+
+def _same(left: Any, right: Any) -> bool:
+    equal = left == right
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+
+
 def read_sampled(columns: Columns, rows: int, rule: str) -> list[BoolArray] | None:
     """Return the column ``sampled_mask``, flags of the tokens that the policy sampled; None if all were sampled.
 

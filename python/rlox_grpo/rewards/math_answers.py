@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
 import rlox_grpo._native as _native
-from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
+from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, number_groups, read_column, read_texts
 from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors, shorten
 
 OnBadGold = Literal["stop", "skip"]
@@ -193,29 +193,11 @@ class MajorityVote:
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
         answers = read_texts(completions, self.__name__)
-        groups = self._groups(answers, columns)
+        # The check before a run has one row of empty text for each prompt.
+        size = self.group_size if any(answers) else self.group_size and 1
+        groups = number_groups(columns, len(answers), size, self.__name__)
         settings = _settings(self)
         return name_errors(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
-
-    def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
-        rows = len(answers)
-        if self.group_size is not None:
-            # The check before a run has one row of empty text for each prompt.
-            if rows % self.group_size and any(answers):
-                raise ValueError(
-                    f"{self.__name__}: group_size is {self.group_size}, which does not divide {rows} completions"
-                )
-            return [row // self.group_size for row in range(rows)]
-        prompts = columns.get("prompts")
-        if prompts is None:
-            raise ValueError(f"{self.__name__}: prompts are missing; give them, or a group_size")
-        if len(prompts) != rows:
-            raise ValueError(f"{self.__name__}: prompts has {len(prompts)} rows, expected {rows}")
-        groups: list[int] = []
-        for row in range(rows):
-            same = row > 0 and _same(prompts[row], prompts[row - 1])
-            groups.append(groups[-1] if same else row)
-        return groups
 
     __call__ = call_rule
 
@@ -252,8 +234,3 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
         check_choice(option, getattr(rule, option), get_args(choices))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
     return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
-
-
-def _same(left: Any, right: Any) -> bool:
-    equal = left == right
-    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

@@ -12,6 +12,7 @@ from rlox_grpo import rewards
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.rewards.calls import RewardFn
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.rewards.judge import Judge
 from rlox_grpo.rewards.reasoning_gym import ReasoningGym
 from rlox_grpo.rewards.reward_model import RewardModel
 
@@ -30,9 +31,9 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**dict(_list_rules()
 """Rules by name. ``published`` has the argument ``system`` and returns several rules; the others return one."""
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {**RULES, "reward_model": RewardModel, "reasoning_gym": ReasoningGym}
+    {**RULES, "judge": Judge, "reward_model": RewardModel, "reasoning_gym": ReasoningGym}
 )
-"""Names in the tables of run files: the rules, reward models, and the scorers of reasoning_gym."""
+"""Names in the tables of run files: the rules, judges, reward models, and the scorers of reasoning_gym."""
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:

@@ -42,6 +42,7 @@ from rlox_grpo.rewards.verdicts import (
     RARE,
     STATUSES,
     TIMEOUT,
+    AsyncRule,
     BoolArray,
     Float64Array,
     Rule,
@@ -114,6 +115,10 @@ def score(
             start = time.perf_counter()
             if isinstance(function, Rule):
                 by_function[name] = _score_by_rule(name, function, arguments)
+            elif isinstance(function, AsyncRule):
+                columns = {column: values for column, values in arguments.items() if column != "completions"}
+                waiting[name] = function.gather_verdicts(arguments["completions"], columns)
+                continue
             elif isinstance(function, EnvironmentReward):
                 if len(functions) == 1:
                     function.refuse_unscored(groups)
@@ -276,6 +281,10 @@ def _score_by_function(
     try:
         if isinstance(result, RewardError):
             raise RewardError(f"{result}{hint_at_kind(completions[0], result)}", result.row) from result.__cause__
+        if isinstance(result, Verdicts):
+            judged = result.scores[~result.failed]
+            check_scores(name, judged, len(judged))
+            return _FunctionScores(result.scores, statuses=result.statuses, measures=result.measures)
         result, measures = split_measures(name, result, rows)
         result, steps = split_steps(name, result)
         scores = check_scores(name, result, rows)
@@ -369,6 +378,11 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
         if isinstance(function, Rule):
             try:
                 function.verdicts(empty, arguments)
+            except ValueError as error:
+                raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
+        elif isinstance(function, AsyncRule):
+            try:
+                function.check(arguments, len(prompts))
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
         elif isinstance(function, InWorkers):

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,20 +24,25 @@ Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
 BoolArray = NDArray[np.bool_]
 
-STATUSES = ("ok", "no_answer", "unparseable", "undecided", "out_of_memory", "killed")
+STATUSES = (
+    *("ok", "no_answer", "unparseable", "undecided"),
+    *("out_of_memory", "killed"),
+    *("no_verdict", "unanswered"),
+)
 """Statuses by number: scored; no answer found; answer not readable; compute budget of the rule exceeded. For programs
-only: memory limit exceeded; killed by the system and therefore not scored."""
+only: memory limit exceeded; killed by the system and therefore not scored. For judges only, and not scored: the reply
+has no verdict; the server did not answer."""
 
-RARE = frozenset({"out_of_memory", "killed"})
+RARE = frozenset({"out_of_memory", "killed", "no_verdict", "unanswered"})
 """Statuses that are reported only if they occur, because most rules cannot have them."""
 
 OUTCOMES = ("ok", "timeout", "error")
 """Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
 
-OK, NO_ANSWER, UNPARSEABLE, UNDECIDED, OUT_OF_MEMORY, KILLED = range(len(STATUSES))
+OK, NO_ANSWER, UNPARSEABLE, UNDECIDED, OUT_OF_MEMORY, KILLED, NO_VERDICT, UNANSWERED = range(len(STATUSES))
 _, TIMEOUT, ERROR = range(len(OUTCOMES))  # the first of both is OK
 
-_UNJUDGED = (UNDECIDED, OUT_OF_MEMORY, KILLED)
+_UNJUDGED = (UNDECIDED, OUT_OF_MEMORY, KILLED, NO_VERDICT, UNANSWERED)
 """Statuses of answers that a rule could not judge."""
 
 
@@ -74,6 +80,33 @@ class Rule(Protocol):
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """Score a batch, called as TRL calls reward functions."""
+        ...
+
+
+@runtime_checkable
+class AsyncRule(Protocol):
+    """A reward function that waits for others and returns a status for each score, such as a judge on a server."""
+
+    @property
+    def weight(self) -> float:
+        """The default weight in the total."""
+        ...
+
+    def check(self, columns: Columns, rows: int) -> None:
+        """Check before a run what a batch of ``rows`` completions needs. Raises ValueError."""
+        ...
+
+    async def gather_verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch."""
+        ...
+
+
+@runtime_checkable
+class JoinsRun(Protocol):
+    """A reward function that writes files of its own, or shares a limit with those of the other ranks."""
+
+    def join_run(self, folder: Path | None, num_ranks: int) -> None:
+        """Use the run's folder, if it has one. The trainer calls this on each of ``num_ranks`` ranks."""
         ...
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
 from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.reward_model import RewardModel
-from rlox_grpo.rewards.verdicts import TIMEOUT, Rule, check_choice, reduce_settings, to_floats
+from rlox_grpo.rewards.verdicts import TIMEOUT, AsyncRule, Rule, check_choice, reduce_settings, to_floats
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
@@ -135,12 +135,12 @@ class InWorkers:
 def in_workers(
     functions: Sequence[RewardFn], timeout: float | None, workers: int | None, on_error: Literal["stop", "none"]
 ) -> list[RewardFn]:
-    """With a ``timeout``, wrap functions in :class:`InWorkers`, except rules, reward models and ``InWorkers``."""
+    """With a ``timeout``, wrap functions in :class:`InWorkers`, except rules, judges, reward models, ``InWorkers``."""
     if timeout is None:
         return list(functions)
     return [
         function
-        if isinstance(function, (Rule, InWorkers, RewardModel))
+        if isinstance(function, (Rule, AsyncRule, InWorkers, RewardModel))
         else InWorkers(function, timeout, workers=workers, on_error=on_error)
         for function in functions
     ]

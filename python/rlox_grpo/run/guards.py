@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rlox_grpo.run.files import append_line, cut_after, json_line, read_jsonl
+from rlox_grpo.run.judge_drift import find_drift
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +242,20 @@ def reward_without_answers(history: History) -> str | None:
     )
 
 
+def judge_drift(history: History) -> str | None:
+    """The score of a judge has risen, and a rule on the held-out prompts has fallen."""
+    drift = find_drift([*history.first, *history.recent])
+    if drift is None:
+        return None
+    judge, rule, start, now = drift
+    return (
+        f"the score of {judge} has risen, and {rule} has fallen from {start:.2g} to {now:.2g} on the held-out prompts: "
+        "the policy learns what the judge likes and not the task. Read the completions with the best scores "
+        "(rlox-grpo judge-cache shows why), name in the rubric what must not count, lower the judge's weight, or stop "
+        "at the checkpoint before the fall"
+    )
+
+
 def log_prob_gap(history: History) -> str | None:
     """The gap between the sampler's and the trainer's log-probs has grown."""
     start, _, now = history.means("mismatch/gap_mean")
@@ -278,6 +293,7 @@ GUARDS: tuple[Guard, ...] = (
     template_collapse,
     hollow_format,
     reward_without_answers,
+    judge_drift,
     log_prob_gap,
     gradient_spikes,
 )

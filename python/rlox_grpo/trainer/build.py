@@ -44,6 +44,7 @@ from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards, no_reward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.steps import declares_steps
+from rlox_grpo.rewards.verdicts import JoinsRun
 from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -114,6 +115,8 @@ def build_step(
     for function in reward_fns:
         if isinstance(function, RewardModel):
             function.load(find_device(policy.model))
+        if isinstance(function, JoinsRun):
+            function.join_run(None if config.output_dir is None else Path(config.output_dir), ranks.size)
     sampled_by = policy
     if config.async_steps > 0:
         # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call

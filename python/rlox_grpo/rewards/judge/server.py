@@ -1,0 +1,270 @@
+"""Questions to a judge over OpenAI's chat API: concurrency, pace, retries, and a deadline for each question."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError
+
+Values = TypeVar("Values")
+
+LARGEST_BODY = 4 * 2**20
+"""Bytes of an answer. A longer one is not read further."""
+
+_TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 20.0
+_RANDOM = random.SystemRandom()  # the generators of a run's seed are not touched
+
+
+class Unanswered(Exception):  # noqa: N818  # not an error of the run: the sample has no score
+    """The server gave no usable answer. The message has the reason and never the API key."""
+
+
+class _TryAgain(Exception):  # noqa: N818
+    """A failure that may pass, and the seconds that the server asks to wait."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+@dataclass
+class Answer(Generic[Values]):
+    """What became of a question.
+
+    Attributes:
+        values: what the verdict says; None without a verdict.
+        trouble: why there is no verdict; "" with one.
+        reply: the judge's last reply.
+        is_answered: whether the judge replied; then there is no verdict because the reply has none.
+        requests: number of requests.
+        tokens: tokens of prompts and replies, as the server counts them.
+        seconds: time from the first request to the end.
+    """
+
+    values: Values | None = None
+    trouble: str = ""
+    reply: str = ""
+    is_answered: bool = False
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Server:
+    """A judge's server during one batch, as an async context manager.
+
+    Args:
+        url: base URL, to which ``/chat/completions`` is added.
+        key: the API key; None: no authorization.
+        max_concurrent: largest number of questions at a time.
+        pace: shared by all batches.
+        retries: largest number of further requests for a question.
+        timeout: seconds for a question with all of its retries, after its turn has come.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, *, max_concurrent: int, pace: Pace, retries: int, timeout: float
+    ) -> None:
+        import httpx
+
+        self._url, self._key = f"{url}/chat/completions", key
+        self._retries, self._timeout, self._pace = retries, timeout, pace
+        self._slots = asyncio.Semaphore(max_concurrent)
+        # Without redirects, which could carry the key elsewhere, and without compression, which could hide the size.
+        self._client = httpx.AsyncClient(
+            headers={
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",
+                **({} if key is None else {"Authorization": f"Bearer {key}"}),
+            },
+            limits=httpx.Limits(max_connections=max_concurrent, max_keepalive_connections=max_concurrent),
+            follow_redirects=False,
+        )
+        self._failures = (httpx.HTTPError, asyncio.TimeoutError, _TryAgain)
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+    async def ask(self, body: bytes, read: Callable[[str], Values]) -> Answer[Values]:
+        """Ask a question until ``read`` reads a verdict in the reply, retries or time run out, or the server refuses.
+
+        ``read`` raises :class:`UnreadableReplyError` of a reply without a verdict.
+        """
+        answer: Answer[Values] = Answer()
+        async with self._slots:
+            await self._pace.wait()
+            start = time.monotonic()
+            deadline = start + self._timeout
+            for attempt in range(self._retries + 1):
+                wait_s = 0.0
+                try:
+                    left = deadline - time.monotonic()
+                    if self._pace.pause_s > left:
+                        raise Unanswered(f"the server asks to wait {self._pace.pause_s:.0f} s")
+                    while self._pace.pause_s > 0:  # then not all at the same moment
+                        await asyncio.sleep(self._pace.pause_s + _RANDOM.uniform(0.0, 0.5))
+                    left = deadline - time.monotonic()
+                    answer.requests += 1
+                    await asyncio.wait_for(self._take_reply(body, answer), left)
+                    answer.values, answer.trouble = read(answer.reply), ""
+                    break
+                except UnreadableReplyError as error:
+                    answer.trouble = f"the judge's reply cannot be read: {error}"
+                except self._failures as error:
+                    answer.is_answered = False
+                    answer.trouble = self._describe(error)
+                    wait_s = getattr(error, "wait_s", 0.0)
+                except Unanswered as error:
+                    answer.is_answered, answer.trouble = (
+                        False,
+                        f"{self._describe(error)}; {answer.trouble}".rstrip("; "),
+                    )
+                    break
+                if attempt < self._retries and not await self._wait(attempt, wait_s, deadline, answer):
+                    break
+            answer.seconds = time.monotonic() - start
+        return answer
+
+    async def _wait(self, attempt: int, wait_s: float, deadline: float, answer: Answer[Values]) -> bool:
+        """Wait before another request; False if it could only come after the deadline."""
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * _RANDOM.uniform(0.5, 1.0)
+        if answer.is_answered:  # the server is well
+            pause = 0.0
+        pause = max(pause, wait_s + (_RANDOM.uniform(0.0, 0.5) if wait_s else 0.0))
+        if time.monotonic() + pause >= deadline:
+            answer.trouble += f"; no time is left for another request within {self._timeout:g} s"
+            return False
+        await asyncio.sleep(pause)
+        try:
+            await asyncio.wait_for(self._pace.wait(), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _take_reply(self, body: bytes, answer: Answer[Values]) -> None:
+        """Send one request, and store the reply and its tokens in ``answer``."""
+        async with self._client.stream("POST", self._url, content=body, timeout=self._timeout) as response:
+            if 300 <= response.status_code < 400:
+                raise Unanswered(
+                    f"HTTP {response.status_code}, a redirect, is not followed: set url to the new address"
+                )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise Unanswered("the server compresses its answers although the request forbids it")
+            content = bytearray()
+            async for chunk in response.aiter_raw():
+                content += chunk
+                if len(content) > LARGEST_BODY:
+                    raise Unanswered(f"the answer has more than {LARGEST_BODY} bytes")
+        if response.status_code in _TRY_AGAIN:
+            wait_s = read_retry_after(response.headers.get("retry-after", ""))
+            if response.status_code in (429, 503):
+                self._pace.pause(wait_s)
+            raise _TryAgain(f"HTTP {response.status_code}: {self._shorten(content)}", wait_s)
+        if response.status_code != 200:
+            raise Unanswered(f"HTTP {response.status_code}: {self._shorten(content)}")
+        try:
+            reply, reason, tokens = read_completion(bytes(content))
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            raise _TryAgain(f"not a chat completion: {self._shorten(content)}") from None
+        answer.reply = reply.replace(self._key, "…") if self._key else reply
+        answer.tokens += tokens
+        answer.is_answered = True
+        if reason in ("length", "content_filter"):
+            raise UnreadableReplyError(f"it was cut, finish_reason {reason!r}; max_reply_tokens limits its length")
+
+    def _shorten(self, content: bytearray) -> str:
+        """Return the beginning of an answer for a message. A server may repeat the key in it."""
+        shown = content.replace(self._key.encode(), b"...") if self._key else content
+        return repr(bytes(shown[:200]))[1:]
+
+    def _describe(self, error: BaseException) -> str:
+        if isinstance(error, asyncio.TimeoutError):
+            return f"no answer within {self._timeout:g} s"
+        return str(error) if isinstance(error, (Unanswered, _TryAgain)) else f"{type(error).__name__}: {error}"
+
+
+class Pace:
+    """When the next request may be sent: at most ``per_minute``, and not before a pause that the server asks for."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._interval = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next = self._resume = 0.0
+
+    async def wait(self) -> None:
+        """Wait for the turn of a request."""
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._interval
+        if turn > now:
+            await asyncio.sleep(turn - now)
+
+    def pause(self, seconds: float) -> None:
+        """Send nothing for some seconds."""
+        self._resume = max(self._resume, time.monotonic() + seconds)
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that are left of the pause."""
+        return max(0.0, self._resume - time.monotonic())
+
+
+def read_completion(content: bytes) -> tuple[str, str | None, int]:
+    """Return the text of a chat completion, its finish reason, and the tokens of its prompt and its reply.
+
+    Raises:
+        ValueError, RecursionError, LookupError, TypeError, AttributeError: the answer is not a chat completion.
+    """
+    answer = json.loads(content)
+    choice = answer["choices"][0]
+    text, usage = choice["message"]["content"] or "", answer.get("usage") or {}
+    if isinstance(text, list):
+        text = "".join(entry["text"] for entry in text if entry["type"] == "text")
+    if not isinstance(text, str):
+        raise TypeError("its content is no text")
+    tokens = sum(_read_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    return text, choice.get("finish_reason"), tokens
+
+
+def read_retry_after(header: str) -> float:
+    """Return the seconds of a Retry-After header, a number or a date; 0 for anything else."""
+    header = header.strip()[:100]
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header):
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return 0.0
+
+
+def read_key(variable: str | None) -> str | None:
+    """Return the API key in an environment variable; None without a variable.
+
+    Raises:
+        ConfigError: the variable is not set, or its value cannot be sent.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"the judge's api_key_env is {variable!r}: set this environment variable to the API key, printable ASCII"
+        )
+    return key
+
+
+def _read_count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**31 else 0
