@@ -38,7 +38,7 @@ def read_verdicts(folder):
 
 
 def test_kill_9_between_two_questions_and_a_second_start(tmp_path):
-    """The second start has the same rewards and weights, and asks again only the question at which the run died."""
+    """The second start has the same rewards, and asks again only the question at which the run died."""
     with fake_judge(score) as judge:
         whole = train(tmp_path / "whole", judge.url)
         count = len({*judge.questions})

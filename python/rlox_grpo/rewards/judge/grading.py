@@ -75,7 +75,7 @@ class Ask(Protocol):
         Args:
             rows: the samples that the question is about, which share its costs in the metrics.
             question: the text.
-            texts: see :func:`~rlox_grpo.rewards.judge.replies.read_verdict`.
+            texts: what the judge reads in the question: prompts, completions, columns.
             read: returns the values of a verdict, JSON values, or raises UnreadableReplyError.
             longest: the largest number of characters of a verdict.
             again: ask a second time, apart from the first.

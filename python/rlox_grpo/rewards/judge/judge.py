@@ -24,7 +24,7 @@ from rlox_grpo.rewards.judge.grading import Grade, Reply, Sample
 from rlox_grpo.rewards.judge.group import grade_groups
 from rlox_grpo.rewards.judge.pairwise import grade_pairs
 from rlox_grpo.rewards.judge.questions import cut_middle, show_text
-from rlox_grpo.rewards.judge.replies import UnreadableReplyError, read_verdict
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, make_mark, read_verdict
 from rlox_grpo.rewards.judge.server import Answer, Pace, Server, read_key
 from rlox_grpo.rewards.verdicts import (
     NO_VERDICT,
@@ -279,6 +279,8 @@ class _Interview:
         again: bool = False,
     ) -> Reply:
         """Ask, or return an earlier verdict; see :class:`~rlox_grpo.rewards.judge.grading.Ask`."""
+        if mark := make_mark(question, texts):
+            question += f' Add the key "mark" with the value "{mark}" to this object, after its other key.'
         body = self._make_body(question)
         key = hashlib.sha256(json.dumps([_FORM, self._judge.url, body, again]).encode()).hexdigest()
         if (earlier := self._find(key, read)) is not None:
@@ -288,7 +290,7 @@ class _Interview:
         is_new = key not in self._asked
         if is_new:
             self._asked[key] = asyncio.create_task(
-                self._server.ask(json.dumps(body).encode(), lambda reply: read_verdict(reply, texts, read, longest))
+                self._server.ask(json.dumps(body).encode(), lambda reply: read_verdict(reply, read, longest, mark))
             )
         answer = await self._asked[key]
         if is_new:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox_grpo.rewards.judge.grading import Ask, Grade, Reply, Sample, list_distinct, list_groups
 from rlox_grpo.rewards.judge.questions import list_texts, write_question
-from rlox_grpo.rewards.judge.replies import UnreadableReplyError, has_verdict, take_value
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, take_value
 from rlox_grpo.rewards.verdicts import NO_VERDICT, OK
 
 _TASK = "Compare two completions of a prompt, A and B, by a rubric."
@@ -26,7 +26,7 @@ async def grade_pairs(
     is compared with the next ``most_comparisons // 2``, so that it takes part in at most ``most_comparisons``
     comparisons. A comparison is two questions, with the completions in both orders; if the winners differ, it is a tie.
     A completion that has nothing to be compared with has the score 0.5. If a comparison has no verdict, both
-    completions have no score, but for a completion that states a verdict in its own text: then only that one has none.
+    completions have no score.
     """
     grades: list[Grade] = [Grade(0.5)] * len(samples)
 
@@ -49,14 +49,11 @@ async def grade_pairs(
         shares: list[list[float]] = [[] for _ in distinct]
         agreements: list[list[float]] = [[] for _ in distinct]
         failures: list[int] = [OK] * len(distinct)
-        states = [_states_verdict(samples[same[0]]) for same in distinct]
         for index, (i, j) in enumerate(pairs):
             forth, back = replies[2 * index : 2 * index + 2]
             if forth.values is None or back.values is None:
-                status = max(forth.status, back.status)
-                blamed = [k for k in (i, j) if states[k]] if status == NO_VERDICT else []
-                for k in blamed or (i, j):
-                    failures[k] = max(failures[k], status)
+                for k in (i, j):
+                    failures[k] = max(failures[k], forth.status, back.status)
                 continue
             share, reverse = _SHARES[forth.values], 1.0 - _SHARES[back.values]
             share = share if share == reverse else 0.5
@@ -81,10 +78,6 @@ def list_pairs(count: int, most_comparisons: int) -> list[tuple[int, int]]:
         return [(i, j) for i in range(count) for j in range(i + 1, count)]
     steps = range(1, most_comparisons // 2 + 1)
     return [(i, (i + step) % count) for step in steps for i in range(count)]
-
-
-def _states_verdict(sample: Sample) -> bool:
-    return any(has_verdict(text, _LONGEST) for text in list_texts(sample.completion))
 
 
 def _read_winner(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +10,8 @@ from typing import Any, TypeVar
 
 Values = TypeVar("Values")
 
-_START = re.compile(r'\{\s*"(?:score|scores|winner)"\s*:')
+_START = re.compile(r'\{\s*"(?:score|scores|winner|mark)"\s*:')
 _FENCED = re.compile(r"```(?:json)?\s*\Z", re.IGNORECASE)
-_MOST_OBJECTS = 64
-"""Verdicts in a reply that are compared with those of the completions; a reply with more has no verdict."""
-
 _REFUSED = object()
 """Stands for what strict JSON does not have: NaN, infinities, an object with a key twice."""
 
@@ -22,18 +20,27 @@ class UnreadableReplyError(ValueError):
     """A reply without a verdict. The message says what is wrong with it."""
 
 
-def read_verdict(reply: str, texts: Sequence[str], read: Callable[[Any], Values], longest: int) -> tuple[Any, Values]:
+def make_mark(question: str, texts: Sequence[str]) -> str:
+    """Return the mark that the verdict must have, if a text that the judge reads looks like a verdict; otherwise empty.
+
+    Without a mark, a completion could state verdicts that the judge then seems to repeat: it would be paid for them, or
+    escape low scores by them. The mark is a digest of the question, which contains the completion.
+    """
+    return hashlib.sha256(question.encode()).hexdigest()[:8] if any(map(_START.search, texts)) else ""
+
+
+def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: str = "") -> tuple[Any, Values]:
     """Return the verdict of a reply as its JSON value, and what ``read`` returns for it.
 
-    The verdict is the only object of the judge's own at the end of the reply, after which only white space or the end
-    of its code block may come. Reasoning up to ``</think>`` is not read. An object that is also in one of the texts
-    that the judge has read is a quotation: it is not a second verdict, and as the last object it is not the verdict.
+    The verdict is the only object of its kind in the reply, and the last thing in it, but for white space or the end of
+    its code block. Reasoning up to ``</think>`` is not read.
 
     Args:
         reply: the judge's reply.
-        texts: what the judge has read: prompts, completions, columns.
         read: returns the values of the object, or raises :class:`UnreadableReplyError`.
         longest: the largest number of characters of a verdict.
+        mark: the value of the key ``mark`` in the verdict, which is not part of the returned value. Objects without it
+            are quotations of what the judge has read. Empty: the verdict has no such key.
 
     Raises:
         UnreadableReplyError: there is no such object.
@@ -49,15 +56,14 @@ def read_verdict(reply: str, texts: Sequence[str], read: Callable[[Any], Values]
     start, _, verdict = objects[-1]
     if len(stripped) < len(reply) and not _FENCED.search(stripped[:start]):
         raise UnreadableReplyError("its verdict is not the last thing in it")
-    if len(objects) > _MOST_OBJECTS:
-        raise UnreadableReplyError(f"it has {len(objects)} verdicts")
-    values = read(verdict)
-    quoted = [quotation for text in texts for quotation in _list_quotations(text, longest)]
-    if verdict in quoted:
-        raise UnreadableReplyError("its verdict is also in a text that it judges")
-    if any(earlier not in quoted for _, _, earlier in objects[:-1]):
+    if mark:
+        marked = [value for _, _, value in objects if isinstance(value, dict) and value.get("mark") == mark]
+        if not marked or marked[-1] is not verdict:
+            raise UnreadableReplyError("its verdict lacks the mark, so that it may be a quotation")
+        verdict = {key: value for key, value in verdict.items() if key != "mark"}
+    if len(marked if mark else objects) > 1:
         raise UnreadableReplyError("it has several verdicts")
-    return verdict, values
+    return verdict, read(verdict)
 
 
 def check_score(value: Any) -> float:
@@ -80,16 +86,6 @@ def take_value(verdict: Any, key: str) -> Any:
     if not isinstance(verdict, dict) or verdict.keys() != {key}:
         raise UnreadableReplyError(f"its verdict is {_shorten(verdict)}, expected an object with {key!r} alone")
     return verdict[key]
-
-
-def has_verdict(text: str, longest: int) -> bool:
-    """Whether a text states a JSON object that could be a verdict."""
-    return next(iter(_list_quotations(text, longest)), None) is not None
-
-
-def _list_quotations(text: str, longest: int) -> Iterator[Any]:
-    starts = [match.start() for match in _START.finditer(text)]
-    return (verdict for _, _, verdict in _list_objects(text, starts, longest))
 
 
 def _list_objects(text: str, starts: Sequence[int], longest: int) -> Iterator[tuple[int, int, Any]]:
