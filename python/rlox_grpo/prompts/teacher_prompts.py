@@ -24,6 +24,8 @@ from rlox_grpo.types import Int64Array, Prompt, ScoredGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -154,9 +156,14 @@ def find_teacher_prompt(teacher_prompt: Any) -> TeacherPrompt:
     """Return the function of the option ``teacher_prompt``.
 
     Raises:
-        ConfigError: the function cannot be imported or is not callable.
+        ConfigError: the function cannot be imported or is not callable, or a template reads no column.
     """
     if is_template(teacher_prompt):
+        if not _COLUMN.search(teacher_prompt):
+            raise ConfigError(
+                f"teacher_prompt={teacher_prompt!r} reads no column, so every row would have the same prompt: write "
+                "{prompt} where the question belongs, and a hint such as {answer}"
+            )
         return lambda row, verdict, siblings: fill_template(teacher_prompt, row)
     function: Any = (
         import_callable("teacher_prompt", teacher_prompt) if isinstance(teacher_prompt, str) else teacher_prompt
@@ -203,7 +210,7 @@ def fill_template(template: str, row: Mapping[str, Any]) -> Any:
             raise ValueError(f"teacher_prompt reads {{{name}}}: it is {value!r}")
         return str(value)
 
-    filled = re.sub(r"\{([A-Za-z_]\w*)\}", read, template)
+    filled = _COLUMN.sub(read, template)
     if position is None:
         return filled
     messages = list(source)
