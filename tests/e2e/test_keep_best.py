@@ -137,9 +137,10 @@ def test_the_best_checkpoint_of_another_run_or_a_damaged_one_is_forgotten(
     assert metrics["best_step"] == 8.0
 
 
-def test_other_held_out_prompts_begin_a_new_choice(tmp_path: Path) -> None:
+def test_other_held_out_prompts_begin_a_new_choice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path)
     _, metrics = run(tmp_path, max_steps=8, prompts=PROMPTS[2:4], curve={7: 0.1, 8: 0.05})
+    assert "the best checkpoint so far is of step 3, by eval/toy/mean_reward: keep_best or its set has" in caplog.text
     assert metrics["best_step"] == 7.0
 
 

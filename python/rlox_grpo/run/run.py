@@ -481,6 +481,13 @@ class Run:
             self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
+        forgotten = (state.get("best") or {}).get("step")
+        if self._best is not None and self._best.step is None and forgotten is not None and self._ranks.is_first:
+            logger.warning(
+                "the best checkpoint so far is of step %d, by %s: keep_best or its set has changed, so the next "
+                "evaluation is the best, and this checkpoint is removed as any other",
+                *(forgotten, state["best"].get("metric")),
+            )
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step
