@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
@@ -52,6 +52,7 @@ class LoadedSet:
         generate: samples the groups, as single replies or as episodes.
         settings: what the set was made of.
         episodes: the environment of the set, if it has one of its own.
+        digest: of what an evaluation depends on besides the weights and the seed.
     """
 
     prompts: Sequence[Prompt]
@@ -62,15 +63,15 @@ class LoadedSet:
     generate: Generate
     settings: EvalSet
     episodes: EpisodeRunner | None
+    digest: str = field(init=False)
 
-    @cached_property
-    def digest(self) -> str:
-        """A digest of what an evaluation depends on besides the weights and the seed."""
+    def __post_init__(self) -> None:
+        """Compute the digest now, before an evaluation changes what the functions hold."""
         functions = digest_rewards(self.reward_fns, self.episodes)
         # Without the values of closures, which may be state and differ from start to start.
         codes = [(name, digest and digest.partition("+")[0]) for name, digest in functions]
         settings = f"{self.sampling} {self.samples} {self.weights} {codes} {digest_data(self.prompts)}"
-        return hashlib.sha256(settings.encode()).hexdigest()[:16]
+        object.__setattr__(self, "digest", hashlib.sha256(settings.encode()).hexdigest()[:16])
 
     def close(self) -> None:
         """End the worker processes of the set's own rewards and environment."""
@@ -159,13 +160,13 @@ class HeldOut:
         Raises:
             ConfigError: no set has the metric, or less of it may be better.
         """
-        sets_of = {
+        by_metric = {
             f"eval/{score}": loaded for name, loaded in sets.items() for score in self._list_scores(name, loaded)
         }
-        if metric not in sets_of:
+        if metric not in by_metric:
             reason = "no evaluation has it, or more of it is not better"
-            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(sets_of)}")
-        return sets_of[metric]
+            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(by_metric)}")
+        return by_metric[metric]
 
     def _list_scores(self, name: str, loaded: LoadedSet) -> list[str]:
         """Return the metrics that each evaluation of the set ``name`` has, and of which more is better."""
