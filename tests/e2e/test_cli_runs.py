@@ -208,6 +208,9 @@ def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
         (["a", "--data", "d", "--set", "m=d"], "--data and --set are both there"),
         (["a", "--set", "d.jsonl"], "--set 'd.jsonl': write NAME=DATA"),
         (["a", "--set", "m=d", "--set", "m=e", "--reward", "exact"], "eval[1] (m): the name 'm' is there twice"),
+        (["a", "--data", "d", "--reward", "exact", "--json", "no/such.json"], "--json no/such.json cannot be written"),
+        (["a", "no/such/b", "--data", "d", "--reward", "exact"], "model='no/such/b': no such folder"),
+        (["a", "--data", "d", "--reward", "exact", "--json", "."], "--json . cannot be written"),
     ],
 )
 def test_eval_refuses_sets_that_cannot_be_meant(words, message, capsys):

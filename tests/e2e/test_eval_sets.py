@@ -12,6 +12,7 @@ import pytest
 from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards import ExactAnswer
 from rlox_grpo.run.console import LatestMetrics
 from toy import PROMPTS, TARGET, ToyLM, options, stop_after
 
@@ -76,6 +77,11 @@ def test_one_set_has_the_metrics_of_rows() -> None:
     assert named["toy/accuracy"] == trainer.evaluate(PROMPTS[:2])["accuracy"]
     assert named["greedy/mean_reward"] == trainer.evaluate(PROMPTS[:2], greedy=True)["mean_reward"]
     assert trainer.evaluate(EvalSet(PROMPTS[:2], samples=3)).keys() >= {"pass@3"}
+    with pytest.raises(TypeError, match="prompts is None: expected held-out prompts"):
+        trainer.evaluate(None)
+    several = trainer.evaluate({"toy": PROMPTS[:2], "greedy": EvalSet(PROMPTS[:2], temperature=0)}, samples=2)
+    assert "toy/pass@2" in several
+    assert "greedy/pass@2" not in several  # greedy completions are equal
 
 
 def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path: Path) -> None:
@@ -92,6 +98,27 @@ def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path: Path) -> Non
         change = line["toy/accuracy"] - lines[0]["toy/accuracy"]
         assert line["toy/accuracy_vs_start"] == pytest.approx(change)
         assert line["toy/accuracy_vs_start_low"] <= change <= line["toy/accuracy_vs_start_high"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompts": [{"prompt": [1, 2], "answer": "4"}]},
+        {"rewards": [ExactAnswer(tag="answer")]},
+        {"rewards": [ExactAnswer(), never_right]},
+        {"samples": 3},
+        {"stop": ("x",)},
+    ],
+    ids=str,
+)
+def test_another_answer_or_setting_is_another_set(byte_tokenizer: Any, make_tiny_model: Any, settings: Any) -> None:
+    model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
+    trainer = GRPO(model, ExactAnswer(), tokenizer=byte_tokenizer, **options())
+
+    def digest(prompts: Any = ({"prompt": [1, 2], "answer": "3"},), **settings: Any) -> str:
+        return trainer._held_out.load(EvalSet([*prompts], **settings))[""].digest
+
+    assert digest() == digest(rewards=[ExactAnswer()]) != digest(**settings)
 
 
 def test_a_set_may_have_an_environment_and_a_system_prompt(make_tiny_model: Any, byte_tokenizer: Any) -> None:

@@ -118,9 +118,29 @@ def test_a_resume_from_before_the_best_begins_a_new_choice(tmp_path: Path, caplo
     assert (root / "best").readlink() == Path("step_000005")
 
 
-def test_other_held_out_prompts_begin_a_new_choice(tmp_path: Path) -> None:
+def test_the_best_checkpoint_of_another_run_or_a_damaged_one_is_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path / "first")
+    run(tmp_path / "other", curve={**CURVE, 3: 0.9})  # its best is of step 3 too
+    last = tmp_path / "first" / "checkpoints" / "step_000006"
+    _, metrics = run(tmp_path / "other", resume=str(last), max_steps=8, curve={7: 0.1, 8: 0.2})
+    assert (
+        f"{Path('checkpoints', 'step_000003')}, the best checkpoint so far, is not of the run of {last}" in caplog.text
+    )
+    assert (metrics["best_step"], metrics["best_value"]) == (8.0, pytest.approx(0.2))
+    assert (tmp_path / "other" / "checkpoints" / "best").readlink() == Path("step_000008")
+    weights = tmp_path / "first" / "checkpoints" / "step_000003" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    _, metrics = run(tmp_path / "first", max_steps=8, curve={7: 0.1, 8: 0.2})
+    assert "the best checkpoint so far, is damaged (model.safetensors has " in caplog.text
+    assert metrics["best_step"] == 8.0
+
+
+def test_other_held_out_prompts_begin_a_new_choice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path)
     _, metrics = run(tmp_path, max_steps=8, prompts=PROMPTS[2:4], curve={7: 0.1, 8: 0.05})
+    assert "the best checkpoint so far is of step 3, by eval/toy/mean_reward: keep_best or its set has" in caplog.text
     assert metrics["best_step"] == 7.0
 
 

@@ -232,6 +232,10 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": "ema"}, "teacher='ema' without teacher_prompt"),
         ({"teacher_mix": 0.5}, "teacher_mix=0.5 is read only with teacher='ema'"),
         ({"teacher": "self", "teacher_prompt": "Think!"}, "teacher_prompt: expected a template with {column}, a funct"),
+        (
+            {"teacher": "self", "teacher_prompt": "In \\boxed{}!"},
+            r"teacher_prompt='In .* reads no column, so every row",
+        ),
         ({"teacher": "self", "teacher_prompt": 3}, "teacher_prompt: 3: expected a template"),
         ({"teacher": "self", "teacher_prompt": "no_such:hint"}, r"teacher_prompt \(no_such:hint\): No module named"),
         ({"teacher": "self", "teacher_prompt": "{answer}", "teacher_offload": True}, "the policy stays on its device"),

@@ -153,6 +153,9 @@ def test_errors_name_the_row() -> None:
     with pytest.raises(SampleError, match="the teacher's prompt has the token id 64 at position 0") as raised:
         foreign.write([group, group])
     assert raised.value.rows == (1,)
+    huge = TeacherPrompts(lambda row, verdict, siblings: [2**64], None)
+    with pytest.raises(SampleError, match=f"the teacher's prompt has the token id {2**64}: it is no int64"):
+        huge.write([group])
     text = TeacherPrompts(lambda row, verdict, siblings: None if verdict.reward else "a hint", None)
     with pytest.raises(SampleError, match="the teacher's prompt is text and there is no tokenizer") as raised:
         text.write([group])

@@ -110,6 +110,7 @@ def add_commands(commands: Commands) -> None:
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
     from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.load import refuse_missing_folder
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
 
     checkpoints = arguments.checkpoint
@@ -117,6 +118,11 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f"eval takes a checkpoint, or two to compare, and got {len(checkpoints)}")
     if arguments.data is not None and arguments.set:
         raise ConfigError("--data and --set are both there: write --set NAME=DATA for each set")
+    for path in checkpoints:  # before the first one is evaluated
+        refuse_missing_folder(path)
+    output = None if arguments.json is None else Path(arguments.json)
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(f"--json {arguments.json} cannot be written: name a file in a folder that exists")
     named = {
         "eval_data": arguments.data,
         "eval": [_parse_set(text) for text in arguments.set],
@@ -143,10 +149,10 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if len(checkpoints) == 2:
         first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)
         rows = compare_checkpoints(first, second)
-    if arguments.json is not None:
-        write_results(Path(arguments.json), checkpoints, metrics, rows)
     shown = format_metrics(metrics[0]) if rows is None else format_comparison(checkpoints, metrics, rows)
     print("\n".join(shown))
+    if output is not None:  # after the output, which a full disk must not lose
+        write_results(output, checkpoints, metrics, rows)
 
 
 def _parse_set(text: str) -> dict[str, Any]:

@@ -182,6 +182,12 @@ def _keep_float32_weights(model: nn.Module) -> None:
     )
 
 
+def refuse_missing_folder(source: str) -> None:
+    """Raise ValueError if ``source`` can only be a path, and nothing is there."""
+    if not Path(source).exists() and _looks_like_a_folder(source):
+        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
+
+
 def _looks_like_a_folder(source: str) -> bool:
     """Return whether ``source`` can only be a path. A hub id has the form ``name`` or ``owner/name``."""
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
@@ -225,8 +231,7 @@ def _load_pretrained(
 ) -> tuple[nn.Module, PreTrainedTokenizerBase, StoredWeights | None]:
     """Load model and tokenizer. With ``in_shards``, the model has no weights, and their files are returned too."""
     file = find_gguf(source)
-    if not Path(source).exists() and _looks_like_a_folder(source):
-        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
+    refuse_missing_folder(source)
     if (Path(source) / ADAPTER_CONFIG).is_file():
         return (*_load_adapter(source, tokenizer, config), None)
     # Trained weights are always float32, because bfloat16 drops updates of 1e-6. Frozen weights are loaded in the

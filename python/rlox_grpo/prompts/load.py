@@ -85,8 +85,12 @@ def load_prompts(
     ):
         if not token_ids:
             raise ValueError(f"prompts[{index}] is empty: a completion needs at least one token to start from")
+        try:
+            ids = np.asarray(token_ids, dtype=np.int64)
+        except OverflowError:
+            raise ValueError(f"prompts[{index}] has the token id {max(token_ids, key=abs)}: it is no int64") from None
         text, source = (prompt.text, source) if isinstance(prompt, _Text) else (None, None)
-        loaded.append(Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, row))
+        loaded.append(Prompt(ids, index, text, source, row))
     return loaded
 
 

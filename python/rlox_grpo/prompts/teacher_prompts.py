@@ -25,6 +25,8 @@ from rlox_grpo.types import Episode, Int64Array, Prompt, ScoredGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -218,9 +220,14 @@ def find_teacher_prompt(teacher_prompt: Any) -> TeacherPrompt:
     """Return the function of the option ``teacher_prompt``.
 
     Raises:
-        ConfigError: the function cannot be imported or is not callable.
+        ConfigError: the function cannot be imported or is not callable, or a template reads no column.
     """
     if is_template(teacher_prompt):
+        if not _COLUMN.search(teacher_prompt):
+            raise ConfigError(
+                f"teacher_prompt={teacher_prompt!r} reads no column, so every row would have the same prompt: write "
+                "{prompt} where the question belongs, and a hint such as {answer}"
+            )
         return lambda row, verdict, siblings: fill_template(teacher_prompt, row)
     function: Any = (
         import_callable("teacher_prompt", teacher_prompt) if isinstance(teacher_prompt, str) else teacher_prompt
@@ -242,7 +249,7 @@ def fill_template(template: str, row: Mapping[str, Any]) -> Any:
     """
 
     def write(text: Any) -> str:
-        return re.sub(r"\{([A-Za-z_]\w*)\}", lambda match: read(match[1], text), template)
+        return _COLUMN.sub(lambda match: read(match[1], text), template)
 
     def read(name: str, text: Any) -> str:
         if name not in row:

@@ -37,6 +37,7 @@ from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, reward_collapse, write_warnings
 from rlox_grpo.run.history import checkpoint_path, choose_restore
+from rlox_grpo.run.manifest import find_damage
 from rlox_grpo.run.plan import Plan, Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
@@ -157,14 +158,28 @@ class Run:
         self._link_best()
 
     def _forget_missing_best(self) -> None:
-        """Forget the best checkpoint if it is gone, as after a resume from an earlier one. Every rank decides alike."""
+        """Forget the best checkpoint if it is gone, damaged or of another run. Every rank decides alike."""
         path = self.best_checkpoint
-        if path is None or self._ranks.gather(path.is_dir())[0]:
+        if path is None or self._best is None:
+            return
+        trouble = self._ranks.gather(self._find_trouble(path) if self._ranks.is_first else "")[0]
+        if not trouble:
             return
         if self._ranks.is_first:
-            logger.warning("%s, the best checkpoint so far, is not there: the next evaluation is the best", path)
-        if self._best is not None:
-            self._best.forget()
+            logger.warning("%s, the best checkpoint so far, %s: the next evaluation is the best", path, trouble)
+        self._best.forget()
+
+    def _find_trouble(self, best: Path) -> str:
+        """Say why ``best`` cannot be the best checkpoint of this run; empty if it can."""
+        if not best.is_dir():
+            return "is not there"
+        if self.resumed_from is None:  # this process wrote it
+            return ""
+        # After a start from a checkpoint of another folder, a step of this folder has other weights.
+        if self.resumed_from.resolve() != checkpoint_path(best.parent.resolve(), self._first_step):
+            return f"is not of the run of {self.resumed_from}"
+        damage = find_damage(best)
+        return damage and f"is damaged ({damage})"
 
     def _link_best(self) -> None:
         """Let ``checkpoints/best`` name the best checkpoint."""
@@ -466,6 +481,13 @@ class Run:
             self._progress.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
+        forgotten = (state.get("best") or {}).get("step")
+        if self._best is not None and self._best.step is None and forgotten is not None and self._ranks.is_first:
+            logger.warning(
+                "the best checkpoint so far is of step %d, by %s: keep_best or its set has changed, so the next "
+                "evaluation is the best, and this checkpoint is removed as any other",
+                *(forgotten, state["best"].get("metric")),
+            )
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step

@@ -321,7 +321,7 @@ class GRPO:
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = self._held_out.load(eval_prompts)
         if self._best is not None:
-            self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest())
+            self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
                 self.model,
@@ -427,7 +427,8 @@ class GRPO:
         Args:
             prompts: held-out prompts, an :class:`rlox_grpo.EvalSet`, or several sets by name, as in ``train``. The
                 metrics of a set that has a name begin with it: ``math/accuracy``.
-            samples: completions for each prompt; None: those of the set, or ``eval_samples``.
+            samples: completions for each prompt; None: those of the set, or ``eval_samples``. A set with
+                ``temperature=0`` has one.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         sets = self.evaluate_sets(prompts, samples=samples, greedy=greedy)
@@ -447,6 +448,8 @@ class GRPO:
 
         A single set has the name ``""``.
         """
+        if prompts is None:
+            raise TypeError("prompts is None: expected held-out prompts, an EvalSet, or several sets by name")
         if samples is not None:
             _check_count("samples", samples)
         checkpoint = self._sources.compared_with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device
-from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -31,6 +29,7 @@ from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.run.eval_history import EvaluationHistory
 from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
+from rlox_grpo.run.resume import digest_data, digest_rewards
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop")
@@ -53,6 +52,7 @@ class LoadedSet:
         generate: samples the groups, as single replies or as episodes.
         settings: what the set was made of.
         episodes: the environment of the set, if it has one of its own.
+        digest: of what an evaluation depends on besides the weights and the seed.
     """
 
     prompts: Sequence[Prompt]
@@ -63,14 +63,15 @@ class LoadedSet:
     generate: Generate
     settings: EvalSet
     episodes: EpisodeRunner | None
+    digest: str = field(init=False)
 
-    def digest(self) -> str:
-        """Return a digest of what an evaluation depends on besides the weights and the seed."""
-        # Prompts that an environment writes have no tokens yet: their rows are their columns.
-        columns = [dict(prompt.columns) for prompt in self.prompts if not len(prompt.token_ids)]
-        rows = json.dumps(columns, skipkeys=True, default=lambda value: type(value).__name__)
-        settings = f"{self.sampling} {self.samples} {make_unique_names(self.reward_fns)}"
-        return hashlib.sha256(f"{fingerprint_prompts(self.prompts)} {settings} {rows}".encode()).hexdigest()[:16]
+    def __post_init__(self) -> None:
+        """Compute the digest now, before an evaluation changes what the functions hold."""
+        functions = digest_rewards(self.reward_fns, self.episodes)
+        # Without the values of closures, which may be state and differ from start to start.
+        codes = [(name, digest and digest.partition("+")[0]) for name, digest in functions]
+        settings = f"{self.sampling} {self.samples} {self.weights} {codes} {digest_data(self.prompts)}"
+        object.__setattr__(self, "digest", hashlib.sha256(settings.encode()).hexdigest()[:16])
 
     def close(self) -> None:
         """End the worker processes of the set's own rewards and environment."""
@@ -159,13 +160,13 @@ class HeldOut:
         Raises:
             ConfigError: no set has the metric, or less of it may be better.
         """
-        sets_by_metric = {
+        by_metric = {
             f"eval/{score}": loaded for name, loaded in sets.items() for score in self._list_scores(name, loaded)
         }
-        if metric not in sets_by_metric:
+        if metric not in by_metric:
             reason = "no evaluation has it, or more of it is not better"
-            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(sets_by_metric)}")
-        return sets_by_metric[metric]
+            raise ConfigError(f"keep_best={metric!r}: {reason}; choose one of {', '.join(by_metric)}")
+        return by_metric[metric]
 
     def _list_scores(self, name: str, loaded: LoadedSet) -> list[str]:
         """Return the metrics that each evaluation of the set ``name`` has, and of which more is better."""
@@ -182,19 +183,20 @@ class HeldOut:
 
         Args:
             loaded: the set.
-            samples: completions for each prompt; None: those of the set.
+            samples: completions for each prompt, if they are sampled; None: those of the set.
             greedy: decode one completion greedily for each prompt instead.
         """
 
         def generate_texts(*arguments: Any, **keywords: Any) -> list[RolloutGroup]:
             return fill_texts(loaded.generate(*arguments, **keywords), self.reader.tokenizer)
 
+        sampling = replace(loaded.sampling, temperature=0.0) if greedy else loaded.sampling
         return evaluate(
             self.sampler.engine,
             loaded.prompts,
             loaded.reward_fns,
-            replace(loaded.sampling, temperature=0.0) if greedy else loaded.sampling,
-            samples=1 if greedy else samples or loaded.samples,
+            sampling,
+            samples=1 if sampling.temperature == 0 else samples or loaded.samples,
             seed=derive_seed(self.stages.run.seed, "evaluation", 0),
             weights=loaded.weights,
             on_error=self.stages.rewards.on_reward_error,
@@ -208,7 +210,7 @@ class HeldOut:
         With ``eval_greedy`` also measure the accuracy of greedy decoding.
         """
         metrics, groups = self.evaluate(loaded)
-        metrics |= self.history.compare(name, loaded.digest(), loaded.samples, step, measure_prompts(groups))
+        metrics |= self.history.compare(name, loaded.digest, loaded.samples, step, measure_prompts(groups))
         if self.stages.run.eval_greedy and loaded.sampling.temperature > 0:
             metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
         return metrics, groups
