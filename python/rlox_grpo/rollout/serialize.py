@@ -68,6 +68,8 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
             name: [None if steps is None else [steps.ends, steps.scores] for steps in group_steps]
             for name, group_steps in scored.step_scores.items()
         }
+    if scored.judged_by is not None:
+        record["judged_by"] = scored.judged_by
     return record
 
 
@@ -86,7 +88,13 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
         for name, group_steps in record.get("step_scores", {}).items()
     }
     return ScoredGroup(
-        group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, step_scores=step_scores, **tables
+        group,
+        rewards,
+        seconds=record["seconds"],
+        turn_rewards=turn_rewards,
+        step_scores=step_scores,
+        judged_by=record.get("judged_by"),
+        **tables,
     )
 
 

@@ -21,9 +21,10 @@ from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike
-from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.prompts.load import PromptsLike
+from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run.callbacks import Callbacks
@@ -46,7 +47,9 @@ from rlox_grpo.run.resume import (
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
+from rlox_grpo.trainer.prepare_rewards import load_reward_models, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
+from rlox_grpo.trainer.train_data import DataReader, Draws
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -130,7 +133,7 @@ class GRPO:
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",
                     *(recorded, usual),
                 )
-        self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
+        self.reward_fns, self.reference, self.updater = step.scorer.functions, step.reference, step.updater
         self.sampler, self.engine = step.sampler, step.sampler.engine
         self.prompts = PromptReader(
             self.config,
@@ -140,6 +143,7 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
         )
+        self._data = DataReader(self.prompts, self._prepare_rewards)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
@@ -175,7 +179,11 @@ class GRPO:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
         is_stopped = self._is_unfinished and self.step < self.progress.total_steps
         progress = f"{self.step} of {self.progress.total_steps}" if is_stopped else str(self.step)
-        facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
+        facts = {
+            "model": model,
+            "rewards": " + ".join(make_unique_names(self._step.scorer.list_all())),
+            "step": progress,
+        }
         folder = self.config.output_dir
         return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
 
@@ -244,7 +252,7 @@ class GRPO:
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
-                        self.progress.draws = draws.draws
+                        self._note_draws(draws)
                         evaluation = {}
                         try:
                             if due := self._list_due(held_out):
@@ -273,11 +281,22 @@ class GRPO:
                 self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
-    def _draw_prompts(self, plan: Plan, draws: PromptDraws | StreamDraws, step: int) -> list[Prompt]:
+    def _prepare_rewards(self, rewards: Any) -> list[RewardFn]:
+        """Return the reward functions of a source of a mixture, after that of the environment."""
+        own = prepare_rewards(rewards, self._step.stages)
+        load_reward_models(own, self.model)
+        return [*(function for function in self.reward_fns if isinstance(function, EnvironmentReward)), *own]
+
+    def _draw_prompts(self, plan: Plan, draws: Draws, step: int) -> list[Prompt]:
         """Draw the prompts of ``step``; no prompts after the last step."""
         taken = draws.take(plan.count_prompts(step))
-        self.progress.draws = draws.draws
+        self._note_draws(draws)
         return taken
+
+    def _note_draws(self, draws: Draws) -> None:
+        self.progress.draws = draws.draws
+        if isinstance(draws, MixtureDraws):
+            self.progress.skipped = draws.skipped
 
     def _list_due(self, held_out: Mapping[str, LoadedSet]) -> dict[str, LoadedSet]:
         """Return the sets that training evaluates after this step, by name."""
@@ -290,7 +309,7 @@ class GRPO:
 
     def _begin(
         self, prompts: PromptsLike, n_epochs: int, eval_prompts: Any, restore: Path | None
-    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, dict[str, LoadedSet]]:
+    ) -> tuple[Run, Plan, Draws, dict[str, LoadedSet]]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
         ``restore`` is the checkpoint to restore after a collapse.
@@ -305,8 +324,9 @@ class GRPO:
             step.engine_sync.forget()
         if not self._is_unfinished:
             progress.start_step, progress.start_draw = progress.step, progress.draws
-        stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
-        train_prompts = self.prompts.read(prompts) if stream is None else stream.first
+        data = self._data.open(prompts, self.progress)
+        train_prompts = data.prompts
+        step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
         if self._optimizer is None:  # the estimate counts AdamW's moments
             check_fit(
@@ -336,8 +356,8 @@ class GRPO:
                 "kl_weight": step.kl_weight,
                 "evaluations": self._held_out.history,
             },
-            rewards=self._reward_digests,
-            data={**digest_data(train_prompts), **frozen, **self._digests},
+            rewards=[*self._reward_digests, *data.digest_rewards()],
+            data={**digest_data(train_prompts), **data.describe(), **frozen, **self._digests},
             origin=self._sources.origin,
             sources={**_record_data(eval_prompts), **self._sources.evaluation},
             callbacks=self.callbacks,
@@ -345,7 +365,7 @@ class GRPO:
             is_torn=is_torn,
         )
         plan = make_plan(
-            len(train_prompts) if stream is None else self.config.prompts_per_step,
+            data.count_epoch(self.config.prompts_per_step),
             n_epochs,
             self.config.max_steps,
             self.config.prompts_per_step,
@@ -354,21 +374,15 @@ class GRPO:
         self.progress.total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
-        if stream is not None:  # the run may go back to a checkpoint from before what the stream has passed
-            stream = self.prompts.open_stream(prompts, min([self.progress.draws, *run.list_prompts_under_way()]))
-        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
+        under_way = run.list_prompts_under_way()
+        draws = data.begin(self.progress, under_way, self.config.seed, self.sampler.chance)
         if self.step >= self.progress.total_steps:
             return run, plan, draws, held_out
         self._is_unfinished = True
-        by_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
-        if stream is not None:
-            by_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
-        self._restore_rollouts(run.rollouts, by_index)
+        self._restore_rollouts(run.rollouts, data.restore(draws, self.progress, under_way))
         return run, plan, draws, held_out
 
-    def _restore_rollouts(
-        self, rollouts: Mapping[str, Any] | None, prompts: Sequence[Prompt] | Mapping[int, Prompt]
-    ) -> None:
+    def _restore_rollouts(self, rollouts: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
         """Restore the batches under way of a checkpoint, and sample those again that ended an earlier call of train."""
         failed = self.sampler.list_failed()
         if failed or (rollouts is not None and rollouts["batches"]):  # batches may be sampled again here
@@ -464,7 +478,7 @@ class GRPO:
             self.ranks,
             self.config,
             merged=merged,
-            rewards=make_unique_names(self.reward_fns),
+            rewards=make_unique_names(self._step.scorer.list_all()),
             step=self.step,
             metrics=self._last_metrics,
         )
@@ -511,7 +525,7 @@ class GRPO:
     @contextmanager
     def _closing_workers(self) -> Iterator[None]:
         """End the worker processes of rewards, environments and tools at the end of the block."""
-        with closing_workers(self.reward_fns):
+        with closing_workers(self._step.scorer.list_all()):
             try:
                 yield
             finally:
