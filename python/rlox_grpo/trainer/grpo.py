@@ -15,6 +15,7 @@ from torch import nn
 from rlox_grpo.config.eval_set import EvalSet, list_sets
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
+from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
 from rlox_grpo.model.cpu_precision import choose_on_cpu
@@ -179,11 +180,8 @@ class GRPO:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
         is_stopped = self._is_unfinished and self.step < self.progress.total_steps
         progress = f"{self.step} of {self.progress.total_steps}" if is_stopped else str(self.step)
-        facts = {
-            "model": model,
-            "rewards": " + ".join(make_unique_names(self._step.scorer.list_all())),
-            "step": progress,
-        }
+        rewards = " + ".join(make_unique_names(self._step.scorer.list_all()))
+        facts = {"model": model, "rewards": rewards, "step": progress}
         folder = self.config.output_dir
         return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
 
@@ -200,7 +198,7 @@ class GRPO:
     @explain_keywords
     def train(
         self,
-        prompts: PromptsLike,
+        prompts: PromptsLike | Mapping[str, PromptsLike | TrainSource],
         n_epochs: int = 1,
         *,
         eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
@@ -211,8 +209,11 @@ class GRPO:
         complete call, the next one trains the same number of steps again.
 
         Args:
-            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
-            n_epochs: passes over the prompts; ``max_steps`` overrides it.
+            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`; or several sources by name, each such prompts or a
+                :class:`rlox_grpo.TrainSource`, which has a weight or a quota and settings of its own. The metrics of
+                the source ``"math"`` are ``source/math/accuracy`` and so on.
+            n_epochs: passes over the prompts; ``max_steps`` overrides it. A pass over several sources is as many
+                prompts as they have rows, rounded up to whole steps.
             eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end; also an
                 :class:`rlox_grpo.EvalSet`, which has settings of its own, or several sets by name. The metrics of the
                 set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
@@ -308,7 +309,7 @@ class GRPO:
         return self.ranks.any(bool(stop) or self._stop_requested)
 
     def _begin(
-        self, prompts: PromptsLike, n_epochs: int, eval_prompts: Any, restore: Path | None
+        self, prompts: Any, n_epochs: int, eval_prompts: Any, restore: Path | None
     ) -> tuple[Run, Plan, Draws, dict[str, LoadedSet]]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
