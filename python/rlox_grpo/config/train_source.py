@@ -20,8 +20,8 @@ COLUMN = "source"
 PROMPT_SETTINGS = ("prompt_template", "prompt_column", "columns", "system_prompt", "chat_template_kwargs")
 """The settings of a source that are options of prompts."""
 
-_COLUMNS = ("answer", "completion", "input_ids", "messages", "prompt", "prompts", "question")
-"""Names that a dict of columns has; as the name of a source each would hide a mistake."""
+COLUMNS = ("answer", "completion", "input_ids", "messages", "prompt", "prompts", "question")
+"""Names of columns, which no source may have: a dict with one of them is a dict of columns."""
 
 
 class TrainSource(Record, title="Training source"):
@@ -69,10 +69,13 @@ class TrainSource(Record, title="Training source"):
 
 
 def is_mixture(prompts: Any) -> bool:
-    """Whether ``prompts`` are sources by name, or one :class:`TrainSource`; not the splits of a ``DatasetDict``."""
-    return isinstance(prompts, TrainSource) or (
-        isinstance(prompts, Mapping) and not type(prompts).__name__.endswith("DatasetDict")
-    )
+    """Whether ``prompts`` are sources by name, or one :class:`TrainSource`.
+
+    The splits of a ``DatasetDict`` and a dict of columns are no sources.
+    """
+    if not isinstance(prompts, Mapping):
+        return isinstance(prompts, TrainSource)
+    return not type(prompts).__name__.endswith("DatasetDict") and not any(name in prompts for name in COLUMNS)
 
 
 def list_sources(prompts: Any, prompts_per_step: int) -> dict[str, TrainSource]:
@@ -94,15 +97,11 @@ def list_sources(prompts: Any, prompts_per_step: int) -> dict[str, TrainSource]:
 
 
 def check_source_name(where: str, name: Any) -> None:
-    """Raise ConfigError unless ``name`` can be part of the name of a metric, and is not that of a usual column."""
-    if name in _COLUMNS:
+    """Raise ConfigError unless ``name`` can be part of the name of a metric, and is not that of a column."""
+    if not is_name(name) or name in COLUMNS:
         raise ConfigError(
-            f"{where}: {name!r} is the name of a column and cannot be that of a source. For one data set pass rows, as "
-            "[{'prompt': …, 'answer': …}, …]; for several, name each, as {'math': rows}"
-        )
-    if not is_name(name):
-        raise ConfigError(
-            f"{where}: {name!r} is not the name of a source: write letters, digits, _ and -, as in 'math_500'"
+            f"{where}: {name!r} is not the name of a source: write letters, digits, _ and -, as in 'math_500', and none "
+            f"of {', '.join(COLUMNS)}"
         )
 
 

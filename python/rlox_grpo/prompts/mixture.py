@@ -79,8 +79,8 @@ class Interleaving:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a source in a mixture of ``size`` sources.
+class Slot:
+    """Where a source stands in a mixture of ``size`` sources.
 
     Rows get indices that are unique in the mixture: those of the first of two sources are 0, 2, 4 and so on. So an
     index does not depend on the lengths of other sources, and streams have room.

@@ -40,9 +40,9 @@ class Scorer:
     def list_weights(self) -> list[float]:
         """Return the weight of each function of :meth:`list_all`."""
         listed = self.list_all()
-        own = reward_weights(self.functions, self.weights) if self.functions else []
-        others = listed[len(own) :]
-        return [*own, *(reward_weights(others, None) if others else [])]
+        weights = reward_weights(self.functions, self.weights) if self.functions else []
+        others = listed[len(weights) :]
+        return [*weights, *(reward_weights(others, None) if others else [])]
 
     def score(self, groups: Sequence[RolloutGroup], on_error: Literal["stop", "none"] = "stop") -> list[ScoredGroup]:
         """Score every completion with the functions of its source; see :func:`rlox_grpo.rewards.score`.

@@ -14,7 +14,7 @@ from rlox_grpo.config.train_source import COLUMN
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
-from rlox_grpo.prompts.mixture import Place
+from rlox_grpo.prompts.mixture import Slot
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -33,7 +33,7 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown. ``place`` is that of the source in a mixture, which its prompts are labelled with.
+    ids; None: unknown. ``slot`` is that of the source in a mixture, by which its prompts are labelled.
     """
 
     config: GRPOConfig
@@ -42,7 +42,7 @@ class PromptReader:
     episodes: EpisodeRunner | None
     max_length: int | None
     vocab_size: int | None = None
-    place: Place | None = None
+    slot: Slot | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -60,7 +60,7 @@ class PromptReader:
         loaded = self._load(prompts, trained=trained)
         self._compare(loaded)
         self._warn(loaded)
-        return loaded if self.place is None else [self.place.label(prompt) for prompt in loaded]
+        return loaded if self.slot is None else [self.slot.label(prompt) for prompt in loaded]
 
     def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
         options = self.config.split().prompts
@@ -95,15 +95,15 @@ class PromptReader:
         Raises:
             ValueError: a row has another value there.
         """
-        if self.place is None:
+        if self.slot is None:
             return loaded
         for prompt in loaded:
-            if (value := prompt.columns.get(COLUMN, self.place.name)) != self.place.name:
+            if (value := prompt.columns.get(COLUMN, self.slot.name)) != self.slot.name:
                 raise ValueError(
                     f"prompts[{prompt.index}] has a column {COLUMN!r}, {value!r}, which in a mixture holds the name of "
                     f"the source: rename it, by columns={{'row_{COLUMN}': {COLUMN!r}}} of its TrainSource, or drop it"
                 )
-        return [replace(prompt, columns={**prompt.columns, COLUMN: self.place.name}) for prompt in loaded]
+        return [replace(prompt, columns={**prompt.columns, COLUMN: self.slot.name}) for prompt in loaded]
 
     def _compare(self, loaded: Sequence[Prompt]) -> None:
         if self.episodes is None:  # an environment writes its prompts
@@ -146,7 +146,7 @@ class PromptReader:
                 "a new one, or a function that returns it, which can be read again"
             )
         if stream is None or before is not prompts or stream.draws > draws:
-            label = {} if self.place is None else {"label": self.place.label}
+            label = {} if self.slot is None else {"label": self.slot.label}
             stream = StreamDraws(prompts, self._load, self._compare, **label)
             self._warn(stream.first)
             self._stream = prompts, stream  # a generator can be read only once

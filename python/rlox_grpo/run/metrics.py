@@ -199,18 +199,18 @@ def source_metrics(
     """
     metrics: dict[str, float] = {}
     named = [{group.group.prompt.data_source: group} for group in groups if group.group.prompt.data_source is not None]
-    for name, own in by_name(named).items():
-        right = [first[~np.isnan(first)] >= RIGHT for first in (group.first_rewards for group in own)]
+    for name, sampled in by_name(named).items():
+        right = [first[~np.isnan(first)] >= RIGHT for first in (group.first_rewards for group in sampled)]
         judged = [flags for flags in right if len(flags)]
-        rewards = np.concatenate([group.rewards for group in own])
-        lengths = [count_sampled(completion) for group in own for completion in group.group.completions]
+        rewards = np.concatenate([group.rewards for group in sampled])
+        lengths = [count_sampled(completion) for group in sampled for completion in group.group.completions]
         values = {
-            "prompts": float(len(own)),
+            "prompts": float(len(sampled)),
             "reward": _spread("", rewards, ("mean",)).get("/mean"),
             "accuracy": _mean(np.concatenate(judged)) if judged else None,
             "pass_rate": _mean([bool(flags.any()) for flags in judged]) if judged else None,
             "mean_length": _mean(lengths),
-            "zero_variance_share": _mean([is_constant(group) for group in own]),
+            "zero_variance_share": _mean([is_constant(group) for group in sampled]),
         }
         metrics |= {f"source/{name}/{metric}": value for metric, value in values.items() if value is not None}
     return metrics

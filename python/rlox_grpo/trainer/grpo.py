@@ -284,9 +284,11 @@ class GRPO:
 
     def _prepare_rewards(self, rewards: Any) -> list[RewardFn]:
         """Return the reward functions of a source of a mixture, after that of the environment."""
-        own = prepare_rewards(rewards, self._step.stages)
-        load_reward_models(own, self.model)
-        return [*(function for function in self.reward_fns if isinstance(function, EnvironmentReward)), *own]
+        functions = prepare_rewards(rewards, self._step.stages)
+        if not functions:
+            raise ConfigError("rewards is empty: leave it out for the rewards of the run, or give at least one")
+        load_reward_models(functions, self.model)
+        return [*(function for function in self.reward_fns if isinstance(function, EnvironmentReward)), *functions]
 
     def _draw_prompts(self, plan: Plan, draws: Draws, step: int) -> list[Prompt]:
         """Draw the prompts of ``step``; no prompts after the last step."""

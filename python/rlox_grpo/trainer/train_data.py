@@ -11,7 +11,7 @@ from rlox_grpo.config.train_source import PROMPT_SETTINGS, TrainSource, is_mixtu
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms
 from rlox_grpo.prompts.load import PromptDraws
-from rlox_grpo.prompts.mixture import MixtureDraws, Place, count_draws, derive_source_seed, describe_shares
+from rlox_grpo.prompts.mixture import MixtureDraws, Slot, count_draws, derive_source_seed, describe_shares
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.run.inputs import PromptReader
@@ -27,7 +27,7 @@ class OpenSource:
     """One source: its prompts, or the first prompts of a stream, which are read and checked.
 
     Attributes:
-        reader: has read them, with the place of the source in a mixture.
+        reader: has read them, with the slot of the source in a mixture.
         rows: the rows as the user gave them.
         prompts: all prompts; of a stream the first ones.
     """
@@ -52,8 +52,8 @@ class OpenSource:
         return {prompt.index: prompt for prompt in loaded}
 
     def _select_rows(self, indices: Collection[int]) -> Collection[int]:
-        place = self.reader.place
-        return indices if place is None else place.select_rows(indices)
+        slot = self.reader.slot
+        return indices if slot is None else slot.select_rows(indices)
 
 
 def open_source(reader: PromptReader, rows: Any, draws: int) -> OpenSource:
@@ -166,7 +166,7 @@ class DataReader:
             try:
                 if source.rewards is not None:
                     rewards[name] = self.prepare(source.rewards)
-                reader = self._make_reader(source, Place(name, position, len(asked)), rewards.get(name))
+                reader = self._make_reader(source, Slot(name, position, len(asked)), rewards.get(name))
                 sources[name] = open_source(reader, source.prompts, counts[name])
             except (ValueError, TypeError, OSError, RuntimeError) as error:  # a RewardError is a RuntimeError
                 error.args = (f"prompts[{name!r}]: {error}", *error.args[1:])
@@ -175,13 +175,13 @@ class DataReader:
             refuse_different_forms([source.prompts[0] for source in sources.values()], continue_final_message=True)
         return TrainData(sources, shares, rewards)
 
-    def _make_reader(self, source: TrainSource, place: Place, rewards: Sequence[RewardFn] | None) -> PromptReader:
+    def _make_reader(self, source: TrainSource, slot: Slot, rewards: Sequence[RewardFn] | None) -> PromptReader:
         """Return the reader of a source, the one that has opened its stream before if there is one."""
         changes = {name: value for name in PROMPT_SETTINGS if (value := getattr(source, name)) is not None}
         written = {"prompt_template", "system_prompt", "chat_template_kwargs"} & changes.keys()
         if written and self.reader.episodes is not None:
             raise ConfigError(f"{sorted(written)[0]} of a source is ignored: the environment writes the prompts")
-        own = self._readers.setdefault(place.name, replace(self.reader, place=place))
-        own.config = self.reader.config.model_copy(update=changes)
-        own.place, own.reward_fns = place, self.reader.reward_fns if rewards is None else rewards
-        return own
+        reader = self._readers.setdefault(slot.name, replace(self.reader, slot=slot))
+        reader.config = self.reader.config.model_copy(update=changes)
+        reader.slot, reader.reward_fns = slot, self.reader.reward_fns if rewards is None else rewards
+        return reader
