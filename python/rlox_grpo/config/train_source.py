@@ -100,8 +100,8 @@ def check_source_name(where: str, name: Any) -> None:
     """Raise ConfigError unless ``name`` can be part of the name of a metric, and is not that of a column."""
     if not is_name(name) or name in COLUMNS:
         raise ConfigError(
-            f"{where}: {name!r} is not the name of a source: write letters, digits, _ and -, as in 'math_500', and none "
-            f"of {', '.join(COLUMNS)}"
+            f"{where}: {name!r} is not the name of a source: write letters, digits, _ and -, as in 'math_500', and "
+            f"none of {', '.join(COLUMNS)}"
         )
 
 
