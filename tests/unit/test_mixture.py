@@ -416,7 +416,9 @@ def test_refills_are_drawn_by_the_shares_and_what_is_trained_is_not():
     """Of code nothing can be trained: what is sampled has the shares of the sources, what is trained is all math."""
     trainer = trainer_of(share_of_target, zero_variance="refill", max_refills=3, max_steps=1)
     metrics = trainer.train({"math": math_rows(), "code": TrainSource(code_rows(), rewards=[ones])})
-    assert metrics["source/math/prompts"] == metrics["source/code/prompts"] == metrics["rollout/groups"] / 2 > 2
+    sampled = [metrics[f"source/{name}/prompts"] for name in ("math", "code")]
+    assert sum(sampled) == metrics["rollout/groups"] > 4
+    assert abs(sampled[0] - sampled[1]) <= 1
     assert metrics["source/code/zero_variance_share"] == 1
     assert {group.group.prompt.data_source for group in trainer.last_rollout[0]} == {"math"}
 
@@ -536,6 +538,6 @@ def test_a_row_may_name_its_source():
 
 
 def test_prompts_of_a_mixture_have_one_form(tokenizer, make_tiny_model):
-    trainer = GRPO(make_tiny_model("llama"), ones, tokenizer=tokenizer, **options())
+    trainer = GRPO(make_tiny_model("llama", vocab_size=300), ones, tokenizer=tokenizer, **options())
     with pytest.raises(ValueError, match=r"prompts\['code'\]\[0\] is token ids and prompts\['math'\]\[0\] text"):
         trainer.train({"math": ["a"], "code": [[1, 2]]})
