@@ -333,9 +333,9 @@ def load_data(
 ) -> tuple[PromptsLike | dict[str, TrainSource], PromptsLike | EvalSet | dict[str, EvalSet] | None]:
     """Return the training data and the evaluation data: paths of files, or with ``task`` the checked rows.
 
-    With ``[[train]]`` the training data are the sources by name. With ``[[eval]]`` the evaluation data are
-    the sets by name, or the single set without a name. Generated tasks give their training rows and their held-out rows. The rows get the prompts of the task, unless
-    ``config`` has a prompt template, which the trainer applies.
+    With ``[[train]]`` the training data are the sources by name. With ``[[eval]]`` the evaluation data are the sets by
+    name, or the single set without a name. Generated tasks give their training rows and their held-out rows. The rows
+    get the prompts of the task, unless ``config`` has a prompt template, which the trainer applies.
     """
     load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
     sets = {
