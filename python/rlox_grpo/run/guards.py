@@ -99,8 +99,8 @@ def _find_constant_share(history: History, name: str) -> float | None:
 def _warn_of_constant_rewards(share: float, which: str) -> str:
     return (
         f"in {share:.0%} of the groups{which} all completions have the same reward, so these groups have zero "
-        "advantage and their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a larger "
-        "group_size (at least 2) or a higher temperature. If all succeed, use harder problems"
+        "advantage and their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a "
+        "larger group_size (at least 2) or a higher temperature. If all succeed, use harder problems"
     )
 
 
