@@ -20,9 +20,11 @@ from rlox_grpo.prompts.mixture import Interleaving, Slot, count_draws, to_intege
 from rlox_grpo.rewards import ExactAnswer
 from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import source_metrics
 from rlox_grpo.run.plan import Progress
+from rlox_grpo.run.report import write_report
 from rlox_grpo.trainer.train_data import DataReader
 from rlox_grpo.types import Completion, Prompt, RolloutGroup
 from toy import TARGET, ToyLM, options, share_of_target, stop_after
@@ -421,6 +423,20 @@ def test_refills_are_drawn_by_the_shares_and_what_is_trained_is_not():
     assert abs(sampled[0] - sampled[1]) <= 1
     assert metrics["source/code/zero_variance_share"] == 1
     assert {group.group.prompt.data_source for group in trainer.last_rollout[0]} == {"math"}
+
+
+# What a run writes
+
+
+def test_a_run_writes_the_source_of_each_completion_and_shows_each_source(tmp_path):
+    trainer = trainer_of(share_of_target, output_dir=tmp_path, max_steps=2, log_completions=100)
+    trainer.train({"math": math_rows(), "code": TrainSource(code_rows(), rewards=[first_is_target])})
+    rows = read_jsonl(tmp_path / "completions" / "step_000001.jsonl")
+    assert Counter(row["source"] for row in rows) == {"math": 16, "code": 16}
+    assert all((row["rewards"]["first_is_target"] is None) == (row["source"] == "math") for row in rows)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "Reward of each source" in page
+    assert "Accuracy of each source" in page
 
 
 # Streams
