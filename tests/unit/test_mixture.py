@@ -20,6 +20,7 @@ from rlox_grpo.prompts.mixture import Interleaving, Slot, count_draws, to_intege
 from rlox_grpo.rewards import ExactAnswer
 from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import source_metrics
@@ -232,6 +233,13 @@ def test_a_function_twice_in_a_source_counts_twice():
     np.testing.assert_array_equal(scored.rewards, [2, 2])
 
 
+def test_a_group_sent_to_other_ranks_keeps_what_judges_it():
+    (scored,) = Scorer([ones], by_source={"math": [ExactAnswer()]}).score(groups_of("math"))
+    again = decode_scored_group(encode_scored_group(scored), scored.group.prompt)
+    assert again.judged_by == "exact_answer"
+    np.testing.assert_array_equal(again.first_rewards, [1, 0])
+
+
 def test_metrics_of_each_source():
     """Of math one of two completions is right in each prompt; of code the first has no score, and 0.5 is not right."""
     scorer = Scorer([ones], by_source={"math": [ExactAnswer()], "code": [nothing_but_the_second]})
@@ -273,6 +281,13 @@ def test_a_run_trains_on_the_rewards_of_each_source(changes):
     groups, advantages = trainer.last_rollout
     assert np.isfinite(advantages).all()
     assert {g.judged_by for g in groups} == {"share_of_target", "first_is_target"}
+
+
+def test_each_source_may_have_a_moving_average_of_its_own():
+    trainer = trainer_of(share_of_target, baseline="moving", reward_scaling="none", baseline_key="source", max_steps=3)
+    trainer.train({"math": math_rows(), "code": TrainSource(code_rows(), rewards=[ones])})
+    averages = trainer._step.moving_baselines.state_dict()
+    assert set(averages["keys"]) == {"math", "code"}
 
 
 def test_a_later_call_without_sources_has_the_rewards_of_the_run_alone():
@@ -341,6 +356,14 @@ def test_a_resumed_run_goes_on_exactly(tmp_path, make, changes):
     assert whole.progress.draws == again.progress.draws
     assert whole.progress.skipped == again.progress.skipped
     assert bool(whole.progress.skipped) == ("curriculum" in changes)
+
+
+def test_checkpoints_of_before_mixtures_have_skipped_nothing():
+    state = Progress(step=3, draws=12).state_dict()
+    del state["skipped"]
+    progress = Progress()
+    progress.load_state_dict(state)
+    assert (progress.step, progress.draws, progress.skipped) == (3, 12, {})
 
 
 @pytest.mark.parametrize("make", [make_rows, make_streams])
