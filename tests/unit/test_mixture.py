@@ -577,6 +577,6 @@ def test_a_row_may_name_its_source():
 
 
 def test_prompts_of_a_mixture_have_one_form(tokenizer, make_tiny_model):
-    trainer = GRPO(make_tiny_model("llama", vocab_size=300), ones, tokenizer=tokenizer, **options())
+    trainer = GRPO(make_tiny_model("llama", vocab_size=260), ones, tokenizer=tokenizer, **options())
     with pytest.raises(ValueError, match=r"prompts\['code'\]\[0\] is token ids and prompts\['math'\]\[0\] text"):
         trainer.train({"math": ["a"], "code": [[1, 2]]})

@@ -80,7 +80,7 @@ def constant_rewards(history: History) -> str | None:
     shares |= {f" of the source {source}": f"source/{source}/zero_variance_share" for source in history.list_sources()}
     for which, name in shares.items():
         if (share := _find_constant_share(history, name)) is not None:
-            return _warn_of_constant_rewards(share, which)
+            return _describe_constant_rewards(share, which)
     return None
 
 
@@ -96,7 +96,7 @@ def _find_constant_share(history: History, name: str) -> float | None:
     return share if is_constant else None
 
 
-def _warn_of_constant_rewards(share: float, which: str) -> str:
+def _describe_constant_rewards(share: float, which: str) -> str:
     return (
         f"in {share:.0%} of the groups{which} all completions have the same reward, so these groups have zero "
         "advantage and their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a "
