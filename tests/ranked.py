@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from own_parts import even_tokens
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, TrainSource
 
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
@@ -154,6 +154,7 @@ def train(
     source=None,
     by_steps=False,
     taught=False,
+    mixed=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -175,6 +176,8 @@ def train(
         object.__setattr__(step, "policy_loss", breaking(step.policy_loss))
     if evaluate_first:
         trainer.evaluate(PROMPTS[:3])
+    if mixed:
+        rows = {"some": PROMPTS[:4], "more": TrainSource(PROMPTS[4:], weight=1.5, rewards=[even_tokens, share_of_even])}
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:

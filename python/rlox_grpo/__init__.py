@@ -13,6 +13,7 @@ from rlox_grpo._native import __version__
 if TYPE_CHECKING:
     from rlox_grpo.config.eval_set import EvalSet
     from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.config.train_source import TrainSource
     from rlox_grpo.trainer import GRPO
     from rlox_grpo.trainer.on_ray import launch_on_ray
 
@@ -20,10 +21,11 @@ _HOMES = {
     "EvalSet": "rlox_grpo.config.eval_set",
     "GRPO": "rlox_grpo.trainer",
     "GRPOConfig": "rlox_grpo.config.schema",
+    "TrainSource": "rlox_grpo.config.train_source",
     "launch_on_ray": "rlox_grpo.trainer.on_ray",
 }
 
-__all__ = ["GRPO", "EvalSet", "GRPOConfig", "__version__", "launch_on_ray"]
+__all__ = ["GRPO", "EvalSet", "GRPOConfig", "TrainSource", "__version__", "launch_on_ray"]
 
 
 def __getattr__(name: str) -> Any:

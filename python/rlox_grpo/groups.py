@@ -314,4 +314,4 @@ def describe_sample(scored: Sequence[ScoredGroup], rows: Sequence[int]) -> str:
     index = rows[0] - int(offsets[group])
     prompt, completion = scored[group].group.prompt, scored[group].group.completions[index]
     shown = repr(completion.text[:80]) if completion.text is not None else str(completion.token_ids[:16].tolist())
-    return f"; row {rows[0]} is completion {index} of prompts[{prompt.index}]: {shown}"
+    return f"; row {rows[0]} is completion {index} of {prompt.name}: {shown}"

@@ -28,10 +28,13 @@ class Prompt:
 
     Attributes:
         token_ids: ``int64 [prompt_len]``, at least one token.
-        index: Position in the user's list of prompts; the same in all epochs and after a resume.
+        index: Position in the user's list of prompts; the same in all epochs and after a resume. In a mixture of
+            sources a number of its own for each row.
         text: The tokenised text, after the chat template, or None if the prompt was given as token ids.
         source: The user's prompt, as passed to reward functions: text, chat messages or token ids.
         columns: The other columns of the user's row, which are passed to reward functions by name.
+        data_source: The name of its source in a mixture; else None.
+        row: Position in its source, in a mixture.
     """
 
     token_ids: Int64Array
@@ -39,6 +42,13 @@ class Prompt:
     text: str | None = None
     source: str | list[dict[str, Any]] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    data_source: str | None = None
+    row: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the prompt in messages: ``prompts[3]``, in a mixture ``prompts['math'][3]``."""
+        return f"prompts[{self.index}]" if self.data_source is None else f"prompts[{self.data_source!r}][{self.row}]"
 
 
 @dataclass(frozen=True)
@@ -208,6 +218,8 @@ class ScoredGroup:
         step_scores: The steps of each completion by function, for functions that return :class:`StepScores`; None where
             a function does not apply. The ends are offsets of tokens.
         feedback: What each rule says about each completion, for those that say something; None where it says nothing.
+        judged_by: The name of the function that says whether a completion is right, the first of its source in a
+            mixture; None: the first of ``components``.
     """
 
     group: RolloutGroup
@@ -220,6 +232,12 @@ class ScoredGroup:
     turn_rewards: tuple[Float32Array, ...] | None = None
     step_scores: Mapping[str, tuple[StepScores | None, ...]] = field(default_factory=dict)
     feedback: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    judged_by: str | None = None
+
+    @property
+    def first_rewards(self) -> Float32Array:
+        """The rewards that say whether each completion is right, ``float32 [G]``; NaN where there is none."""
+        return next(iter(self.components.values())) if self.judged_by is None else self.components[self.judged_by]
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,6 +55,19 @@ def test_train_resume_eval_report(run_file, tmp_path, capsys):
     assert capsys.readouterr().out.strip().endswith("report.html")
 
 
+def test_a_run_file_mixes_sources_and_a_run_of_it_goes_on(run_file, tmp_path):
+    rows = f'data = "{tmp_path}/rows.jsonl"\n'
+    tables = f'[[train]]\nname = "sums"\n{rows}quota = 3\n'
+    tables += f'[[train]]\nname = "tags"\n{rows}quota = 1\nrewards = ["tag_count"]\n'
+    run_file.write_text(run_file.read_text().replace(f'train_data = "{tmp_path}/rows.jsonl"\n', "") + tables)
+    assert main(["train", str(run_file), "--max_steps", "2"]) == 0
+    assert main(["train", str(tmp_path / "run" / "config.toml"), "--max_steps", "3"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert (line["source/sums/prompts"], line["source/tags/prompts"]) == (3, 1)
+
+
 def test_a_run_file_names_a_reference_and_a_teacher(run_file, tmp_path, capsys):
     """Both are other models than the policy, so that both measures are above 0 from the first step."""
     text = run_file.read_text().split("[[rewards]]")[0]

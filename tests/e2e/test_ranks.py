@@ -87,6 +87,7 @@ WHOLE_STEP = {
     "reward_variance_share": {"reward_variance_share": 0.6},
     "own": {"policy_loss": "own_parts:standardized", "advantage_fn": "own_parts:fading"},
     "steps": {"by_steps": True},
+    "mixture": {"mixed": True},
     "teacher": {"taught": True, "loss_aggregation": "token_mean"},
     "teacher, exact": {"taught": True, "teacher_in": "loss", "teacher_kl": "full", "kl_coef": 0.0},
     "self": {"taught": "self", "teacher_prompt": "own_parts:after_the_best_sibling"},
@@ -111,6 +112,10 @@ def test_what_looks_at_the_whole_step_is_the_same_on_two_ranks(name, two_ranks, 
     """Selections and baselines over all ranks; a selection of each rank's own tokens moves the weights by 1e-3."""
     ranked.train(tmp_path, **WHOLE_STEP[name])
     assert difference(tmp_path, two_ranks / name) < SAME_WEIGHTS
+    alone, both = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
+    shares = {metric: value for metric, value in alone.items() if metric.startswith("source/")}
+    assert bool(shares) == (name == "mixture")
+    assert {metric: both[metric] for metric in shares} == pytest.approx(shares, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from word_problems import generate_problems
 
-from rlox_grpo import EvalSet, rewards
+from rlox_grpo import EvalSet, TrainSource, rewards
 from rlox_grpo.cli import _make_parser, main, parse_overrides, parse_reward
-from rlox_grpo.cli.values import import_sets
+from rlox_grpo.cli.values import import_sets, import_sources
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.tiers import COMMON, START
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.tasks import countdown
+from rlox_grpo.prompts.tasks import countdown, reasoning_gym
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.workers import closing_workers, in_workers
@@ -79,6 +79,81 @@ def test_a_run_file(run_file):
     rewards = make_rewards(origin.rewards)
     assert [reward.__name__ for reward in rewards] == ["countdown", "tag_format"] or len(rewards) == 2
     assert rewards[1].weight == 0.1
+
+
+SOURCES = (
+    '[[train]]\nname = "math"\ndata = "rows.jsonl"\nweight = 2.0\ntask = "countdown"\n'
+    '[[train]]\nname = "code"\ndata = "b.jsonl"\nrewards = ["exact", {name = "tag_count"}]\nprompt_column = "q"\n'
+)
+
+
+@pytest.fixture
+def mixture_file(tmp_path):
+    path = tmp_path / "mixture.toml"
+    path.write_text(f'model = "some/model"\n[[rewards]]\nname = "countdown"\n{SOURCES}')
+    return path
+
+
+def test_a_run_file_with_sources(mixture_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = {"nums": [1, 2], "target": 3}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    origin, config = read_run_file(mixture_file, {})
+    assert origin.train_data is None
+    sources, _ = load_data(origin, config)
+    math, code = sources.values()
+    assert list(sources) == ["math", "code"]
+    assert (math.weight, math.prompts) == (2.0, [{"prompt": countdown.format_chat_prompt([1, 2], 3), **row}])
+    assert (code.prompts, code.prompt_column) == ("b.jsonl", "q")
+    imported = import_sources(sources, [])
+    assert [reward.__name__ for reward in imported["code"].rewards] == ["exact_answer", "tag_count"]
+    assert imported["math"].rewards is None
+
+
+def test_generated_tasks_and_files_are_sources_of_one_run(mixture_file, monkeypatch):
+    """The arguments of a table are its own; those of the run are for the generated tasks without any."""
+    loaded = []
+    monkeypatch.setattr(reasoning_gym, "load_split", lambda *words, **keywords: loaded.append((words, keywords)) or [])
+    text = mixture_file.read_text().replace(SOURCES, "")
+    tables = '[[train]]\nname = "sums"\ndata = "reasoning_gym:chain_sum"\ndata_args = {size = 5}\n'
+    tables += '[[train]]\nname = "gcd"\ndata = "reasoning_gym:gcd"\n[[train]]\nname = "file"\ndata = "a.jsonl"\n'
+    mixture_file.write_text(text.replace("[[rewards]]", "data_args = {size = 9}\n[[rewards]]") + tables)
+    load_data(*read_run_file(mixture_file, {}))
+    assert loaded == [
+        (("reasoning_gym:chain_sum", {"size": 5}), {"held_out": False}),
+        (("reasoning_gym:gcd", {"size": 9}), {"held_out": False}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ("", r"train_data and \[\[train\]\] are both missing; write a table for each source"),
+        (f'{SOURCES}[[train]]\ndata = "a"\n', r'train\[2\] has no name: write name = "math"'),
+        ('[[train]]\nname = "a"\ndata = "a"\n' * 2, r"train\[1\] \(a\): the name 'a' is there twice"),
+        ('[[train]]\nname = "a"\n', r"train\[0\] \(a\): its rows are its data"),
+        ('[[train]]\nname = "a/b"\ndata = "a"\n', r"train\[0\].name: 'a/b' is not the name of a source"),
+        ('[[train]]\nname = ""\ndata = "a"\n', r"train\[0\].name: '' is not the name of a source"),
+        ('[[train]]\nname = "a"\ndata = "a"\nweight = -1.0\n', r"train\[0\] \(a\): weight: .*greater than 0, got -1.0"),
+        ('[[train]]\nname = "a"\ndata = "a"\nwight = 1.0\n', r"\(a\): unknown option 'wight': did you mean 'weight'"),
+        ('[[train]]\nname = "a"\ndata = "a"\ntask = "chess"\n', r"train\[0\] \(a\): task: .*got 'chess'"),
+        ('[[train]]\nname = "a"\ndata = "a"\ndata_args = {size = 5}\n', r"\(a\): data_args is ignored: data is 'a'"),
+        ('[[train]]\nname = "a"\ndata = "a"\nquota = 3\n', r"the quotas 3 \(a\) sum to 3, and prompts_per_step="),
+        ('[[train]]\nname = "a"\ndata = "a"\nmodel = "m"\n', r"\(a\): unknown option 'model'"),
+    ],
+)
+def test_sources_that_cannot_be_meant(mixture_file, tables, message):
+    mixture_file.write_text(mixture_file.read_text().replace(SOURCES, tables))
+    with pytest.raises(ConfigError, match=message):
+        read_run_file(mixture_file, {})
+
+
+def test_data_beside_sources_and_a_wrong_rule_are_refused(mixture_file):
+    with pytest.raises(ConfigError, match=r"train_data and \[\[train\]\] are both there: make train_data a table too"):
+        read_run_file(mixture_file, {"train_data": "a.jsonl"})
+    sources = {"math": TrainSource("rows.jsonl", rewards=["exakt"])}
+    with pytest.raises(ConfigError, match=r"\[\[train\]\] math: rewards\[0\].name is 'exakt'.*'exact'"):
+        import_sources(sources, [])
 
 
 @pytest.mark.parametrize("template", ["lm_book", None])

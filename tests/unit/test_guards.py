@@ -352,6 +352,35 @@ def test_constant_rewards_since_the_start_are_reported_after_five_steps():
     assert not any(watch.step({"rollout/frac_reward_zero_std": 0.9 if place == 2 else 1.0}) for place in range(14))
 
 
+MIXED = {"source__math__prompts": (2, 2), "source__code__prompts": (2, 2)}
+
+
+def test_groups_of_a_single_source_may_be_constant():
+    shares = {"rollout__frac_reward_zero_std": (0.5, 0.5), "source__math__zero_variance_share": (0.1, 0.1)}
+    steps = run(**MIXED, **shares, source__code__zero_variance_share=(1.0, 0.97))
+    assert "in 97% of the groups of the source code all" in guards.constant_rewards(history_of(steps))
+    steps = run(**MIXED, **shares, source__code__zero_variance_share=(0.5, 0.9))
+    assert guards.constant_rewards(history_of(steps)) is None
+
+
+def test_answers_of_a_source_are_compared_with_its_own_reward():
+    """The total rises by code, and the answers of math fall: nothing is exploited. The first reward is that of math."""
+    falling = {**MIXED, **FALLEN, "source__math__accuracy": (0.4, 0.1), "source__code__accuracy": (0.1, 0.9)}
+    steps = run((0.3, 0.9), **falling, source__math__reward=(0.4, 0.2), source__code__reward=(0.1, 0.9))
+    assert guards.reward_without_answers(history_of(steps)) is None
+    steps = run((0.3, 0.9), **falling, source__math__reward=(0.4, 0.9), source__code__reward=(0.1, 0.9))
+    said = guards.reward_without_answers(history_of(steps))
+    assert "the accuracy of the source math has fallen from 0.37 to 0.1" in said
+
+
+def test_a_format_is_hollow_if_the_answers_of_no_source_come():
+    answers = {"source__math__accuracy": (0.02, 0.02), "source__code__accuracy": (0.02, 0.6)}
+    assert guards.hollow_format(history_of(run(**HOLLOW, **MIXED, **answers))) is None
+    answers["source__code__accuracy"] = (0.0, 0.0)
+    said = guards.hollow_format(history_of(run(**HOLLOW, **MIXED, **answers)))
+    assert "tag_format is almost at its maximum and the accuracy of the source math stays at 0.02" in said
+
+
 # --- kept: in the metrics and in warnings.jsonl ---
 
 

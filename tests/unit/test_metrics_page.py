@@ -113,7 +113,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
             **options,
         )
         prompts = ["a", "bc", "def", "gh"]
-        trainer.train(prompts, eval_prompts=prompts[:2])
+        sources = {"short": prompts[:2], "long": prompts[2:]}
+        trainer.train(sources if run == "exact" else prompts, eval_prompts=prompts[:2])
         names |= read_names(folder)
     folder = tmp_path_factory.mktemp("episodes")
     tokenizer = copy.deepcopy(byte_tokenizer)

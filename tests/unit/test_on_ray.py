@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rlox_grpo.trainer.on_ray as on_ray
-from rlox_grpo import GRPO, EvalSet, GRPOConfig, launch_on_ray
+from rlox_grpo import GRPO, EvalSet, GRPOConfig, TrainSource, launch_on_ray
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.rewards import GSM8KAnswer, TagFormat
@@ -80,6 +80,32 @@ def test_evaluation_sets_are_tables_of_the_run_file(started, tmp_path):
     local = {"math": EvalSet(["a"], rewards=lambda completions: [1.0])}
     with pytest.raises(ConfigError, match=r"eval_prompts\['math'\]: rewards\[0\] is \S*<lambda>, which no module"):
         make(tmp_path).train(["a"], eval_prompts=local)
+
+
+def test_sources_are_tables_of_the_run_file(started, tmp_path):
+    sources = {
+        "math": TrainSource(["1 + 1"], weight=2.0, rewards=GSM8KAnswer()),
+        "plain": TrainSource(["2 + 2"], prompt_column="question", columns={"answer": "gold"}),
+    }
+    make(tmp_path).train(sources)
+    launch = tmp_path / "run" / "launch"
+    origin, _ = read_run_file(launch / "run.toml", {})
+    assert origin.train_data is None
+    assert origin.train == (
+        {"name": "math", "data": str(launch / "train_math.jsonl"), "weight": 2.0, "rewards": [{"name": "gsm8k"}]},
+        {
+            "name": "plain",
+            "data": str(launch / "train_plain.jsonl"),
+            "prompt_column": "question",
+            "columns": {"answer": "gold"},
+        },
+    )
+    assert json.loads((launch / "train_math.jsonl").read_text()) == {"prompt": "1 + 1"}
+    assert json.loads((launch / "train_plain.jsonl").read_text()) == {"question": "2 + 2"}
+    with pytest.raises(ConfigError, match=r"prompts\['math'\]: rewards\[0\] is \S*<lambda>, which no module"):
+        make(tmp_path).train({"math": TrainSource(["a"], rewards=lambda completions: [1.0])})
+    with pytest.raises(ConfigError, match=r"prompts\['math'\] is a stream: launch_on_ray starts other processes"):
+        make(tmp_path).train({"math": iter(["a"])})
 
 
 @pytest.mark.parametrize(

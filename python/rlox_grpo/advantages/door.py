@@ -105,7 +105,7 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
         for scored, values in zip(groups, returned, strict=True):
             if len(values) != len(scored.rewards):
                 raise SampleError(
-                    f"{name}, the group of prompts[{scored.group.prompt.index}]: got {len(values)} arrays for "
+                    f"{name}, the group of {scored.group.prompt.name}: got {len(values)} arrays for "
                     f"{len(scored.rewards)} completions"
                 )
         return [
@@ -164,7 +164,7 @@ def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
     if isinstance(values, (list, tuple)):
         values = [_to_array(value) for value in values]
     array = _to_array(values)
-    size, where = len(scored.rewards), f"{name}, the group of prompts[{scored.group.prompt.index}]"
+    size, where = len(scored.rewards), f"{name}, the group of {scored.group.prompt.name}"
     if array.dtype.kind not in "iuf" or array.ndim not in (1, 2) or len(array) != size:
         raise SampleError(
             f"{where}: got dtype {array.dtype} and shape {array.shape}, expected {size} numbers, one for each "
@@ -197,7 +197,7 @@ def _check_turns(where: str, scored: ScoredGroup, advantages: Float32Array) -> N
 def _check_tokens(name: str, scored: ScoredGroup, index: int, values: Any) -> Float32Array:
     """Return the advantages of one completion's tokens as ``float32 [T]``."""
     completion = scored.group.completions[index]
-    where = f"{name}, completion {index} of prompts[{scored.group.prompt.index}]"
+    where = f"{name}, completion {index} of {scored.group.prompt.name}"
     array, length = _to_array(values), len(completion.token_ids)
     if completion.branches:
         raise SampleError(

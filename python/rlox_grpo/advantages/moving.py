@@ -96,15 +96,13 @@ def read_key(prompt: Prompt, column: str) -> Key:
     """
     if column not in prompt.columns:
         column_names = ", ".join(sorted(prompt.columns)) or "none"
-        raise ValueError(
-            f"prompts[{prompt.index}] has no column {column!r} for baseline_key; its columns: {column_names}"
-        )
+        raise ValueError(f"{prompt.name} has no column {column!r} for baseline_key; its columns: {column_names}")
     value = prompt.columns[column]
     if isinstance(value, np.integer):
         value = int(value)
     if type(value) not in (str, int):
         raise ValueError(
-            f"prompts[{prompt.index}]: column {column!r} of baseline_key is {value!r} "
+            f"{prompt.name}: column {column!r} of baseline_key is {value!r} "
             f"({type(value).__name__}), expected text or a whole number"
         )
     key: Key = value

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.cli.values import Commands, import_environment, import_sets, parse_overrides
+from rlox_grpo.cli.values import Commands, import_environment, import_sets, import_sources, parse_overrides
 
 if TYPE_CHECKING:
     from rlox_grpo.config.run_file import Origin
@@ -119,7 +119,8 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         sources=_record_sources(origin, arguments.file),
     )
     train_data, eval_data = load_data(origin, config)
-    eval_data = import_sets(eval_data, (Path(arguments.file).parent, Path.cwd()))
+    folders = (Path(arguments.file).parent, Path.cwd())
+    train_data, eval_data = import_sources(train_data, folders), import_sets(eval_data, folders)
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)

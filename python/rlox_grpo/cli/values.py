@@ -122,6 +122,31 @@ def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:
     return eval_data.model_copy(update={"environment": environment, "rewards": rewards})
 
 
+def import_sources(train_data: Any, folders: Sequence[str | Path]) -> Any:
+    """Make the rewards that training sources of a run file name; other training data is returned.
+
+    Args:
+        train_data: the sources by name, or data without settings.
+        folders: where modules are searched.
+
+    Raises:
+        ConfigError: a module, a name or a rule is not found; the message names the source.
+    """
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.rewards.registry import make_rewards
+
+    if not isinstance(train_data, Mapping):
+        return train_data
+    imported = {}
+    for name, source in train_data.items():
+        try:
+            rewards = None if source.rewards is None else make_rewards(source.rewards, folders)
+        except ConfigError as error:
+            raise ConfigError(f"[[train]] {name}: {error}") from None
+        imported[name] = source.model_copy(update={"rewards": rewards})
+    return imported
+
+
 def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[str, Any]:
     """Return ``"{is_slippery = false}"`` as a mapping. The error names ``flag`` and shows ``example``.
 

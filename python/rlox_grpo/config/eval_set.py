@@ -87,9 +87,14 @@ def list_sets(eval_prompts: Any) -> dict[str, EvalSet]:
     return {name: _make_set(value) for name, value in eval_prompts.items()}
 
 
+def is_name(name: Any) -> bool:
+    """Whether ``name`` can be part of the name of a metric: letters, digits, ``_`` and ``-``."""
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+
+
 def check_name(where: str, name: Any) -> None:
     """Raise ConfigError unless ``name`` can be part of the name of a metric."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in TAKEN:
+    if not is_name(name) or name in TAKEN:
         raise ConfigError(
             f"{where}: {name!r} is not the name of a set: write letters, digits, _ and -, as in 'math_500', and none "
             f"of {', '.join(TAKEN)}"

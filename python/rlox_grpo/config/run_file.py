@@ -14,6 +14,7 @@ from rlox_grpo.config.foreign_names import advise
 from rlox_grpo.config.records.option import SET, Record, find_ignored, option
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable
 from rlox_grpo.config.toml import read_toml
+from rlox_grpo.config.train_source import TrainSource, check_quotas, check_source_name
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k, reasoning_gym
@@ -85,6 +86,8 @@ _REWARDS_HINT = 'write a table for each reward function, below all other keys: [
 
 _EVAL_HINT = 'write a table for each set, below all other keys: [[eval]], name = "math" and data = "math.jsonl"'
 
+_TRAIN_HINT = 'write a table for each source, below all other keys: [[train]], name = "math" and data = "math.jsonl"'
+
 _IMPORT_HINT = "write module:callable; the module is searched beside the run file and in the current folder too"
 
 
@@ -105,10 +108,16 @@ class Origin(Record, title="Run file"):
         "Path or hub id of a teacher model, the URL of a server with it, or with teacher_prompt self, the policy, or "
         "ema, a moving average of it; or a table of several by name, with teacher_column. Rewards are then optional.",
     )
-    train_data: str = option(
-        ...,
+    train_data: str | None = option(
+        None,
         "File with a row for each prompt, .jsonl or .parquet; or generated tasks, such as reasoning_gym:chain_sum, or "
         "several with + between them.",
+    )
+    train: tuple[dict[str, Any], ...] = option(
+        (),
+        "Training sources instead of train_data, each a table with name, data, weight or quota, and other settings of "
+        "TrainSource; also with a task and data_args of its own.",
+        hint=_TRAIN_HINT,
     )
     eval_data: str | None = option(None, "File with held-out rows, or generated tasks.")
     eval: tuple[dict[str, Any], ...] = option(
@@ -198,8 +207,12 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
         if origin.eval and origin.eval_data is not None:
             raise ConfigError("eval_data and [[eval]] are both there: make eval_data a table, with a name and data")
-        sets = list_eval_sets(origin.eval)
-        data = (origin.train_data, origin.eval_data, *(asked.prompts for asked in sets.values()))
+        if (origin.train_data is None) != bool(origin.train):
+            both = "are both there: make train_data a table too" if origin.train else f"are both missing; {_TRAIN_HINT}"
+            raise ConfigError(f"train_data and [[train]] {both}")
+        sets, sources = list_eval_sets(origin.eval), list_train_sources(origin.train)
+        trained = [source.prompts for name, source in sources.items() if "data_args" not in find_table(origin, name)]
+        data = (origin.train_data, origin.eval_data, *trained, *(asked.prompts for asked in sets.values()))
         if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
         if not origin.rewards and origin.environment is None and origin.teacher is None:
@@ -208,9 +221,12 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
             )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return origin, GRPOConfig.create(
-        **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
-    )
+    config = GRPOConfig.create(**{name: value for name, value in document.items() if name in GRPOConfig.model_fields})
+    try:
+        check_quotas(sources, config.prompts_per_step)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return origin, config
 
 
 def _find_swallowed(document: Mapping[str, Any], run_keys: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -220,7 +236,7 @@ def _find_swallowed(document: Mapping[str, Any], run_keys: Sequence[str]) -> Ite
             if isinstance(table, Mapping):
                 keys = run_keys if name == "layout" else [key for key in ("model", "train_data") if key not in document]
                 yield from (
-                    (f"[[{name}]]" if name in ("rewards", "eval") else f"[{name}]", key)
+                    (f"[[{name}]]" if name in ("rewards", "eval", "train") else f"[{name}]", key)
                     for key in keys
                     if key in table
                     and key not in Layout.model_fields
@@ -275,14 +291,55 @@ def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
     return sets
 
 
+_FOR_DATA = ("task", "data_args")
+"""Keys of a table of ``[[train]]`` that say how its rows are made, in place of those of the run."""
+
+
+def list_train_sources(tables: Sequence[Mapping[str, Any]]) -> dict[str, TrainSource]:
+    """Return the sources of the tables of ``[[train]]`` by name, with the file of each as its prompts.
+
+    ``rewards`` are still names and tables.
+
+    Raises:
+        ConfigError: a table has no name, no data, the name of another, or a wrong setting; the message names the table.
+    """
+    sources: dict[str, TrainSource] = {}
+    for index, table in enumerate(tables):
+        settings = {key: value for key, value in table.items() if key not in _FOR_DATA}
+        name, data = settings.pop("name", None), settings.pop("data", None)
+        if name is None:
+            raise ConfigError(f'train[{index}] has no name: write name = "math"')
+        check_source_name(f"train[{index}].name", name)
+        where = f"train[{index}] ({name})"
+        if name in sources:
+            raise ConfigError(f"{where}: the name {name!r} is there twice")
+        if not isinstance(data, str) or "prompts" in settings:
+            raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
+        if not isinstance(rewards := settings.get("rewards", []), (list, tuple)):
+            settings["rewards"] = [rewards]
+        try:
+            sources[name] = TrainSource(data, **settings)
+            Origin.create(model="", **{key: table[key] for key in _FOR_DATA if key in table})
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if "data_args" in table and not reasoning_gym.is_generated(data):
+            raise ConfigError(f"{where}: data_args is ignored: data is {data!r}, not reasoning_gym:<task>")
+    return sources
+
+
+def find_table(origin: Origin, name: str) -> Mapping[str, Any]:
+    """Return the table of ``[[train]]`` with this name."""
+    return next(table for table in origin.train if table["name"] == name)
+
+
 def load_data(
     origin: Origin, config: GRPOConfig
-) -> tuple[PromptsLike, PromptsLike | EvalSet | dict[str, EvalSet] | None]:
+) -> tuple[PromptsLike | dict[str, TrainSource], PromptsLike | EvalSet | dict[str, EvalSet] | None]:
     """Return the training data and the evaluation data: paths of files, or with ``task`` the checked rows.
 
-    With ``[[eval]]`` the evaluation data are the sets by name, or the single set without a name.
-    Generated tasks give their training rows and their held-out rows. The rows get the prompts of the task, unless
-    ``config`` has a prompt template, which the trainer applies.
+    With ``[[train]]`` the training data are the sources by name. With ``[[eval]]`` the evaluation data are the sets by
+    name, or the single set without a name. Generated tasks give their training rows and their held-out rows. The rows
+    get the prompts of the task, unless ``config`` has a prompt template, which the trainer applies.
     """
     load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
     sets = {
@@ -290,7 +347,30 @@ def load_data(
         for name, asked in list_eval_sets(origin.eval).items()
     }
     single = None if origin.eval_data is None else load(origin.eval_data)
-    return load(origin.train_data, held_out=False), sets.get(UNNAMED) or sets or single
+    return _load_train_data(origin, config), sets.get(UNNAMED) or sets or single
+
+
+def _load_train_data(origin: Origin, config: GRPOConfig) -> PromptsLike | dict[str, TrainSource]:
+    """Return the training data of a run file: that of ``train_data``, or the sources by name."""
+    if origin.train_data is not None:
+        return load_task(origin.task, origin.train_data, config, origin.data_args, held_out=False)
+    loaded = {}
+    for name, source in list_train_sources(origin.train).items():
+        table = find_table(origin, name)
+        changes = {} if source.prompt_template is None else {"prompt_template": source.prompt_template}
+        try:
+            rows = load_task(
+                table.get("task", origin.task),
+                source.prompts,
+                config.model_copy(update=changes),
+                table.get("data_args", origin.data_args),
+                held_out=False,
+            )
+        except (ConfigError, ImportError, OSError, ValueError) as error:
+            error.args = (f"[[train]] {name}: {error}", *error.args[1:])
+            raise
+        loaded[name] = source.model_copy(update={"prompts": rows})
+    return loaded
 
 
 def load_task(

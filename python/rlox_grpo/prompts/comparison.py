@@ -20,22 +20,22 @@ def refuse_different_forms(prompts: Sequence[Prompt], *, continue_final_message:
     model. One text for all prompts is a prefill; texts that differ are probably reference replies, and are refused
     unless ``continue_final_message`` is set.
     """
-    first_replies: dict[str, int] = {}
+    first_replies: dict[str, Prompt] = {}
     for prompt in prompts:
         forms = [_name_form(compared.source) for compared in (prompts[0], prompt)]
         if forms[0] != forms[1]:
             raise ValueError(
-                f"prompts[{prompt.index}] is {forms[1]} and prompts[{prompts[0].index}] {forms[0]}: give all prompts "
-                "in one form (system_prompt makes chat messages of texts)"
+                f"{prompt.name} is {forms[1]} and {prompts[0].name} {forms[0]}: give all prompts in one form "
+                "(system_prompt makes chat messages of texts)"
             )
         reply = _read_last_reply(prompt.source)
         if reply is None or continue_final_message:
             continue
-        first_replies.setdefault(reply, prompt.index)
+        first_replies.setdefault(reply, prompt)
         if len(first_replies) > 1:
-            before, index = next(iter(first_replies.items()))
+            before, first = next(iter(first_replies.items()))
             raise ValueError(
-                f"prompts[{prompt.index}] ends with the assistant's message {reply[:40]!r} and prompts[{index}] with "
+                f"{prompt.name} ends with the assistant's message {reply[:40]!r} and {first.name} with "
                 f"{before[:40]!r}: the model would go on after them. If they are reference replies, take them out "
                 "of the messages and into a column (row['answer'] = row['prompt'].pop()['content']); if they are "
                 "begun replies, set continue_final_message=True"

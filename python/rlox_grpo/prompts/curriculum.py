@@ -21,8 +21,8 @@ MIXED = 0.9
 class PassRates:
     """The measured share of right completions of each prompt, by its index.
 
-    A completion is right if its first reward is at least 1, as in an evaluation. A completion without a first reward is
-    left out.
+    A completion is right if its first reward is at least 1, as in an evaluation; in a mixture the first of its source.
+    A completion without a first reward is left out.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class PassRates:
     def measure(self, groups: Iterable[ScoredGroup]) -> None:
         """Update the pass rates with the results of ``groups``."""
         for scored in groups:
-            first = next(iter(scored.components.values()))
+            first = scored.first_rewards
             judged = first[~np.isnan(first)]
             if not len(judged):
                 continue

@@ -138,7 +138,10 @@ def list_entries(prompts: PromptsLike) -> list[Any]:
             raise TypeError(
                 f"prompts is a {kind} with the splits {names}: pass one of them, such as prompts[{first!r}]"
             )
-        raise TypeError(f"prompts is a {kind} with the keys {names}: expected a list of rows, each with a 'prompt'")
+        raise TypeError(
+            f"prompts is a {kind} with the keys {names}: expected a list of rows, each with a 'prompt'. To train on "
+            "several data sets, name each, as {'math': rows}, and none as a column"
+        )
     if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")

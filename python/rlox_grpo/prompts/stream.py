@@ -63,16 +63,17 @@ class StreamDraws:
         stream: Any,
         load: Callable[[Sequence[Any]], Sequence[Prompt]],
         compare: Callable[[Sequence[Prompt]], None],
+        label: Callable[[Prompt], Prompt] = lambda prompt: prompt,
     ) -> None:
         """Read and check the first rows.
 
         ``load`` converts a list of rows to prompts and checks them. ``compare`` checks prompts against each other; each
-        row is compared with the first.
+        row is compared with the first. ``label`` adds to a prompt what it has beside its row.
 
         Raises:
             ValueError: the stream is empty.
         """
-        self._load, self._compare, rows = load, compare, read_stream(stream)
+        self._load, self._compare, self._label, rows = load, compare, label, read_stream(stream)
         peeked = list(islice(rows, PEEKED))
         if not peeked:
             raise ValueError("prompts is an empty stream: there is nothing to train on")
@@ -120,7 +121,7 @@ class StreamDraws:
     def _load_row(self, row: Any, index: int) -> Prompt:
         try:
             (prompt,) = self._load([row])
-            prompt = replace(prompt, index=index)
+            prompt = self._label(replace(prompt, index=index))
             self._compare([*self.first[:1], prompt])
         except (ValueError, TypeError, RuntimeError) as error:  # a RewardError is a RuntimeError
             error.args = (f"row {index} of the stream: {error}", *error.args[1:])

@@ -65,6 +65,7 @@ def score(
     reward_fns: RewardFn | Sequence[RewardFn],
     weights: Sequence[float] | None = None,
     *,
+    names: Sequence[str] | None = None,
     on_error: Literal["stop", "none"] = "stop",
 ) -> list[ScoredGroup]:
     """Score every completion with every function. Each function is called once with the whole batch, prompt-major.
@@ -86,6 +87,7 @@ def score(
             is left out of its group: its episode failed, a function failed or ran out of time, or a rule could not
             judge it.
         weights: One for each function; by default its ``weight`` attribute, or else 1.
+        names: The name of each function in the results; by default those of :func:`make_unique_names`.
         on_error: If a function raises an error or returns something that is not a score: ``stop`` raises, ``none``
             lets every sample of the call fail. Functions in workers have their own ``on_error``; an error of a rule is
             always raised.
@@ -102,7 +104,7 @@ def score(
         ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
-    names = make_unique_names(functions)
+    names = make_unique_names(functions) if names is None else names
     factors = reward_weights(functions, weights)
     rows = sum(len(group.completions) for group in groups)
     if not rows:
@@ -394,10 +396,10 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
     """Describe which sample a row is."""
-    samples = [(group.prompt.index, *each) for group in groups for each in enumerate(group.completions)]
+    samples = [(group.prompt.name, *each) for group in groups for each in enumerate(group.completions)]
     prompt, index, completion = samples[row]
     shown = "" if completion.text is None else f": {completion.text[:80]!r}"
-    return f"the sample is completion {index} of prompts[{prompt}]{shown}"
+    return f"the sample is completion {index} of {prompt}{shown}"
 
 
 def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
@@ -448,7 +450,10 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 
 
 def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
-    """Return every column, with each value repeated for each completion of its prompt."""
+    """Return every column, with each value repeated for each completion of its prompt.
+
+    A column that a source of a mixture does not have is None in its rows.
+    """
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
         if name in _RESERVED:
@@ -456,12 +461,13 @@ def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[An
                 f"a column is named {name!r}, which reward functions receive as something else: drop it, or rename it: "
                 f"columns={{'reference_{name}': {name!r}}}"
             )
+        with_column = {prompt.data_source for prompt, _ in prompts if name in prompt.columns}
         for prompt, _ in prompts:
-            if name not in prompt.columns:
+            if name not in prompt.columns and prompt.data_source in with_column:
                 raise ValueError(
-                    f"prompts[{prompt.index}] has no column {name!r} while others have: give it in every row or in none"
+                    f"{prompt.name} has no column {name!r} while others have: give it in every row or in none"
                 )
-        columns[name] = [prompt.columns[name] for prompt, times in prompts for _ in range(times)]
+        columns[name] = [prompt.columns.get(name) for prompt, times in prompts for _ in range(times)]
     return columns
 
 

@@ -46,14 +46,14 @@ def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Seque
         groups: the groups of the completions, in order.
     """
     wrong = {}
-    samples = [(group.prompt.index, completion) for group in groups for completion in group.completions]
+    samples = [(group.prompt.name, completion) for group in groups for completion in group.completions]
     for row, (row_steps, (prompt, completion)) in enumerate(zip(steps, samples, strict=True)):
         length = count_units(completion)
         if row_steps is not None and (row_steps.ends[0] < 1 or row_steps.ends[-1] > length):
             what = "tokens" if completion.text is None else "characters"
             wrong[row] = (
                 f"reward function {name}: StepScores.ends is {list(row_steps.ends)} for a completion of {length} "
-                f"{what} of prompts[{prompt}]: expected offsets from 1 to {length}"
+                f"{what} of {prompt}: expected offsets from 1 to {length}"
             )
     return wrong
 

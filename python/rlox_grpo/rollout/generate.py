@@ -110,12 +110,12 @@ def _refuse_other_groups(engine: str, groups: Any, prompts: Sequence[Prompt], gr
             raise EngineError(f"engine {engine}: group {index} is {type(group).__name__}, expected a RolloutGroup")
         if group.prompt.index != prompt.index:
             raise EngineError(
-                f"engine {engine}: group {index} is of prompts[{group.prompt.index}], expected prompts[{prompt.index}]"
+                f"engine {engine}: group {index} is of {group.prompt.name}, expected {prompt.name}"
                 ": return the groups in the order of the prompts"
             )
         if len(group.completions) != group_size:
             raise EngineError(
-                f"engine {engine} returned {len(group.completions)} completions for prompts[{prompt.index}], expected "
+                f"engine {engine} returned {len(group.completions)} completions for {prompt.name}, expected "
                 f"{group_size}"
             )
 

@@ -70,6 +70,8 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
         }
     if scored.feedback:
         record["feedback"] = {name: list(texts) for name, texts in scored.feedback.items()}
+    if scored.judged_by is not None:
+        record["judged_by"] = scored.judged_by
     return record
 
 
@@ -95,6 +97,7 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
         turn_rewards=turn_rewards,
         step_scores=step_scores,
         feedback=feedback,
+        judged_by=record.get("judged_by"),
         **tables,
     )
 

@@ -16,7 +16,7 @@ from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.intervals import Float64Array, mean_interval, share_interval
 from rlox_grpo.run.metrics import by_name, episode_metrics
-from rlox_grpo.types import Float32Array, Prompt, Sampling, ScoredGroup
+from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 ANSWER_RULES = (MathAnswer, GSM8KAnswer, ExactAnswer, MultipleChoice)
 """The rules on a final answer, so that answers can be compared with each other for ``maj@k``."""
@@ -53,7 +53,7 @@ def evaluate(
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
-    firsts = [_first_rewards(group) for group in groups]
+    firsts = [group.first_rewards for group in groups]
     right = [scores[~np.isnan(scores)] >= RIGHT for scores in firsts]  # of each prompt, its scored samples
     sums, counts = [float(scores.sum()) for scores in right], [len(scores) for scores in right]
     unscored = float(np.isnan(np.concatenate(firsts)).mean())
@@ -104,7 +104,7 @@ def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
     completions = [completion for scored in groups for completion in scored.group.completions]
     rule = MajorityVote(group_size=len(completions) // len(groups))
     verdicts = rule.verdicts([completion.text or "" for completion in completions], {})
-    firsts = np.stack([_first_rewards(scored) for scored in groups])  # [P, samples]
+    firsts = np.stack([scored.first_rewards for scored in groups])  # [P, samples]
     is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
     right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
     votes = np.where(counted > 0, right / np.maximum(counted, 1), np.nan)
@@ -113,18 +113,13 @@ def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
 
 def measure_prompts(groups: Sequence[ScoredGroup]) -> Float64Array:
     """Return the share of right samples of each prompt, ``float64 [P]``; NaN without a scored sample."""
-    return np.array([_mean((firsts := _first_rewards(group))[~np.isnan(firsts)] >= RIGHT) for group in groups])
+    return np.array([_mean((firsts := group.first_rewards)[~np.isnan(firsts)] >= RIGHT) for group in groups])
 
 
 def with_interval(name: str, value: float, limits: tuple[float, float]) -> dict[str, float]:
     """Return a metric with its limits as ``<name>_low`` and ``<name>_high``, if they are defined."""
     low, high = limits
     return {name: value} if math.isnan(low) else {name: value, f"{name}_low": low, f"{name}_high": high}
-
-
-def _first_rewards(scored: ScoredGroup) -> Float32Array:
-    """Return the first reward of each completion, which says whether it is right, ``float32 [G]``."""
-    return next(iter(scored.components.values()))
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:

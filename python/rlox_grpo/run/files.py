@@ -263,6 +263,7 @@ def write_completions(
             rows.append(
                 {
                     "step": step,
+                    **({} if prompt.data_source is None else {"source": prompt.data_source}),
                     "prompt": prompt.text if prompt.text is not None else prompt.token_ids.tolist(),
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),
                     "finish_reason": completion.finish_reason,

@@ -44,9 +44,17 @@ class History:
         """Whether there are enough steps to compare: at least :data:`FIRST` + :data:`LAST`."""
         return len(self.first) == FIRST and len(self.recent) >= FIRST + LAST
 
-    def reward_has_risen(self) -> bool:
-        """Whether the reward is clearly above its value at the start, and has not fallen in the last steps."""
-        start, before, now = self.means("reward/mean")
+    def list_sources(self) -> list[str]:
+        """Return the names of the sources of a mixture that had prompts in the last step."""
+        names = (name.split("/") for name in self.recent[-1])
+        return [words[1] for words in names if words[0] == "source" and words[-1] == "prompts"]
+
+    def reward_has_risen(self, name: str = "reward/mean") -> bool:
+        """Whether the reward is clearly above its value at the start, and has not fallen in the last steps.
+
+        ``name`` is that of the reward, by default the mean of all.
+        """
+        start, before, now = self.means(name)
         spread = self.means("reward/std")[0] or 0.0
         if start is None or before is None or now is None:
             return False
@@ -63,21 +71,37 @@ Guard = Callable[[History], str | None]
 
 
 def constant_rewards(history: History) -> str | None:
-    """Almost all groups have constant rewards; at the start of a run, all groups of every step so far have them."""
-    name = "rollout/frac_reward_zero_std"
+    """Almost all groups have constant rewards; at the start of a run, all groups of every step so far have them.
+
+    In a mixture, also the groups of a single source.
+    """
+    if "teacher/kl" in history.recent[-1]:  # a teacher trains these groups too
+        return None
+    shares = {"": "rollout/frac_reward_zero_std"}
+    shares |= {f" of the source {source}": f"source/{source}/zero_variance_share" for source in history.list_sources()}
+    for which, name in shares.items():
+        if (share := _find_constant_share(history, name)) is not None:
+            return _describe_constant_rewards(share, which)
+    return None
+
+
+def _find_constant_share(history: History, name: str) -> float | None:
+    """Return the share ``name`` of groups with constant rewards if these are almost all groups."""
     _, before, share = history.means(name)
-    if share is None or "teacher/kl" in history.recent[-1]:  # a teacher trains these groups too
+    if share is None:
         return None
     if history.is_long():
         is_constant = share >= 0.95 and (before or 0.0) >= 0.9
     else:
         is_constant = len(history.recent) >= LAST and all(step.get(name) == 1.0 for step in history.recent)
-    if not is_constant:
-        return None
+    return share if is_constant else None
+
+
+def _describe_constant_rewards(share: float, which: str) -> str:
     return (
-        f"in {share:.0%} of the groups all completions have the same reward, so these groups have zero advantage and "
-        "their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a larger "
-        "group_size (at least 2) or a higher temperature. If all succeed, use harder problems"
+        f"in {share:.0%} of the groups{which} all completions have the same reward, so these groups have zero "
+        "advantage and their rewards teach nothing. If all completions fail, use easier problems, a graded reward, a "
+        "larger group_size (at least 2) or a higher temperature. If all succeed, use harder problems"
     )
 
 
@@ -206,22 +230,27 @@ def template_collapse(history: History) -> str | None:
 
 def hollow_format(history: History) -> str | None:
     """The format reward is at its maximum, and the answer reward does not rise."""
-    shape, answer = _find_format_and_answer(history)
-    if shape is None or answer is None or len(history.recent) < RECENT:
+    shape, answers = _find_format(history), _list_answers(history)
+    if shape is None or not answers or len(history.recent) < RECENT:
         return None
     full_at_start, _, full = history.means(f"{shape}/mean")
     _, _, full_spread = history.means(f"{shape}/std")
-    start, before, now = history.means(f"{answer}/mean")
-    _, _, spread = history.means(f"{answer}/std")
-    if full is None or full_spread is None or start is None or before is None or now is None:
+    if full is None or full_spread is None:
         return None
-    # A format at its maximum from the start is a warm start, and no problem while some answers are right.
-    is_full = full_spread < 0.2 * full and ((full_at_start or 0.0) < 0.8 * full or now < 0.1)
-    is_flat = now < max(start, before) + max(0.1 * (spread or 0.0), 0.01)
-    if not (is_full and is_flat and now < 0.5 * max(full, 1.0)):
-        return None
+    for answer in answers.values():  # in a mixture the answers of no source rise
+        start, before, now = history.means(answer)
+        _, _, spread = history.means(answer.removesuffix("mean") + "std")
+        if start is None or before is None or now is None:
+            return None
+        # A format at its maximum from the start is a warm start, and no problem while some answers are right.
+        is_full = full_spread < 0.2 * full and ((full_at_start or 0.0) < 0.8 * full or now < 0.1)
+        is_flat = now < max(start, before) + max(0.1 * (spread or 0.0), 0.01)
+        if not (is_full and is_flat and now < 0.5 * max(full, 1.0)):
+            return None
+    name, answer = next(iter(answers.items()))
+    now = history.means(answer)[2]
     return (
-        f"the reward {shape.split('/')[1]} is almost at its maximum and {answer.split('/')[1]} stays at {now:.2g}: the "
+        f"the reward {shape.split('/')[1]} is almost at its maximum and {name} stays at {now:.2g}: the "
         "policy learns the format and not the answers. Lower the weight of the format reward, pay it only together "
         "with a right answer, or start from easier problems"
     )
@@ -229,17 +258,19 @@ def hollow_format(history: History) -> str | None:
 
 def reward_without_answers(history: History) -> str | None:
     """The total reward has risen, and the answer reward has fallen."""
-    _, answer = _find_format_and_answer(history)
-    if answer is None:
-        return None
-    start, _, now = history.means(f"{answer}/mean")
-    spread, _, _ = history.means(f"{answer}/std")
-    if start is None or now is None or now > start - max(0.3 * (spread or 0.0), 0.05) or not history.reward_has_risen():
-        return None
-    return (
-        f"the total reward has risen and {answer.split('/')[1]} has fallen from {start:.2g} to {now:.2g}: another "
-        "reward is being exploited. Read the completions with the best scores, and lower the weight of that reward"
-    )
+    for name, answer in _list_answers(history).items():
+        start, _, now = history.means(answer)
+        spread, _, _ = history.means(answer.removesuffix("mean") + "std")
+        # In a mixture the total of the same source: another source's may rise without harm.
+        total = answer.replace("/accuracy", "/reward") if answer.startswith("source/") else "reward/mean"
+        if start is None or now is None or now > start - max(0.3 * (spread or 0.0), 0.05):
+            continue
+        if history.reward_has_risen(total):
+            return (
+                f"the total reward has risen and {name} has fallen from {start:.2g} to {now:.2g}: another reward is "
+                "being exploited. Read the completions with the best scores, and lower the weight of that reward"
+            )
+    return None
 
 
 def judge_drift(history: History) -> str | None:
@@ -357,11 +388,29 @@ def write_warnings(run_dir: Path, step: int, warnings: Mapping[str, str]) -> Non
         append_line(run_dir / "warnings.jsonl", json_line({"step": step, "guard": guard, "message": message}))
 
 
-def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
-    """Return ``rewards/<name>`` of the first reward for format, and of the first reward for the answer."""
+def _list_rewards(history: History) -> list[str]:
+    """Return ``rewards/<name>`` of each reward of the last step."""
     means = [name for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")]
-    names = [name.removesuffix("/mean") for name in means]
-    formats = [name for name in names if "format" in name or "tag" in name]
+    return [name.removesuffix("/mean") for name in means]
+
+
+def _is_format(name: str) -> bool:
+    return "format" in name or "tag" in name
+
+
+def _find_format(history: History) -> str | None:
+    """Return ``rewards/<name>`` of the first reward for format."""
+    return next(filter(_is_format, _list_rewards(history)), None)
+
+
+def _list_answers(history: History) -> dict[str, str]:
+    """Return the metric that says how many answers are right, by its name in messages: that of the first such reward.
+
+    In a mixture it is the accuracy of each source, because a reward may be that of one source.
+    """
+    if sources := history.list_sources():
+        return {f"the accuracy of the source {source}": f"source/{source}/accuracy" for source in sources}
     length_words = ("overlong", "repetition", "length")
-    answers = [name for name in names if name not in formats and not any(word in name for word in length_words)]
-    return next(iter(formats), None), next(iter(answers), None)
+    others = [name for name in _list_rewards(history) if not _is_format(name)]
+    answers = [name for name in others if not any(word in name for word in length_words)]
+    return {answers[0].split("/")[1]: f"{answers[0]}/mean"} if answers else {}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.advantages.moving import read_key
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.train_source import COLUMN
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
+from rlox_grpo.prompts.mixture import Slot
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.teachers import Teachers
@@ -34,7 +36,8 @@ class PromptReader:
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
     ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own,
-    and ``teachers`` are several of them, of which each row names one.
+    and ``teachers`` are several of them, of which each row names one. ``slot`` is that of the source in a mixture, by
+    which its prompts are labelled.
     """
 
     config: GRPOConfig
@@ -45,6 +48,7 @@ class PromptReader:
     vocab_size: int | None = None
     teacher_prompts: TeacherPrompts | None = None
     teachers: Teachers | None = None
+    slot: Slot | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -62,12 +66,13 @@ class PromptReader:
         loaded = self._load(prompts, trained=trained)
         self._compare(loaded)
         self._warn(loaded)
-        return loaded
+        return loaded if self.slot is None else [self.slot.label(prompt) for prompt in loaded]
 
     def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
         options = self.config.split().prompts
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
+            loaded = self._name_source(loaded)
             self.episodes.check_rows(loaded)
         else:
             loaded = load_prompts(
@@ -81,6 +86,7 @@ class PromptReader:
                 # A preset's template is its default for rows without a prompt.
                 needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
             )
+            loaded = self._name_source(loaded)
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
@@ -94,6 +100,22 @@ class PromptReader:
             for prompt in loaded:
                 read_key(prompt, key)
         return loaded
+
+    def _name_source(self, loaded: list[Prompt]) -> list[Prompt]:
+        """Return the prompts with the name of their source as a column, in a mixture.
+
+        Raises:
+            ValueError: a row has another value there.
+        """
+        if self.slot is None:
+            return loaded
+        for prompt in loaded:
+            if (value := prompt.columns.get(COLUMN, self.slot.name)) != self.slot.name:
+                raise ValueError(
+                    f"prompts[{prompt.index}] has a column {COLUMN!r}, {value!r}, which in a mixture holds the name of "
+                    f"the source: rename it, by columns={{'row_{COLUMN}': {COLUMN!r}}} of its TrainSource, or drop it"
+                )
+        return [replace(prompt, columns={**prompt.columns, COLUMN: self.slot.name}) for prompt in loaded]
 
     def _compare(self, loaded: Sequence[Prompt]) -> None:
         if self.episodes is None:  # an environment writes its prompts
@@ -136,7 +158,8 @@ class PromptReader:
                 "a new one, or a function that returns it, which can be read again"
             )
         if stream is None or before is not prompts or stream.draws > draws:
-            stream = StreamDraws(prompts, self._load, self._compare)
+            label = {} if self.slot is None else {"label": self.slot.label}
+            stream = StreamDraws(prompts, self._load, self._compare, **label)
             self._warn(stream.first)
             self._stream = prompts, stream  # a generator can be read only once
         return stream

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.groups import count_sampled, has_zero_variance, list_rows, select_sampled
+from rlox_grpo.groups import RIGHT, count_sampled, has_zero_variance, list_rows, select_sampled
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
@@ -180,6 +180,40 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(rank_values))
         for name, rank_values in values.items()
     }
+
+
+def source_metrics(
+    groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool] = has_zero_variance
+) -> dict[str, float]:
+    """Compute the metrics of each source of a mixture; empty without one. A metric without a value is left out.
+
+    Args:
+        groups: The scored groups of the step, before filtering.
+        is_constant: Whether all advantages of a group are 0.
+
+    Returns:
+        By ``source/<name>/``: ``prompts``, the number of groups; ``reward``, the mean total; ``accuracy``, the share of
+        right completions, whose first reward of the source is at least 1, among those with such a reward;
+        ``pass_rate``, the share of prompts with a right completion, among the same; ``mean_length``, in sampled tokens;
+        ``zero_variance_share``, the share of groups whose advantages are all 0.
+    """
+    metrics: dict[str, float] = {}
+    named = [{group.group.prompt.data_source: group} for group in groups if group.group.prompt.data_source is not None]
+    for name, sampled in by_name(named).items():
+        right = [first[~np.isnan(first)] >= RIGHT for first in (group.first_rewards for group in sampled)]
+        judged = [flags for flags in right if len(flags)]
+        rewards = np.concatenate([group.rewards for group in sampled])
+        lengths = [count_sampled(completion) for group in sampled for completion in group.group.completions]
+        values = {
+            "prompts": float(len(sampled)),
+            "reward": _spread("", rewards, ("mean",)).get("/mean"),
+            "accuracy": _mean(np.concatenate(judged)) if judged else None,
+            "pass_rate": _mean([bool(flags.any()) for flags in judged]) if judged else None,
+            "mean_length": _mean(lengths),
+            "zero_variance_share": _mean([is_constant(group) for group in sampled]),
+        }
+        metrics |= {f"source/{name}/{metric}": value for metric, value in values.items() if value is not None}
+    return metrics
 
 
 def add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import ceil
 from typing import Any
 
@@ -53,6 +53,7 @@ class Progress:
         step: Training steps.
         draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
         start_step, start_draw: ``step`` and ``draws`` at the start of the current call of ``train``.
+        skipped: Prompts of each source of a mixture that the curriculum has skipped.
         total_steps: The step with which this call and its schedules end.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
         learning_rate_factor: Factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
@@ -68,17 +69,19 @@ class Progress:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     learning_rate_factor: float = 1.0
+    skipped: Mapping[str, int] = field(default_factory=dict)
     weights_are_whole: bool = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as JSON values for a checkpoint."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _CALL_KEYS}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _CALL_KEYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; the weights are then whole."""
-        for field in fields(self):
-            if field.name not in _CALL_KEYS:
-                setattr(self, field.name, state[field.name])
+        before = {"skipped": {}, **state}  # checkpoints of before mixtures have none
+        for each in fields(self):
+            if each.name not in _CALL_KEYS:
+                setattr(self, each.name, before[each.name])
         self.weights_are_whole = True
 
 

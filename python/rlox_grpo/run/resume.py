@@ -41,6 +41,9 @@ OPTIMIZER = "optimizer"
 
 _OTHER_OPTIMIZER = "the optimizer is another, or was edited"
 
+SHARES = "shares of the sources"
+"""Key of the text that names the sources of a mixture, with their weights in whole numbers."""
+
 _EDITED = "{} was edited"
 """What is said of an edited policy loss, advantage function or engine of the user."""
 
@@ -93,7 +96,10 @@ def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ."""
     other_kinds = {OPTIMIZER, *map(_SOURCE.format, DOORS)}
     others = [name for name in now if name not in other_kinds and then.get(name) != now[name]]
-    changed = [f"{name}: not those of the run" for name in others]
+    changed = [
+        f"{name}: {then.get(name)} there, {now[name]} here" if name == SHARES else f"{name}: not those of the run"
+        for name in others
+    ]
     for name in DOORS:
         before, here = then.get(_SOURCE.format(name)), now.get(_SOURCE.format(name))
         if before and here and _comparable(before, here) and _differ(before, here):

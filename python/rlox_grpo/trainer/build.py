@@ -15,7 +15,6 @@ from torch import nn
 
 from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
-from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.config.records.option import find_ignored, is_custom
@@ -39,12 +38,10 @@ from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike, make_teacher
 from rlox_grpo.reference.teachers import Teachers
-from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
+from rlox_grpo.rewards import RewardFn, reward_weights
+from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import list_rewards, no_reward
-from rlox_grpo.rewards.scoring import make_unique_names
-from rlox_grpo.rewards.steps import declares_steps
-from rlox_grpo.rewards.verdicts import JoinsRun
+from rlox_grpo.rewards.registry import no_reward
 from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -52,6 +49,7 @@ from rlox_grpo.rollout.generate import generate, generate_checked
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.engine_sync import EngineSync
+from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.fixed_tensors import FixedTensors
@@ -99,12 +97,7 @@ def build_step(
     _check_teacher(config, teacher)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
-    reward_fns = in_workers(
-        list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
-    )
-    for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
-        if declares_steps(function):
-            refuse_other_options(stages.advantages, stages.loss, name)
+    reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
     policy = load_policy(model, tokenizer, config, ranks=ranks)
     if chooses_dtype:
@@ -112,11 +105,7 @@ def build_step(
         stages = config.split()
     if policy.shards is None and policy.stored is None:
         ranks.broadcast(policy.model, policy.masters)
-    for function in reward_fns:
-        if isinstance(function, RewardModel):
-            function.load(find_device(policy.model))
-        if isinstance(function, JoinsRun):
-            function.join_run(None if config.output_dir is None else Path(config.output_dir), ranks.size)
+    connect_rewards(reward_fns, policy.model, config.output_dir, ranks.size)
     sampled_by = policy
     if config.async_steps > 0:
         # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
@@ -163,7 +152,7 @@ def build_step(
         stages=stages,
         ranks=ranks,
         policy=policy,
-        reward_fns=reward_fns,
+        scorer=Scorer(reward_fns, config.reward_weights),
         runs_episodes=episodes is not None,
         sampler=sampler,
         engine_sync=EngineSync(stages, policy, forward, updater, sampler.engine, ranks),

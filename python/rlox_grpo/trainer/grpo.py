@@ -15,17 +15,19 @@ from torch import nn
 from rlox_grpo.config.eval_set import EvalSet, list_sets
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
+from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike
-from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.prompts.load import PromptsLike
+from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run.best import BestCheckpoint
@@ -50,7 +52,9 @@ from rlox_grpo.run.resume import (
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
+from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
+from rlox_grpo.trainer.train_data import DataReader, Draws
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -136,7 +140,7 @@ class GRPO:
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",
                     *(recorded, usual),
                 )
-        self.reward_fns, self.reference, self.updater = step.reward_fns, step.reference, step.updater
+        self.reward_fns, self.reference, self.updater = step.scorer.functions, step.reference, step.updater
         self.sampler, self.engine = step.sampler, step.sampler.engine
         self.prompts = PromptReader(
             self.config,
@@ -149,6 +153,7 @@ class GRPO:
             teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
+        self._data = DataReader(self.prompts, self._prepare_rewards)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
@@ -184,7 +189,8 @@ class GRPO:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
         is_stopped = self._is_unfinished and self.step < self.progress.total_steps
         progress = f"{self.step} of {self.progress.total_steps}" if is_stopped else str(self.step)
-        facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
+        rewards = " + ".join(make_unique_names(self._step.scorer.list_all()))
+        facts = {"model": model, "rewards": rewards, "step": progress}
         folder = self.config.output_dir
         return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
 
@@ -201,7 +207,7 @@ class GRPO:
     @explain_keywords
     def train(
         self,
-        prompts: PromptsLike,
+        prompts: PromptsLike | Mapping[str, PromptsLike | TrainSource],
         n_epochs: int = 1,
         *,
         eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
@@ -212,8 +218,11 @@ class GRPO:
         complete call, the next one trains the same number of steps again.
 
         Args:
-            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
-            n_epochs: passes over the prompts; ``max_steps`` overrides it.
+            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`; or several sources by name, each such prompts or a
+                :class:`rlox_grpo.TrainSource`, which has a weight or a quota and settings of its own. The metrics of
+                the source ``"math"`` are ``source/math/accuracy`` and so on.
+            n_epochs: passes over the prompts; ``max_steps`` overrides it. A pass over several sources is as many
+                prompts as they have rows, rounded up to whole steps.
             eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end; also an
                 :class:`rlox_grpo.EvalSet`, which has settings of its own, or several sets by name. The metrics of the
                 set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
@@ -255,7 +264,7 @@ class GRPO:
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
-                        self.progress.draws = draws.draws
+                        self._note_draws(draws)
                         evaluation = {}
                         try:
                             if due := self._list_due(held_out):
@@ -285,11 +294,24 @@ class GRPO:
                 self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
-    def _draw_prompts(self, plan: Plan, draws: PromptDraws | StreamDraws, step: int) -> list[Prompt]:
+    def _prepare_rewards(self, rewards: Any) -> list[RewardFn]:
+        """Return the reward functions of a source of a mixture, after that of the environment."""
+        functions = prepare_rewards(rewards, self._step.stages)
+        if not functions:
+            raise ConfigError("rewards is empty: leave it out for the rewards of the run, or give at least one")
+        connect_rewards(functions, self.model, self.config.output_dir, self.ranks.size)
+        return [*(function for function in self.reward_fns if isinstance(function, EnvironmentReward)), *functions]
+
+    def _draw_prompts(self, plan: Plan, draws: Draws, step: int) -> list[Prompt]:
         """Draw the prompts of ``step``; no prompts after the last step."""
         taken = draws.take(plan.count_prompts(step))
-        self.progress.draws = draws.draws
+        self._note_draws(draws)
         return taken
+
+    def _note_draws(self, draws: Draws) -> None:
+        self.progress.draws = draws.draws
+        if isinstance(draws, MixtureDraws):
+            self.progress.skipped = draws.skipped
 
     def _list_due(self, held_out: Mapping[str, LoadedSet]) -> dict[str, LoadedSet]:
         """Return the sets that training evaluates after this step, by name."""
@@ -301,8 +323,8 @@ class GRPO:
         return self.ranks.any(bool(stop) or self._stop_requested)
 
     def _begin(
-        self, prompts: PromptsLike, n_epochs: int, eval_prompts: Any, restore: Path | None
-    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, dict[str, LoadedSet]]:
+        self, prompts: Any, n_epochs: int, eval_prompts: Any, restore: Path | None
+    ) -> tuple[Run, Plan, Draws, dict[str, LoadedSet]]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
         ``restore`` is the checkpoint to restore after a collapse.
@@ -317,8 +339,9 @@ class GRPO:
             step.engine_sync.forget()
         if not self._is_unfinished:
             progress.start_step, progress.start_draw = progress.step, progress.draws
-        stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
-        train_prompts = self.prompts.read(prompts) if stream is None else stream.first
+        data = self._data.open(prompts, self.progress)
+        train_prompts = data.prompts
+        step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
         if self._best is not None:
             self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
@@ -352,8 +375,8 @@ class GRPO:
                 "evaluations": self._held_out.history,
                 **({} if self._best is None else {"best": self._best}),
             },
-            rewards=self._reward_digests,
-            data={**digest_data(train_prompts), **frozen, **self._digests},
+            rewards=[*self._reward_digests, *data.digest_rewards()],
+            data={**digest_data(train_prompts), **data.describe(), **frozen, **self._digests},
             origin=self._sources.origin,
             sources={**_record_data(eval_prompts), **self._sources.evaluation},
             callbacks=self.callbacks,
@@ -362,7 +385,7 @@ class GRPO:
             best=self._best,
         )
         plan = make_plan(
-            len(train_prompts) if stream is None else self.config.prompts_per_step,
+            data.count_epoch(self.config.prompts_per_step),
             n_epochs,
             self.config.max_steps,
             self.config.prompts_per_step,
@@ -371,21 +394,15 @@ class GRPO:
         self.progress.total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
-        if stream is not None:  # the run may go back to a checkpoint from before what the stream has passed
-            stream = self.prompts.open_stream(prompts, min([self.progress.draws, *run.list_prompts_under_way()]))
-        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
+        under_way = run.list_prompts_under_way()
+        draws = data.begin(self.progress, under_way, self.config.seed, self.sampler.chance)
         if self.step >= self.progress.total_steps:
             return run, plan, draws, held_out
         self._is_unfinished = True
-        by_index: Sequence[Prompt] | Mapping[int, Prompt] = train_prompts
-        if stream is not None:
-            by_index = stream.skip_to(self.progress.draws, run.list_prompts_under_way())
-        self._restore_rollouts(run.rollouts, by_index)
+        self._restore_rollouts(run.rollouts, data.restore(draws, self.progress, under_way))
         return run, plan, draws, held_out
 
-    def _restore_rollouts(
-        self, rollouts: Mapping[str, Any] | None, prompts: Sequence[Prompt] | Mapping[int, Prompt]
-    ) -> None:
+    def _restore_rollouts(self, rollouts: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
         """Restore the batches under way of a checkpoint, and sample those again that ended an earlier call of train."""
         failed = self.sampler.list_failed()
         if failed or (rollouts is not None and rollouts["batches"]):  # batches may be sampled again here
@@ -486,7 +503,7 @@ class GRPO:
             self.ranks,
             self.config,
             merged=merged,
-            rewards=make_unique_names(self.reward_fns),
+            rewards=make_unique_names(self._step.scorer.list_all()),
             step=self.step,
             metrics=self._last_metrics,
             checkpoint=self._find_best() if best else None,
@@ -554,7 +571,7 @@ class GRPO:
     @contextmanager
     def _closing_workers(self) -> Iterator[None]:
         """End the worker processes of rewards, environments and tools at the end of the block."""
-        with closing_workers(self.reward_fns):
+        with closing_workers(self._step.scorer.list_all()):
             try:
                 yield
             finally:

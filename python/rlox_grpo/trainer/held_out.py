@@ -14,11 +14,9 @@ from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.blank import find_device
-from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
+from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import list_rewards
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines.calls import fill_texts
@@ -30,6 +28,7 @@ from rlox_grpo.run.eval_history import EvaluationHistory
 from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.resume import digest_data, digest_rewards
+from rlox_grpo.trainer.prepare_rewards import connect_rewards, list_in_workers
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "stop")
@@ -238,13 +237,8 @@ class HeldOut:
         """Return the reward functions of a set: its own, or those of training; before them, that of its environment."""
         functions = list(self.reader.reward_fns)
         if asked.rewards is not None:
-            rewards = self.stages.rewards
-            functions = in_workers(
-                list_rewards(asked.rewards), rewards.reward_timeout, rewards.reward_workers, rewards.on_reward_error
-            )
-            for function in functions:
-                if isinstance(function, RewardModel):
-                    function.load(find_device(self.model))
+            functions = list_in_workers(asked.rewards, self.stages)
+            connect_rewards(functions, self.model, self.reader.config.output_dir, self.ranks.size)
         runner = self.reader.episodes if episodes is None else episodes
         functions = [function for function in functions if not isinstance(function, EnvironmentReward)]
         if runner is not None and runner.environment.has_reward:

@@ -22,6 +22,7 @@ from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.run_file import Layout, derive_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
+from rlox_grpo.config.train_source import TrainSource, is_mixture, list_sources
 from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.prompts.load import PromptsLike, list_entries
 from rlox_grpo.prompts.stream import is_stream
@@ -29,7 +30,14 @@ from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import read_jsonl, replace_file
 from rlox_grpo.run.history import checkpoint_path, checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
-from rlox_grpo.trainer.sources import STAYS_HERE, make_eval_table, make_table, name_callable, resolve_path
+from rlox_grpo.trainer.sources import (
+    STAYS_HERE,
+    make_eval_table,
+    make_table,
+    make_train_table,
+    name_callable,
+    resolve_path,
+)
 
 STOPPED = 130
 _SHOWN_LINES = 20
@@ -159,7 +167,7 @@ class RayRun:
     @explain_keywords
     def train(
         self,
-        prompts: PromptsLike,
+        prompts: PromptsLike | Mapping[str, PromptsLike | TrainSource],
         n_epochs: int = 1,
         *,
         eval_prompts: PromptsLike | EvalSet | Mapping[str, PromptsLike | EvalSet] | None = None,
@@ -167,7 +175,8 @@ class RayRun:
         """Start the run on the cluster, or continue the run in ``output_dir``; print its output and wait for its end.
 
         Args:
-            prompts: the path of a file with rows; or rows, texts, messages or token ids, which are written to a file.
+            prompts: the path of a file with rows; or rows, texts, messages or token ids, which are written to a file;
+                or several sources by name, see :meth:`rlox_grpo.GRPO.train`.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
             eval_prompts: held-out prompts, in the same forms, or sets of them; see :meth:`rlox_grpo.GRPO.train`.
 
@@ -182,12 +191,15 @@ class RayRun:
         folder = self.output_dir / "launch"
         folder.mkdir(parents=True, exist_ok=True)
         document = {**self._document, "n_epochs": n_epochs}
-        document["train_data"] = self._write_prompts("prompts", prompts, folder / "train.jsonl")
+        sources = self._write_sources(prompts, folder) if is_mixture(prompts) else []
+        if not sources:
+            document["train_data"] = self._write_prompts("prompts", prompts, folder / "train.jsonl")
         sets = self._write_sets(eval_prompts, folder)
         if len(sets) == 1 and sets[0].keys() == {"data"}:
             document["eval_data"], sets = sets[0]["data"], []
         run_file = folder / "run.toml"
-        tables = {**self._tables, **({"eval": sets} if sets else {})}
+        written = {name: tables for name, tables in (("train", sources), ("eval", sets)) if tables}
+        tables = {**self._tables, **written}
         replace_file(run_file, tomli_w.dumps({**document, **tables}).encode())
         _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
         last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
@@ -224,12 +236,21 @@ class RayRun:
             tables.append(make_eval_table(where, name, asked, data))
         return tables
 
-    def _write_prompts(self, what: str, prompts: Any, path: Path) -> str:
+    def _write_sources(self, prompts: Any, folder: Path) -> list[dict[str, Any]]:
+        """Write the rows of each source of a mixture to a file, and return the tables of ``[[train]]``."""
+        tables = []
+        for name, source in list_sources(prompts, self.config.prompts_per_step).items():
+            where, column = f"prompts[{name!r}]", source.prompt_column
+            data = self._write_prompts(where, source.prompts, folder / f"train_{name}.jsonl", column)
+            tables.append(make_train_table(where, name, source, data))
+        return tables
+
+    def _write_prompts(self, what: str, prompts: Any, path: Path, column: str | None = None) -> str:
         if isinstance(prompts, (str, Path)):
             return resolve_path(prompts)
         if is_stream(prompts):
             raise ConfigError(f"{what} is a stream: {STAYS_HERE} it; pass a list of rows, or the path of a file")
-        column = self.config.prompt_column
+        column = column or self.config.prompt_column
         lines = []
         for index, row in enumerate(list_entries(prompts)):
             try:

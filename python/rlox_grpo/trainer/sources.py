@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox_grpo.config.eval_set import UNNAMED, EvalSet
+from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.registry import REWARDS, list_rewards
@@ -66,11 +67,27 @@ def make_eval_table(where: str, name: str, asked: EvalSet, data: str) -> dict[st
     if asked.environment is not None:
         settings["environment"] = name_callable(f"{where}: environment", asked.environment)
     if asked.rewards is not None:
-        is_single = callable(asked.rewards) or isinstance(asked.rewards, (str, Path, Mapping))
-        several = [asked.rewards] if is_single else asked.rewards
-        settings["rewards"] = [make_table(f"{where}: rewards[{at}]", function) for at, function in enumerate(several)]
+        settings["rewards"] = _make_tables(where, asked.rewards)
     named = {} if name == UNNAMED else {"name": name}
     return {**named, "data": data, **{key: value for key, value in settings.items() if value is not None}}
+
+
+def make_train_table(where: str, name: str, source: TrainSource, data: str) -> dict[str, Any]:
+    """Return the table of ``[[train]]`` for the source ``name``, whose rows are in the file ``data``.
+
+    Raises:
+        ConfigError: other processes cannot import one of its reward functions; begins with ``where``.
+    """
+    settings = {key: getattr(source, key) for key in TrainSource.model_fields if key != "prompts"}
+    if source.rewards is not None:
+        settings["rewards"] = _make_tables(where, source.rewards)
+    return {"name": name, "data": data, **{key: value for key, value in settings.items() if value is not None}}
+
+
+def _make_tables(where: str, rewards: Any) -> list[dict[str, Any]]:
+    """Return the tables of one reward function or several."""
+    several = [rewards] if callable(rewards) or isinstance(rewards, (str, Path, Mapping)) else rewards
+    return [make_table(f"{where}: rewards[{at}]", function) for at, function in enumerate(several)]
 
 
 def name_callable(where: str, source: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.advantages.door import Advantages, compute_advantages, pad_advantages
+from rlox_grpo.advantages.door import Advantages, compute_advantages, make_advantage_fn, pad_advantages
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
@@ -34,7 +34,8 @@ from rlox_grpo.model.flops import ModelSize, profile_update
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, measure_hints
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
@@ -45,7 +46,7 @@ from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import by_name, combined, episode_metrics, step_metrics
+from rlox_grpo.run.metrics import by_name, combined, episode_metrics, source_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
 from rlox_grpo.trainer.engine_sync import EngineSync
@@ -110,7 +111,7 @@ class TrainStep:
         stages: the options of the run, a record for each stage.
         ranks: the ranks of the run; every rank takes every step.
         policy: the model in training and its tokenizer.
-        reward_fns: the reward functions, that of the environment first.
+        scorer: the reward functions, that of the environment first, and those of sources of a mixture.
         runs_episodes: whether completions are episodes of an environment or of tools.
         sampler: samples the groups of each step.
         engine_sync: pushes the weights to the engine.
@@ -135,7 +136,7 @@ class TrainStep:
     stages: StageConfigs
     ranks: Ranks
     policy: Policy
-    reward_fns: Sequence[RewardFn]
+    scorer: Scorer
     runs_episodes: bool
     sampler: Sampler
     engine_sync: EngineSync
@@ -237,6 +238,13 @@ class TrainStep:
         self.last_rollout = owned, padded
         return {**metrics, **information}
 
+    def score_sources(self, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
+        """Score the rows of each of these sources of a mixture by reward functions of its own, from now on."""
+        if rewards or self.scorer.by_source:
+            self.scorer = replace(self.scorer, by_source=rewards)
+            weights = self.scorer.list_weights()
+            self.advantage_fn = make_advantage_fn(self.stages.advantages, weights, self.moving_baselines)
+
     def compute_advantages(
         self, scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> tuple[list[ScoredGroup], Advantages]:
@@ -310,12 +318,7 @@ class TrainStep:
             ConfigError: a function returned StepScores, which an option excludes. Nothing of the step was trained.
         """
         tokenizer, rewards = self.policy.tokenizer, self.stages.rewards
-        mine = score(
-            fill_texts(batch.groups.result(), tokenizer),
-            self.reward_fns,
-            rewards.reward_weights,
-            on_error=rewards.on_reward_error,
-        )
+        mine = self.scorer.score(fill_texts(batch.groups.result(), tokenizer), rewards.on_reward_error)
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
         scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
         for name in {name: None for group in scored for name in group.step_scores}:
@@ -408,6 +411,7 @@ class TrainStep:
             **self.sampler.pass_rates.metrics(),
             **self.moving_baselines.finish(),
             **episode_metrics(rollout.groups),
+            **source_metrics(rollout.groups, self.is_constant),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),
         }

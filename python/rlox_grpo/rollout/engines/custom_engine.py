@@ -36,7 +36,7 @@ def check_groups(engine: Any, groups: Sequence[RolloutGroup], max_new_tokens: in
     descriptions: list[str] = []
     rows: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for group in groups:
-        prompt_name = f"prompts[{group.prompt.index}]"
+        prompt_name = group.prompt.name
         if group.policy_version != engine.policy_version:
             raise EngineError(
                 f"{name}: the group of {prompt_name} has policy_version {group.policy_version}, and the engine has "

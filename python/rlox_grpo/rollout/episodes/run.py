@@ -119,7 +119,7 @@ class EpisodeRunner:
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
         """Raise ValueError if a row lacks a column that the environment needs."""
         for prompt in prompts:
-            check_columns(self.environment, make_row(prompt), f"prompts[{prompt.index}]")
+            check_columns(self.environment, make_row(prompt), prompt.name)
 
     def __call__(
         self,
@@ -272,7 +272,7 @@ class EpisodeRunner:
         chat, error = state.chat, None
         end = functools.partial(end_episode, self.environment, self._config)
         try:
-            row = copy_row(make_row(state.prompt), f"prompts[{state.prompt.index}]")
+            row = copy_row(make_row(state.prompt), state.prompt.name)
             returned = await self._play_environment(row, chat)
             outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
@@ -299,7 +299,7 @@ class EpisodeRunner:
         failure = describe_failure(cause)
         if reported_end is None and self._config.on_environment_error == "stop":
             raise EpisodeError(
-                f"environment {self.environment.name} failed at prompts[{state.prompt.index}], episode {state.key[1]}, "
+                f"environment {self.environment.name} failed at {state.prompt.name}, episode {state.key[1]}, "
                 f"turn {chat.turns}: {failure}"
             ) from cause
         return end_episode(self.environment, self._config, reported_end or "environment_error"), failure[:2000]

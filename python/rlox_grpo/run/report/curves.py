@@ -205,6 +205,18 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
             named("rewards/", "/mean"),
         ),
         chart(
+            "Reward of each source",
+            "mean of the weighted total; healthy: none falls while others rise",
+            "",
+            named("source/", "/reward"),
+        ),
+        chart(
+            "Accuracy of each source",
+            "share of right completions in training; healthy: rising",
+            "%",
+            named("source/", "/accuracy"),
+        ),
+        chart(
             "Unscored samples", "share that a reward could not read, decide or finish; healthy: near 0", "%", unscored
         ),
         *(chart(*usual) for usual in _USUAL),

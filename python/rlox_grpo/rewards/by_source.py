@@ -1,0 +1,98 @@
+"""Rewards by source: each source of a mixture may have reward functions of its own, which score its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.scoring import make_unique_names, reward_weights, score
+from rlox_grpo.rewards.verdicts import Rule
+from rlox_grpo.rewards.workers import InWorkers
+from rlox_grpo.types import RolloutGroup, ScoredGroup
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """The reward functions of a run, with their weights, and those that sources of a mixture have instead.
+
+    Attributes:
+        functions: those of the run; they score every row whose source has none of its own.
+        weights: one for each of ``functions``; None: their own.
+        by_source: the functions of the sources that have their own.
+    """
+
+    functions: Sequence[RewardFn]
+    weights: Sequence[float] | None = None
+    by_source: Mapping[str, Sequence[RewardFn]] = field(default_factory=dict)
+
+    def list_all(self) -> list[RewardFn]:
+        """Return every function once: those of the run, then the others, in the order of the sources."""
+        listed = list(self.functions)
+        for functions in self.by_source.values():
+            matches = _match(functions, listed)
+            listed += [function for function, index in zip(functions, matches, strict=True) if index is None]
+        return listed
+
+    def list_weights(self) -> list[float]:
+        """Return the weight of each function of :meth:`list_all`."""
+        listed = self.list_all()
+        weights = reward_weights(self.functions, self.weights) if self.functions else []
+        others = listed[len(weights) :]
+        return [*weights, *(reward_weights(others, None) if others else [])]
+
+    def score(self, groups: Sequence[RolloutGroup], on_error: Literal["stop", "none"] = "stop") -> list[ScoredGroup]:
+        """Score every completion with the functions of its source; see :func:`rlox_grpo.rewards.score`.
+
+        Each function is called once for each set of functions that it is part of: the rows of all sources without
+        functions of their own are one batch, and the rows of each other source are one. Every group has the components
+        of all functions, NaN for those of other sources.
+        """
+        if not self.by_source:
+            return score(groups, self.functions, self.weights, on_error=on_error)
+        listed, weights = self.list_all(), self.list_weights()
+        names = make_unique_names(listed)
+        batches: dict[str | None, list[int]] = {}  # positions in `groups`
+        for position, group in enumerate(groups):
+            source = group.prompt.data_source
+            batches.setdefault(source if source in self.by_source else None, []).append(position)
+        scored: dict[int, ScoredGroup] = {}
+        for source, positions in batches.items():
+            functions = self.functions if source is None else self.by_source[source]
+            chosen = [index for index in _match(functions, listed) if index is not None]
+            batch = score(
+                [groups[position] for position in positions],
+                functions,
+                [weights[index] for index in chosen],
+                names=[names[index] for index in chosen],
+                on_error=on_error,
+            )
+            for position, scored_group in zip(positions, batch, strict=True):
+                scored[position] = _with_components(scored_group, names, judged_by=names[chosen[0]])
+        return [scored[position] for position in range(len(groups))]
+
+
+def _match(functions: Sequence[RewardFn], listed: Sequence[RewardFn]) -> list[int | None]:
+    """Return the index in ``listed`` of each of ``functions``, each index once; None where it is not there."""
+    matches: list[int | None] = []
+    for function in functions:
+        same = (index for index, other in enumerate(listed) if index not in matches and _is_same(function, other))
+        matches.append(next(same, None))
+    return matches
+
+
+def _is_same(function: RewardFn, other: RewardFn) -> bool:
+    """Whether two functions are one; rules of this library, and functions in workers, if they are equal."""
+    compares = isinstance(function, (Rule, InWorkers)) and type(function) is type(other)
+    return function is other or (compares and bool(function == other))
+
+
+def _with_components(scored: ScoredGroup, names: Sequence[str], judged_by: str) -> ScoredGroup:
+    """Return the group with a component for each of ``names``, NaN where a function is not that of its source."""
+    size = len(scored.rewards)
+    components = {name: scored.components.get(name, np.full(size, np.nan, np.float32)) for name in names}
+    seconds = {name: scored.seconds.get(name, 0.0) for name in names}
+    return replace(scored, components=components, seconds=seconds, judged_by=judged_by)
