@@ -687,6 +687,8 @@ def test_groups_must_be_known() -> None:
         MajorityVote()(completions=["1"])
     with pytest.raises(ValueError, match="group_size is 2, which does not divide 3"):
         MajorityVote(group_size=2)(completions=["1", "1", "1"])
+    with pytest.raises(ValueError, match="group_size is 2, but completions 2 and 3 have different prompts"):
+        MajorityVote(group_size=2)(completions=["1"] * 6, prompts=["a", "a", "a", "b", "b", "b"])
     with pytest.raises(ValueError, match="group_size is 0"):
         MajorityVote(group_size=0)
     assert MajorityVote()(completions=[], prompts=[]) == []

@@ -138,11 +138,20 @@ def number_groups(columns: Columns, rows: int, group_size: int | None, rule: str
         rule: name of the rule, for errors.
 
     Raises:
-        ValueError: ``group_size`` does not divide the rows, or there are no prompts.
+        ValueError: ``group_size`` does not divide the rows or puts completions of different prompts into one group, or
+            there are no prompts.
     """
     if group_size is not None:
         if rows % group_size:
             raise ValueError(f"{rule}: group_size is {group_size}, which does not divide {rows} completions")
+        given = columns.get("prompts")
+        for row in range(rows if given is not None and len(given) == rows else 0):
+            first = row - row % group_size
+            if not _same(given[first], given[row]):
+                raise ValueError(
+                    f"{rule}: group_size is {group_size}, but completions {first} and {row} have different prompts; "
+                    "leave group_size out, as an evaluation may have another number of samples"
+                )
         return [row // group_size for row in range(rows)]
     prompts = columns.get("prompts")
     if prompts is None:
