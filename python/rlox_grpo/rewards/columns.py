@@ -141,23 +141,22 @@ def number_groups(columns: Columns, rows: int, group_size: int | None, rule: str
         ValueError: ``group_size`` does not divide the rows or puts completions of different prompts into one group, or
             there are no prompts.
     """
+    prompts: Any = columns.get("prompts")
+    if prompts is None and group_size is None:
+        raise ValueError(f"{rule}: prompts are missing; give them, or a group_size")
+    if prompts is not None and len(prompts) != rows:
+        raise ValueError(f"{rule}: prompts has {len(prompts)} rows, expected {rows}")
     if group_size is not None:
         if rows % group_size:
             raise ValueError(f"{rule}: group_size is {group_size}, which does not divide {rows} completions")
-        given = columns.get("prompts")
-        for row in range(rows if given is not None and len(given) == rows else 0):
+        for row, prompt in enumerate([] if prompts is None else prompts):
             first = row - row % group_size
-            if not _same(given[first], given[row]):
+            if not _same(prompts[first], prompt):
                 raise ValueError(
                     f"{rule}: group_size is {group_size}, but completions {first} and {row} have different prompts; "
                     "leave group_size out, as an evaluation may have another number of samples"
                 )
         return [row // group_size for row in range(rows)]
-    prompts = columns.get("prompts")
-    if prompts is None:
-        raise ValueError(f"{rule}: prompts are missing; give them, or a group_size")
-    if len(prompts) != rows:
-        raise ValueError(f"{rule}: prompts has {len(prompts)} rows, expected {rows}")
     groups: list[int] = []
     for row in range(rows):
         same = row > 0 and _same(prompts[row], prompts[row - 1])
