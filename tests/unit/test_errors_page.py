@@ -23,8 +23,10 @@ SHARE, SHORT = 0.8, 8
 
 
 NAMES = r"None|inf|str|f|target|answer|host|peft|deepspeed"
-VALUES = rf"""'[^']*'|"[^"]*"|\b\d[\w.e-]*|\b\w+\.jsonl|…|\b(?:[A-Z][a-z0-9]+[A-Z]\w*|{NAMES})\b"""
-"""What the page's examples have as values: what is quoted, numbers, files, classes, names of the examples, and "…"."""
+PROMPTS = r"\bprompts\[\d+\]|\b(?:chat messages|text)\b"
+VALUES = rf"""{PROMPTS}|'[^']*'|"[^"]*"|\b\d[\w.e-]*|\b\w+\.jsonl|…|\b(?:[A-Z][a-z0-9]+[A-Z]\w*|{NAMES})\b"""
+"""What the page's examples have as values: prompts and their forms, what is quoted, numbers, files, classes, names of
+the examples, and "…"."""
 
 
 def messages() -> list[str]:
