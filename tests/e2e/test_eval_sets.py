@@ -109,7 +109,7 @@ def test_a_resumed_run_compares_with_its_first_evaluation(tmp_path: Path) -> Non
         {"samples": 3},
         {"stop": ("x",)},
     ],
-    ids=str,
+    ids=["prompts", "tag", "rewards", "samples", "stop"],
 )
 def test_another_answer_or_setting_is_another_set(byte_tokenizer: Any, make_tiny_model: Any, settings: Any) -> None:
     model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
