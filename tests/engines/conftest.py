@@ -22,11 +22,11 @@ FIRST = (
     "test_vllm_server_kills.py",
     "test_deepspeed.py",
     "test_deepspeed_start.py",
+    "test_vllm_training.py",
     "test_two_hosts.py",
     "test_vllm_episodes.py",
     "test_vllm_episodes_ranks.py",
     "test_vllm_server.py",
-    "test_vllm_training.py",
     "test_vllm_engine.py",
 )
 """The files that take longest, and DeepSpeed's before vLLM runs in the process of a worker; the others come after."""

@@ -1,6 +1,7 @@
 """kill -9 at random: a run of two ranks, a vLLM server and a reference server ends as one that nobody disturbed.
 
-``RLOX_GRPO_KILL_ROUNDS=5`` kills twenty times, ``RLOX_GRPO_KILL_SEED`` repeats what a failure printed.
+``RLOX_GRPO_KILL_ROUNDS=5`` kills twenty times, and five times the server of an agent. ``RLOX_GRPO_KILL_SEED`` repeats
+what a failure printed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from rlox_grpo.run.history import checkpoints
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 ROUNDS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
+AGENT = "RLOX_GRPO_KILL_ROUNDS" in os.environ
+"""Whether the run of an agent is killed too, which takes a minute and a half more."""
 VICTIMS = ("vLLM server", "rank 0", "rank 1", "reference server")
 STEPS_A_KILL = 5  # most that lie between two kills: one or two, those within a step's time, two to see a recovery
 DEADLINE = 400.0  # for what takes 10 to 30 s on a machine of one's own
@@ -166,7 +169,17 @@ def server_processes(launcher) -> list[psutil.Process]:
     return [own, *(part for part in parts if "resource_tracker" not in " ".join(part.cmdline()))]
 
 
-@pytest.mark.parametrize(("script", "kinds"), [("byte_run.py", VICTIMS), ("agent_run.py", ("vLLM server",))])
+@pytest.mark.parametrize(
+    ("script", "kinds"),
+    [
+        ("byte_run.py", VICTIMS),
+        pytest.param(
+            "agent_run.py",
+            ("vLLM server",),
+            marks=pytest.mark.skipif(not AGENT, reason="RLOX_GRPO_KILL_ROUNDS is not set"),
+        ),
+    ],
+)
 def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
     script, kinds, launcher, reference, byte_tokenizer, tmp_path
 ):
