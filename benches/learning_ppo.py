@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from step_systems import TRL_ALONE
+
 VARIANTS: dict[str, Mapping[str, Any]] = {"trl_ppo": {}, "trl_ppo_one_epoch": {"num_ppo_epochs": 1}}
 """Arguments of TRL's ``PPOConfig``. The defaults have four epochs over the batch, and a KL penalty of 0.05."""
 
@@ -87,13 +89,10 @@ def train(
         args=PPOConfig(
             output_dir=str(folder),
             bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
             logging_steps=1,
-            disable_tqdm=True,
             num_sample_generations=0,
             gradient_checkpointing=False,
+            **TRL_ALONE,
             **arguments,
         ),
         processing_class=tokenizer,

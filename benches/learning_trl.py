@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlox_grpo.config.schema import GRPOConfig as OurConfig
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import load_prompts
+from step_systems import TRL_ALONE
 
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "trl": {"num_generations": 8, "lr_scheduler_type": "linear"},
@@ -83,11 +84,8 @@ def train(
         args=GRPOConfig(
             output_dir=str(folder),
             bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
             logging_steps=1,
-            disable_tqdm=True,
+            **TRL_ALONE,
             **arguments,
         ),
         train_dataset=Dataset.from_list([dict(row) for row in rows]),

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from step_systems import forget_peak, let_step, peak_resident_mib, reward
+from step_systems import TRL_ALONE, forget_peak, let_step, peak_resident_mib, reward
 
 HERE = Path(__file__).parent
 LEARNING_RATE = 1e-6
@@ -109,6 +109,28 @@ def rlox_grpo(folder: str, shape: Shape, dtype: str) -> Step:
     return lambda: trainer.train_step(lambda step: prompts)["time/rollout_s"]
 
 
+def timed(generate: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """Return ``generate`` with the seconds of its last call in ``spent[0]``."""
+
+    def call(*values: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        generated = generate(*values, **named)
+        spent[0] = time.perf_counter() - start
+        return generated
+
+    return call
+
+
+def step_and_return(take: Callable[[], None], spent: list[float]) -> Step:
+    """Return a function that takes a step and returns ``spent[0]``."""
+
+    def step() -> float:
+        take()
+        return spent[0]
+
+    return step
+
+
 def trl(folder: str, shape: Shape, dtype: str, **arguments: Any) -> Step:
     """TRL's GRPOTrainer with its defaults, but for the sizes."""
     from datasets import Dataset
@@ -130,35 +152,18 @@ def trl(folder: str, shape: Shape, dtype: str, **arguments: Any) -> Step:
                 learning_rate=LEARNING_RATE,
                 max_steps=1000,
                 bf16=dtype == "bfloat16",
-                use_cpu=True,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
                 shuffle_dataset=False,
+                **TRL_ALONE,
                 **arguments,
             ),
             train_dataset=Dataset.from_dict({"prompt": make_prompts(tokenizer, shape) * 100}),
             processing_class=tokenizer,
             callbacks=[callback],
         )
-        generate = trainer._generate_single_turn
-
-        def timed(*values: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            generated = generate(*values, **named)
-            spent[0] = time.perf_counter() - start
-            return generated
-
-        trainer._generate_single_turn = timed
+        trainer._generate_single_turn = timed(trainer._generate_single_turn, spent)
         return trainer
 
-    take = let_step(make)
-
-    def step() -> float:
-        take()
-        return spent[0]
-
-    return step
+    return step_and_return(let_step(make), spent)
 
 
 def trl_without_checkpointing(folder: str, shape: Shape, dtype: str) -> Step:
@@ -216,15 +221,7 @@ def trl_ppo(folder: str, shape: Shape, dtype: str, epochs: int = 4) -> Step:
     spent = [0.0]
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     ids = [tokenizer(text)["input_ids"] for text in make_prompts(tokenizer, shape) for _ in range(shape.group)]
-    generate = ppo_trainer.batch_generation
-
-    def timed(*values: Any, **named: Any) -> Any:
-        start = time.perf_counter()
-        generated = generate(*values, **named)
-        spent[0] = time.perf_counter() - start
-        return generated
-
-    ppo_trainer.batch_generation = timed
+    ppo_trainer.batch_generation = timed(ppo_trainer.batch_generation, spent)
 
     def load(kind: Any, **arguments: Any) -> Any:
         return kind.from_pretrained(folder, dtype=torch.float32, **arguments)
@@ -242,10 +239,7 @@ def trl_ppo(folder: str, shape: Shape, dtype: str, epochs: int = 4) -> Step:
                 learning_rate=LEARNING_RATE,
                 num_sample_generations=0,
                 bf16=dtype == "bfloat16",
-                use_cpu=True,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
+                **TRL_ALONE,
             ),
             processing_class=tokenizer,
             model=load(AutoModelForCausalLM),
@@ -256,13 +250,7 @@ def trl_ppo(folder: str, shape: Shape, dtype: str, epochs: int = 4) -> Step:
             callbacks=[callback],
         )
 
-    take = let_step(make)
-
-    def step() -> float:
-        take()
-        return spent[0]
-
-    return step
+    return step_and_return(let_step(make), spent)
 
 
 def trl_ppo_one_epoch(folder: str, shape: Shape, dtype: str) -> Step:

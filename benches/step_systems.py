@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 LEARNING_RATE, KL_COEF = 1e-6, 0.04
+TRL_ALONE: dict[str, Any] = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+"""Arguments of each of TRL's trainers: on the CPU, without logs and files."""
+
 TRL: dict[str, Any] = {
+    **TRL_ALONE,
     "learning_rate": LEARNING_RATE,
     "max_steps": 1000,
     "bf16": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
     "shuffle_dataset": False,
 }
-"""Arguments of each of TRL's trainers: on the CPU in float32, without logs and files."""
+"""Arguments of TRL's trainers whose steps are timed in float32."""
 
 
 @dataclass(frozen=True)
