@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -269,26 +269,37 @@ def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
     sets: dict[str, EvalSet] = {}
     for index, table in enumerate(tables):
         settings = dict(table)
-        name, data = settings.pop("name", UNNAMED), settings.pop("data", None)
+        name = settings.pop("name", UNNAMED)
         where = f"eval[{index}]" if name == UNNAMED else f"eval[{index}] ({name})"
         if name != UNNAMED:
             check_name(f"eval[{index}].name", name)
         elif len(tables) > 1:
             raise ConfigError(f'{where} has no name, and there are {len(tables)} sets: write name = "math"')
-        if name in sets:
-            raise ConfigError(f"{where}: the name {name!r} is there twice")
-        if not isinstance(data, str) or "prompts" in settings:
-            raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
-        environment, rewards = settings.get("environment"), settings.get("rewards", [])
+        data = _take_data(where, name, settings, sets)
+        environment = settings.get("environment")
         if environment is not None and not isinstance(environment, str):
             raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
-        if not isinstance(rewards, (list, tuple)):
-            settings["rewards"] = [rewards]
         try:
             sets[name] = EvalSet(data, **settings)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return sets
+
+
+def _take_data(where: str, name: str, settings: dict[str, Any], others: Collection[str]) -> str:
+    """Take the data out of the settings of a table of ``[[eval]]`` or ``[[train]]``, and make its rewards a list.
+
+    Raises:
+        ConfigError: there is no data, or ``name`` is among the names of ``others``; begins with ``where``.
+    """
+    if name in others:
+        raise ConfigError(f"{where}: the name {name!r} is there twice")
+    data = settings.pop("data", None)
+    if not isinstance(data, str) or "prompts" in settings:
+        raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
+    if not isinstance(rewards := settings.get("rewards", []), (list, tuple)):
+        settings["rewards"] = [rewards]
+    return data
 
 
 _FOR_DATA = ("task", "data_args")
@@ -306,17 +317,12 @@ def list_train_sources(tables: Sequence[Mapping[str, Any]]) -> dict[str, TrainSo
     sources: dict[str, TrainSource] = {}
     for index, table in enumerate(tables):
         settings = {key: value for key, value in table.items() if key not in _FOR_DATA}
-        name, data = settings.pop("name", None), settings.pop("data", None)
+        name = settings.pop("name", None)
         if name is None:
             raise ConfigError(f'train[{index}] has no name: write name = "math"')
         check_source_name(f"train[{index}].name", name)
         where = f"train[{index}] ({name})"
-        if name in sources:
-            raise ConfigError(f"{where}: the name {name!r} is there twice")
-        if not isinstance(data, str) or "prompts" in settings:
-            raise ConfigError(f'{where}: its rows are its data: write data = "math.jsonl"')
-        if not isinstance(rewards := settings.get("rewards", []), (list, tuple)):
-            settings["rewards"] = [rewards]
+        data = _take_data(where, name, settings, sources)
         try:
             sources[name] = TrainSource(data, **settings)
             Origin.create(model="", **{key: table[key] for key in _FOR_DATA if key in table})

@@ -11,7 +11,7 @@ import torch
 from rlox_grpo.batch.select import select_rows
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, reorder
-from rlox_grpo.types import Batch, Prompt
+from rlox_grpo.types import Batch, Prompt, ScoredGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,12 @@ class Teachers:
                 f"prompts[{prompt.index}]: teacher_column={self.column!r} holds {name!r:.80}, and teacher has {choices}"
             )
         return name
+
+    def list_names(self, scored: Sequence[ScoredGroup]) -> list[str]:
+        """Return the name of the teacher of each completion, prompt-major."""
+        return [
+            name for group in scored for name in [self.find_name(group.group.prompt)] * len(group.group.completions)
+        ]
 
     @torch.no_grad()
     def add(self, batch: Batch, names: Sequence[str], lay_out: Callable[[Batch], list[Batch] | None]) -> Batch:

@@ -29,7 +29,7 @@ from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.reference.teachers import Teachers
-from rlox_grpo.types import Batch, Float32Array, Int64Array, Prompt, ScoredGroup
+from rlox_grpo.types import Batch, Float32Array, Int64Array, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
 
@@ -79,8 +79,8 @@ class FixedTensors:
         """
         config = self.stages.advantages
         with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
-            prompts = [group.group.prompt for group in scored for _ in group.group.completions]
-            filled = [self._add_to_mini_batch(batches, prompts, teacher_prompts) for batches in mini_batches]
+            names = self.teacher.list_names(scored) if isinstance(self.teacher, Teachers) else None
+            filled = [self._add_to_mini_batch(batches, teacher_prompts, names) for batches in mini_batches]
             if self.teacher is not None:
                 refuse_non_finite(chain.from_iterable(filled), self.ranks)
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
@@ -109,9 +109,9 @@ class FixedTensors:
         ]
 
     def _add_to_mini_batch(
-        self, batches: Sequence[Batch], prompts: Sequence[Prompt], teacher_prompts: Sequence[Int64Array] | None
+        self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None
     ) -> list[Batch]:
-        """``prompts`` are those of the completions of the step."""
+        """``names`` are those of the teachers of the completions of the step, if there are several teachers."""
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
@@ -125,7 +125,7 @@ class FixedTensors:
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
-            filled.append(self._add_teacher(batch, prompts, teacher_prompts))
+            filled.append(self._add_teacher(batch, teacher_prompts, names))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
@@ -142,7 +142,7 @@ class FixedTensors:
         return replace(batch, log_probs=replace(batch.log_probs, ref=reference(batch)))
 
     def _add_teacher(
-        self, batch: Batch, prompts: Sequence[Prompt], teacher_prompts: Sequence[Int64Array] | None
+        self, batch: Batch, teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None
     ) -> Batch:
         def lay_out(rows: Batch) -> list[Batch] | None:
             if teacher_prompts is None:
@@ -153,7 +153,8 @@ class FixedTensors:
         if self.teacher is None:
             return batch
         if isinstance(self.teacher, Teachers):
-            return self.teacher.add(batch, [self.teacher.find_name(prompt) for prompt in prompts], lay_out)
+            assert names is not None
+            return self.teacher.add(batch, names, lay_out)
         return self.teacher.add(batch, lay_out(batch))
 
     def _compute_token_kl(self, batch: Batch) -> Tensor:

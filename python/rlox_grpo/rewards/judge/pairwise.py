@@ -9,7 +9,7 @@ from typing import Any
 from rlox_grpo.rewards.judge.grading import Ask, Grade, Reply, Sample, list_distinct, list_groups
 from rlox_grpo.rewards.judge.questions import list_texts, write_question
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError, take_value
-from rlox_grpo.rewards.verdicts import NO_VERDICT, OK
+from rlox_grpo.rewards.verdicts import OK
 
 _TASK = "Compare two completions of a prompt, A and B, by a rubric."
 _WINNER = '{"winner": "A"}, {"winner": "B"} or {"winner": "tie"}.'
@@ -62,8 +62,8 @@ async def grade_pairs(
                 agreements[k].append(float(_SHARES[forth.values] == reverse))
         for k, same in enumerate(distinct):
             for row in same:
-                if pairs and (failures[k] != OK or not shares[k]):
-                    grades[row] = Grade(None, failures[k] or NO_VERDICT)
+                if failures[k] != OK:
+                    grades[row] = Grade(None, failures[k])
                 elif pairs:
                     mean = sum(shares[k]) / len(shares[k])
                     grades[row] = Grade(mean, OK, sum(agreements[k]) / len(agreements[k]))
