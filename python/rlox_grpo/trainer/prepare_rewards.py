@@ -40,7 +40,7 @@ def prepare_rewards(rewards: Any, stages: StageConfigs) -> list[RewardFn]:
 
 
 def connect_rewards(functions: Sequence[RewardFn], model: Any, output_dir: str | Path | None, num_ranks: int) -> None:
-    """Load the reward models among ``functions`` on the device of ``model``, and let judges join the run."""
+    """Load the reward models among ``functions`` on the device of ``model``, and give judges the run's folder."""
     for function in functions:
         if isinstance(function, RewardModel):
             function.load(find_device(model))

@@ -23,8 +23,9 @@ class UnreadableReplyError(ValueError):
 def make_mark(question: str, texts: Sequence[str]) -> str:
     """Return the mark that the verdict must have, if a text that the judge reads looks like a verdict; otherwise empty.
 
-    Without a mark, a completion could state verdicts that the judge then seems to repeat: it would be paid for them, or
-    escape low scores by them. The mark is a digest of the question, which contains the completion.
+    Without a mark, the judge's own verdict could not be told from one that it quotes from a completion. The completion
+    could then be paid for verdicts that it states, or escape low scores. The mark is a digest of the question; a
+    completion cannot contain it, because the question contains the completion.
     """
     return hashlib.sha256(question.encode()).hexdigest()[:8] if any(map(_START.search, texts)) else ""
 
