@@ -7,8 +7,9 @@ weights, reads the same prompts of exactly as many tokens, samples 8 completions
 trains all of them: the reward, the share of even token ids, differs within each group. There is no reference.
 
 Each system has a process of its own for each shape and precision, with nothing beside it. The first step is not timed.
-Seconds are medians. `update` is the step without generation. The peak is of the resident memory of a process during
-steps, weights and optimizer included (Linux). `--quick` takes the smallest shape, fewer completions and one round.
+Seconds are medians. `update` is the step without generation. Every system uses the GPU if torch finds one. The peak is
+of a process during steps, weights and optimizer included: its resident memory (Linux), or on a GPU what torch holds.
+`--quick` takes the smallest shape, fewer completions and one round.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class Shape:
 
 
 SHAPES = tuple(Shape(prompt, new) for prompt in (60, 500) for new in (32, 128))
+
+def find_device() -> str:
+    """Return where every system trains."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 Step = Callable[[], float]
 """Takes a step, and returns the seconds of it that were generation."""
@@ -109,12 +117,22 @@ def rlox_grpo(folder: str, shape: Shape, dtype: str) -> Step:
     return lambda: trainer.train_step(lambda step: prompts)["time/rollout_s"]
 
 
+def wait() -> None:
+    """Wait for the GPU, if there is one: its work is asynchronous."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def timed(generate: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     """Return ``generate`` with the seconds of its last call in ``spent[0]``."""
 
     def call(*values: Any, **named: Any) -> Any:
+        wait()
         start = time.perf_counter()
         generated = generate(*values, **named)
+        wait()
         spent[0] = time.perf_counter() - start
         return generated
 
@@ -153,7 +171,7 @@ def trl(folder: str, shape: Shape, dtype: str, **arguments: Any) -> Step:
                 max_steps=1000,
                 bf16=dtype == "bfloat16",
                 shuffle_dataset=False,
-                **TRL_ALONE,
+                **{**TRL_ALONE, "use_cpu": find_device() == "cpu"},
                 **arguments,
             ),
             train_dataset=Dataset.from_dict({"prompt": make_prompts(tokenizer, shape) * 100}),
@@ -176,15 +194,16 @@ def naive(folder: str, shape: Shape, dtype: str) -> Step:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    device = find_device()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     prompts = tokenizer(make_prompts(tokenizer, shape), return_tensors="pt")["input_ids"]
-    prompts = prompts.repeat_interleave(shape.group, dim=0)  # [N, P]
+    prompts = prompts.to(device).repeat_interleave(shape.group, dim=0)  # [N, P]
 
     def step() -> float:
         start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             model.eval()
             with torch.no_grad():
                 mask = torch.ones_like(prompts)
@@ -193,7 +212,7 @@ def naive(folder: str, shape: Shape, dtype: str) -> Step:
                 )  # [N, P + T]
             generated = time.perf_counter() - start
             completions = ids[:, shape.prompt :]
-            rewards = torch.tensor(reward(completions.tolist())).view(-1, shape.group)
+            rewards = torch.tensor(reward(completions.tolist()), device=device).view(-1, shape.group)
             advantages = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-4)
             model.train()
             logits = model(ids, use_cache=False, logits_to_keep=shape.new + 1).logits[:, :-1]
@@ -203,6 +222,7 @@ def naive(folder: str, shape: Shape, dtype: str) -> Step:
         (-ratio * advantages.view(-1, 1)).mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        wait()
         return generated
 
     return step
@@ -239,7 +259,7 @@ def trl_ppo(folder: str, shape: Shape, dtype: str, epochs: int = 4) -> Step:
                 learning_rate=LEARNING_RATE,
                 num_sample_generations=0,
                 bf16=dtype == "bfloat16",
-                **TRL_ALONE,
+                **{**TRL_ALONE, "use_cpu": find_device() == "cpu"},
             ),
             processing_class=tokenizer,
             model=load(AutoModelForCausalLM),
@@ -280,16 +300,24 @@ def measure(name: str, folder: str, shape: Shape, dtype: str, rounds: int) -> di
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     step = SYSTEMS[name](folder, shape, dtype)
     step()
-    forget_peak()
+    on_gpu = find_device() == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        forget_peak()
     steps, generations = [], []
     for _ in range(rounds):
+        wait()
         start = time.perf_counter()
         generations.append(step())
+        wait()
         steps.append(time.perf_counter() - start)
     updates = [whole - generation for whole, generation in zip(steps, generations, strict=True)]
     return {
-        **{"step": statistics.median(steps), "generation": statistics.median(generations)},
-        **{"update": statistics.median(updates), "peak_mib": peak_resident_mib()},
+        "step": statistics.median(steps),
+        "generation": statistics.median(generations),
+        "update": statistics.median(updates),
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if on_gpu else peak_resident_mib(),
     }
 
 
@@ -306,6 +334,15 @@ def measure_apart(name: str, folder: str, shape: Shape, dtype: str, options: arg
         return {}
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+def name_processor() -> str:
+    """Return the name of the GPU, or of the processor where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
 
 
 def write_row(name: str, dtype: str, shape: Shape, figures: dict[str, float], ours: dict[str, float]) -> str:
@@ -349,7 +386,7 @@ def main() -> None:
     if options.quick:
         shapes, options.rounds = (Shape(60, 32, group=2, prompts=2),), 1
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
-    print(f"{platform.processor() or platform.machine()}, {options.threads} threads, Python ", end="")
+    print(f"{name_processor()}, {options.threads} threads, Python ", end="")
     print(f"{platform.python_version()}, {versions}; medians of {options.rounds}; (…×): over rlox_grpo.\n")
     print("| completions | precision | system | step, s | generation, s | update, s | peak, GiB |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |", flush=True)

@@ -8,94 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from simulated import to_cuda
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import toy
+from device_runs import ARCHITECTURES, BASE, CASES, COMPARED, PROMPTS, choose_comparison, even_share, on_cpu
+from device_runs import make_model as _model
+from device_runs import train as _train
 from rlox_grpo import GRPO
 from rlox_grpo.reference.server import Measuring, make_server
 from rlox_grpo.rollout import async_generation
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "eos_token_id": 1,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-PROMPTS = torch.arange(48).reshape(8, 6) % 60 + 2
-BASE = {
-    "group_size": 4,
-    "prompts_per_step": 3,
-    "learning_rate": 1e-3,
-    "max_new_tokens": 8,
-    "max_steps": 2,
-    "log_to": (),
-    "guards": False,
-    "dtype": "float32",  # as on the CPU, with which results are compared
-}
-COMPARED = ("policy/loss", "update/grad_norm", "reward/mean", "policy/kl", "completions/mean_length")
-CASES = {
-    "defaults": {},
-    "bfloat16": {"dtype": "bfloat16"},
-    "frozen reference": {"kl_coef": 0.1},
-    "frozen reference in bfloat16": {"kl_coef": 0.1, "dtype": "bfloat16"},
-    "offloaded reference": {"kl_coef": 0.1, "reference_offload": True},
-    "periodic reference": {"kl_coef": 0.1, "reference": "periodic", "reference_refresh_steps": 1},
-    "full KL": {"kl_coef": 0.1, "kl_estimator": "full"},
-    "KL in the reward": {"kl_coef": 0.1, "kl_in": "reward"},
-    "entropy bonus": {"entropy_coef": 0.01},
-    "top entropy tokens": {"top_entropy_share": 0.5},
-    "clip-cov": {"policy_loss": "clip_cov", "covariance_share": 0.2, "covariance_bounds": (0.0, 5.0)},
-    "kl-cov": {"policy_loss": "kl_cov", "covariance_share": 0.2, "updates_per_batch": 2},
-    "optimal token baseline": {"baseline": "optimal_token", "reward_scaling": "none"},
-    "two updates of two mini-batches": {"updates_per_batch": 2, "mini_batches": 2},
-    "without end tokens": {"train_end_token": False},
-    "truncated masked": {"mask_truncated": True},
-    "activation checkpointing": {"gradient_checkpointing": True},
-    "LoRA": {"lora_rank": 4},
-    "LoRA in bfloat16": {"lora_rank": 4, "dtype": "bfloat16"},
-    "LoRA with the adapter off": {"lora_rank": 4, "kl_coef": 0.1},
-    "async": {"async_steps": 1},
-    "filters of sampling": {"top_p": 0.9, "top_k": 20, "min_p": 0.01},
-    "small micro-batches": {"micro_batch_tokens": 40},
-    "importance weights": {"importance_correction": "token"},
-    "few rollout rows": {"max_rollout_rows": 5},
-    "padded rows": {},
-}
-ARCHITECTURES = ("llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2")
-
-
-def _model(**sizes):
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **sizes}))
-
-
-def _reward(completions, prompts):
-    return [float((completion % 2 == 0).float().mean()) for completion in completions]
-
-
-def _train(model, **options):
-    trainer = GRPO(model, _reward, **{**BASE, **options})
-    metrics = trainer.train(PROMPTS)
-    return trainer, {name: metrics[name] for name in COMPARED if name in metrics}
-
-
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """Run something as if there were no device, for the figures to compare with."""
-
-    def run(function):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.cuda, "is_available", lambda: False)
-            return function()
-
-    return run
 
 
 @pytest.fixture
@@ -113,14 +33,10 @@ def threads_see_the_device(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_metrics_are_the_cpus(name, on_cpu, request, monkeypatch):
-    options = CASES[name]
+def test_metrics_are_the_cpus(name, request, monkeypatch):
+    options, loose, tolerance = choose_comparison(name)
     if name == "padded rows":
         monkeypatch.setattr("rlox_grpo.model.forward.WORTH_PACKING", 0.0)
-    # In bfloat16 a product rounds otherwise and a draw falls otherwise: one step, and what a few draws move.
-    loose = options.get("dtype") == "bfloat16"
-    options = {**options, "max_steps": 1} if loose else options
-    tolerance = {"rel": 0.3, "abs": 0.1} if loose else {"rel": 1e-4, "abs": 1e-6}
     trainer, expected = on_cpu(lambda: _train(_model(), **options))
     evaluation = on_cpu(lambda: trainer.evaluate(PROMPTS[:2], samples=1))
     gpu = request.getfixturevalue("gpu")
@@ -136,7 +52,7 @@ def test_metrics_are_the_cpus(name, on_cpu, request, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_metrics_of_an_architecture_are_the_cpus(architecture, on_cpu, request, make_tiny_model):
+def test_metrics_of_an_architecture_are_the_cpus(architecture, request, make_tiny_model):
     """Windows of 8 tokens (mistral, gemma2, gemma3), soft-capped scores (gemma2), learned positions (gpt2)."""
     options = {"kl_coef": 0.1, "max_steps": 1}
     trainer, expected = on_cpu(lambda: _train(make_tiny_model(architecture, eos_token_id=1), **options))
@@ -149,11 +65,11 @@ def test_metrics_of_an_architecture_are_the_cpus(architecture, on_cpu, request, 
     assert packs == any("varlen" in name and "backward" in name for name in gpu.attention)
 
 
-def test_a_plain_module_moves_to_the_device_and_trains_as_on_the_cpu(on_cpu, request):
+def test_a_plain_module_moves_to_the_device_and_trains_as_on_the_cpu(request):
     options = {"group_size": 4, "max_steps": 1}
 
     def train():
-        trainer = GRPO(toy.ToyLM(), _reward, **{**BASE, **options})
+        trainer = GRPO(toy.ToyLM(), even_share, **{**BASE, **options})
         metrics = trainer.train(toy.PROMPTS)
         return trainer, {name: metrics[name] for name in COMPARED if name in metrics}
 
@@ -171,7 +87,7 @@ def test_the_default_precision_is_the_devices_bfloat16(gpu):
     assert metrics["update/grad_norm"] > 0
 
 
-def test_a_reference_server_answers_a_policy_on_the_device(on_cpu, request, tmp_path):
+def test_a_reference_server_answers_a_policy_on_the_device(request, tmp_path):
     _, expected = on_cpu(lambda: _train(_model(), kl_coef=0.1))
     (tmp_path / "token").write_text("token of the test")
     measuring = Measuring(_model(), token_budget=4096)
