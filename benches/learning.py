@@ -205,8 +205,14 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         "train_cpu_s": trained,
         "cell_cpu_s": time.process_time() - begin,
         "curves": curves,
-        "machine": f"one thread, {platform.machine()}, torch {torch.__version__}",
+        "machine": f"{name_device()}, torch {torch.__version__}",
     }
+
+
+def name_device() -> str:
+    """Return the GPU on which a cell trains, or the processor's architecture."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return f"one thread, {gpu}"
 
 
 def start_cell(task_name: str, seed: int, out: Path, sizes: Sizes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlox_grpo.config.schema import GRPOConfig as OurConfig
@@ -16,7 +17,6 @@ from step_systems import TRL_ALONE
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "trl": {"num_generations": 8, "lr_scheduler_type": "linear"},
     "trl_same_choices": {
-        "num_generations": 16,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 3,
         "loss_type": "grpo",
@@ -24,7 +24,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 }
 """Arguments of ``GRPOConfig``. ``trl`` has the defaults of TRL 1.16, ``trl_same_choices`` those of the study's default.
 
-Both take the learning rate, the completions of a step and their length from the task: TRL has no default for a task.
+Both take the learning rate, the completions of a step, their length and, if it is not set here, the group size from the
+task: TRL has no default for a task.
 """
 
 CURVES = {"reward/mean": "reward", "policy/entropy": "entropy", "completions/mean_length": "completions/mean_length"}
@@ -68,6 +69,7 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     arguments = {
+        "num_generations": settings["group_size"],
         "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"],
         "max_completion_length": settings["max_new_tokens"],
         "learning_rate": settings["learning_rate"],
@@ -83,9 +85,9 @@ def train(
         reward_funcs=list(reward_fn),
         args=GRPOConfig(
             output_dir=str(folder),
-            bf16=False,
+            bf16=torch.cuda.is_available(),  # as this library's default
             logging_steps=1,
-            **TRL_ALONE,
+            **{**TRL_ALONE, "use_cpu": not torch.cuda.is_available()},
             **arguments,
         ),
         train_dataset=Dataset.from_list([dict(row) for row in rows]),

@@ -18,6 +18,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_configure(config: Any) -> None:
+    """Hide a GPU from tests that do not ask for it by ``-m gpu``: they expect float32, and tensors on the CPU.
+
+    Before torch is imported, and for the processes that tests start. The simulated device is none of the driver's.
+    """
+    if config.option.markexpr != "gpu" and "RLOX_GRPO_CUDA_SIM" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_waits_for_the_disk():
     """``os.fsync`` returns at once: it guards against a loss of power, which no test makes, and waits for 5 ms.

@@ -82,7 +82,7 @@ def train(model, **options):
 
 def on_cpu(function):
     """Return ``function()`` as if there were no device, for the figures to compare with."""
-    with mock.patch.object(torch.cuda, "is_available", lambda: False):
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
         return function()
 
 

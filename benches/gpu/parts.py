@@ -393,17 +393,24 @@ def measure_generation(place: Place) -> Report:
 
     name = "tiny" if place.small else "0.5B"
     model = _build(place, name)
-    engine = HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16)
-    table = []
-    for prompts, group_size in ((1, 4),) if place.small else ((1, 16), (8, 16), (16, 16)):
-        new = place.size(4, 256)
+    engines = {
+        graphs: HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16, cuda_graphs=graphs)
+        for graphs in (True, False)
+    }
+    engine, table = engines[True], []
+    sizes = ((1, 4, True),) if place.small else ((1, 16, True), (8, 16, True), (16, 16, True), (8, 16, False))
+    for prompts, group_size, graphs in sizes:
+        engine, new = engines[graphs], place.size(4, 256)
         asked = make_prompts(prompts, place.size(12, 512), MODELS[name]["vocab_size"])
         place.forget_peak()
-        took = place.seconds(lambda asked=asked, n=group_size, new=new: engine.generate(asked, n, Sampling(new), 0), 1)
+        took = place.seconds(
+            lambda engine=engine, asked=asked, n=group_size, new=new: engine.generate(asked, n, Sampling(new), 0), 1
+        )
         rows = prompts * group_size
         table.append(
             {
                 "rows": rows,
+                "CUDA graphs": engine.uses_graphs,
                 "new tokens": new,
                 "tokens/s": round(rows * new / took, 1),
                 "ms a step": round(took / new * 1e3, 2),

@@ -153,6 +153,10 @@ VIEWS = (
 """How the names of operators begin that start no kernel."""
 
 
+def _refuse_graphs(*arguments, **options):
+    raise RuntimeError("the simulated device has no kernels to capture")
+
+
 class SimulatedCuda(TorchDispatchMode):
     active: SimulatedCuda | None = None
 
@@ -176,11 +180,13 @@ class SimulatedCuda(TorchDispatchMode):
         SimulatedCuda.active = self
         self._lift = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") is made on the host and moved
+        self._graph, torch.cuda.CUDAGraph = torch.cuda.CUDAGraph, _refuse_graphs
         return super().__enter__()
 
     def __exit__(self, *a):
         # Tensors outlive the mode: what is run on them later goes on being counted.
         torch._C._set_only_lift_cpu_tensors(self._lift)
+        torch.cuda.CUDAGraph = self._graph
         return super().__exit__(*a)
 
     # ------------------------------------------------------------------ bookkeeping

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import toy
-from device_runs import ARCHITECTURES, BASE, CASES, PROMPTS, choose_comparison, even_share, make_model, on_cpu, train
+from device_runs import ARCHITECTURES, BASE, CASES, choose_comparison, even_share, make_model, on_cpu, train
 from rlox_grpo import GRPO
+from rlox_grpo.reference.protocol import fingerprint_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +62,19 @@ def test_weights_and_moments_on_the_host_take_the_step_of_the_device(device: Any
     _, expected = train(make_model(), dtype="bfloat16", max_steps=1)
     _, found = train(make_model(), dtype="bfloat16", max_steps=1, offload_optimizer=True)
     assert found == pytest.approx(expected, rel=0.3, abs=0.1)
+
+
+def test_a_merged_adapter_is_saved_with_weights_on_the_host(device: Any, tmp_path: Any):
+    """The base model is on the device, the adapter's float32 weights are not."""
+    trainer, _ = train(make_model(), dtype="bfloat16", max_steps=1, offload_optimizer=True, lora_rank=2)
+    trainer.save(tmp_path / "merged", merged=True)
+    assert list((tmp_path / "merged").glob("*.safetensors"))
+
+
+def test_the_digest_of_a_model_does_not_depend_on_its_device(device: Any):
+    """A resumed run compares it: sums of floats have another order on a GPU."""
+    model = make_model(hidden_size=256, vocab_size=2048)
+    assert fingerprint_model(model) == fingerprint_model(model.to(device))
 
 
 def test_a_run_resumes_exactly(device: Any, tmp_path: Any):

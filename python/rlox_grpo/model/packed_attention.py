@@ -162,7 +162,7 @@ def packed_attention(
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     out: Tensor
     if device != "cpu":
-        out = _tree_attention(query, key, value, packed_layout, scale, window)
+        out = _tree_attention(query, key, value, packed_layout, scale, window, has_window=sliding_window is not None)
     elif window is None and short_attention.is_short(query, packed_layout.prompt_index, packed_layout.completion_index):
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         short = packed_layout.short_rows(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
@@ -201,11 +201,22 @@ def _needs_copied_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int | None,
+    *,
+    has_window: bool,
 ) -> Tensor:
     if query.shape[-1] != value.shape[-1]:
         raise ValueError(f"packed attention on a GPU: keys are {query.shape[-1]} wide and values {value.shape[-1]}")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+    if has_window:
+        # The trial's rows are shorter than the window of most models: without this, the kernel would be looked for, and
+        # could be missing, only in the first step with long rows.
+        choose_kernel(q, k, windowed=True)
     kernel = choose_kernel(q, k, windowed=window is not None)
     out: Tensor = TreeAttention.apply(q, k, v, layout.calls(q.device, window), kernel, scale)  # type: ignore[no-untyped-call]
     return out[None]

@@ -24,7 +24,7 @@ and GPUs without flash attention). :func:`choose_kernel` compares them with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -249,6 +249,8 @@ def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float
 def _efficient_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if call.window is not None and call.cu_q is not call.cu_k:
+        return _efficient_backward_in_window(grad_out, q, k, v, out, lse, call, scale)
     heads, key_heads = q.shape[1], k.shape[1]
     k, v = (_repeat_heads(tensor, heads) for tensor in (k, v))
     sequence, column = call.query_slots
@@ -264,6 +266,28 @@ def _efficient_backward(
         window_size=call.window,
     )
     return grad_q[0], _sum_heads(grad_k[0], key_heads), _sum_heads(grad_v[0], key_heads)
+
+
+def _efficient_backward_in_window(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients with as many queries as keys in each sequence.
+
+    With fewer queries than keys the kernel's gradients within a window are wrong (torch 2.11 on an H200; its forward is
+    right). The queries before a sequence's own have an infinite log-sum-exp, and so weights of exp(score - inf) = 0.
+    """
+    # Example: queries `d e f` over keys `b c d e f` become `_ _ d e f`. The last query and the last key are one token.
+    sequence, column = call.query_slots
+    behind = (call.cu_q.diff()[sequence] - column).long()  # from 1, the last query, up
+    indices = call.cu_k[1:].long()[sequence] - behind  # int64 [Q], of each query among the keys
+
+    def widen(tensor: Tensor, fill: float = 0.0) -> Tensor:
+        return tensor.new_full((len(k), *tensor.shape[1:]), fill).index_copy(0, indices, tensor)
+
+    square = replace(call, cu_q=call.cu_k, max_q=call.max_k, num_queries=len(k))
+    wide = widen(grad_out), widen(q), k, v, widen(out), widen(lse, torch.inf)
+    grad_q, grad_k, grad_v = _efficient_backward(*wide, square, scale)
+    return grad_q[indices], grad_k, grad_v
 
 
 def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -50,8 +50,12 @@ class Reference:
         return self.compute(batch)
 
 
+_SUMMED = 2**24
+"""Values of a weight that are summed at a time."""
+
+
 def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = None) -> str:
-    """Return a digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights.
+    """Return a digest of each parameter's values, equal for equal weights on any device.
 
     A model in shards is gathered a parameter at a time, by all ranks. ``masters`` are used in place of the parameters
     of the same names, which the model holds rounded.
@@ -63,9 +67,18 @@ def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = N
 
 
 def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the digest of :func:`fingerprint_model` for weights by name."""
+    """Return the digest of :func:`fingerprint_model` for weights by name.
+
+    Of each parameter it has the sum of the bits of its float32 values, and of their magnitudes. A sum of integers does
+    not depend on the order of its terms, in which devices differ.
+    """
     digest = hashlib.sha256()
     for name, weight in weights:
-        sums = [float(values.sum(dtype=torch.float64)) for values in (weight, weight.abs())]
+        sums = [0, 0]
+        for values in torch.split(weight.reshape(-1), _SUMMED):  # so that bfloat16 weights get no copy in float32
+            # int32 or int64, as wide as the values; without the sign bit, those of their magnitudes.
+            bits = values.view(torch.int64) if values.dtype == torch.float64 else values.float().view(torch.int32)
+            for index, numbers in enumerate((bits, bits & torch.iinfo(bits.dtype).max)):
+                sums[index] += int(numbers.sum(dtype=torch.int64))
         digest.update(f"{name}{tuple(weight.shape)}{sums}".encode())
     return digest.hexdigest()[:16]

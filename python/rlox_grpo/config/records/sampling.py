@@ -93,6 +93,13 @@ class EngineConfig(Record, title="Generation engine"):
         only_with={"engine": ("hf", "vllm")},
         resumable=True,
     )
+    cuda_graphs: bool = option(
+        True,
+        "Replay decoding steps of the built-in engine on a GPU as CUDA graphs, if a test of a few steps gives equal "
+        "logits.",
+        only_with={"engine": ("hf",)},
+        resumable=True,
+    )
     engine_max_length: int | None = option(
         None,
         "Maximum length of a prompt and its completion in vLLM, in tokens; None: the model's own limit.",

@@ -325,11 +325,14 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], chan
     merged = weight.clone()
     updates: list[tuple[Tensor, float]] = []
     for adapter in layer.active_adapters:
+        # The adapter's weights may lie on the host (offload_optimizer); the product is computed where the base lies.
         if adapter in layer.lora_A:
-            a, b = take(f"{prefix}lora_A.{adapter}.weight"), take(f"{prefix}lora_B.{adapter}.weight")
+            names = f"lora_A.{adapter}.weight", f"lora_B.{adapter}.weight"
+            a, b = (take(prefix + name).to(weight.device) for name in names)
             update = (b @ a).T if layer.fan_in_fan_out else b @ a
         elif adapter in layer.lora_embedding_A:
-            a, b = take(f"{prefix}lora_embedding_A.{adapter}"), take(f"{prefix}lora_embedding_B.{adapter}")
+            names = f"lora_embedding_A.{adapter}", f"lora_embedding_B.{adapter}"
+            a, b = (take(prefix + name).to(weight.device) for name in names)
             update = (b @ a).T
         else:
             continue

@@ -20,6 +20,7 @@ from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
 from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
 from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
+from rlox_grpo.rollout.engines.hf.step_graphs import StepGraphs, can_capture
 from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.types import Int64Array
 
@@ -50,11 +51,13 @@ def decode_with_cache(
     *,
     share_prefixes: bool = False,
     use_slots: bool = False,
+    use_graphs: bool = False,
 ) -> None:
     """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
     The model runs each prompt once. The rows of a group share its keys and values, or each row gets a copy. Rows that
-    have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
+    have sampled the same tokens so far are decoded as one row. With ``use_graphs``, steps over slots are replayed as
+    CUDA graphs. The longest prompts start first: prompts of one prefill
     then have similar lengths, and a later prompt always fits into the columns of the live rows.
     """
     # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of
@@ -63,6 +66,7 @@ def decode_with_cache(
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
     cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
     lines = SharedLines(cache, rows.device)
+    graphs = StepGraphs(model, cache) if use_graphs and isinstance(cache, SlotCache) else None
     while waiting or len(rows):
         first, free = 0, max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
@@ -76,7 +80,10 @@ def decode_with_cache(
             cache.make_room()
             # int64 [lines, 1]: the model runs once for each line.
             newest = lines.tokens(rows.last_tokens())
-            logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
+            if graphs is None:
+                logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
+            else:
+                logits = graphs.run(newest)
             cache.advance()
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
@@ -106,6 +113,17 @@ def find_faster_cache(
     if split is None or not can_pack(split, autocast):
         return None
     return kind if _gives_same_logits(model, kind, split.head.weight, autocast) else None
+
+
+def find_graphs(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
+    """Whether decoding steps over a `SlotCache` can be replayed as CUDA graphs, by a test of a few steps."""
+    split = split_model(model)
+    if split is None:
+        return False
+    head = split.head.weight
+    ids = np.arange(5) % head.shape[0]
+    with in_evaluation(model), nullcontext() if autocast is None else torch.autocast(head.device.type, autocast):
+        return can_capture(model, prefill(model, [ids[:3], ids[3:]], head.device), head)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rlox_grpo.rollout.engines.hf.decoding import (
     decode_with_cache,
     decode_without_cache,
     find_faster_cache,
+    find_graphs,
     in_evaluation,
 )
 from rlox_grpo.rollout.engines.hf.live_rows import Key, LiveRows, NonFiniteLogitsError, Row, RowId
@@ -70,6 +71,7 @@ class HFEngine:
             unless the group has one row, or a sequence may be longer than the model's sliding window.
         end_ids: ids that end a completion.
         uses_slots: whether rows decode without padding on a GPU (:mod:`.slot_cache`).
+        uses_graphs: whether these steps are replayed as CUDA graphs (:mod:`.step_graphs`).
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class HFEngine:
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
         takes_weights: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         """Store the model; nothing is allocated before ``generate``.
 
@@ -94,6 +97,7 @@ class HFEngine:
             max_rows: number of completions decoded at a time, 256 by default.
             autocast_dtype: run the forward under ``torch.autocast`` in this dtype (``torch.bfloat16``).
             takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
+            cuda_graphs: replay decoding steps on a GPU as CUDA graphs, if a test of a few steps gives equal logits.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -121,6 +125,7 @@ class HFEngine:
             )
         faster = find_faster_cache(model, autocast_dtype) if self.uses_cache else None
         self.shares_prefixes, self.uses_slots = faster is SharedPrefixCache, faster is SlotCache
+        self.uses_graphs = cuda_graphs and self.uses_slots and find_graphs(model, autocast_dtype)
         self.exact = autocast_dtype is None
         self.policy_version = 0
 
@@ -144,7 +149,12 @@ class HFEngine:
             share_prefixes = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
-            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
+            decode_rows = partial(
+                decode_with_cache,
+                share_prefixes=share_prefixes,
+                use_slots=self.uses_slots,
+                use_graphs=self.uses_graphs,
+            )
 
         def describe(id: RowId) -> Row:
             # float64 [max_new_tokens]. Example: token 7 of completion 1 of prompt 3 always gets number 7 of the stream

@@ -41,11 +41,17 @@ class SlotCache:
     token for each row. No length is transferred from the device, because the host counts too. When the longest row
     fills its slot, the rows move to slots with 50% more tokens, rounded up to a multiple of `BUCKET`. Keys and values
     have the dtype of autocast. Live rows have no gaps: the last row takes the place of a row that leaves.
+
+    Attributes:
+        max_rows: number of slots.
+        device: the device of all tensors.
+        capacity: number of tokens of a slot.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._max_rows, self._device = max_rows, device
-        self._rows = self._capacity = 0
+        self.max_rows, self.device = max_rows, device
+        self.capacity = 0
+        self._rows = 0
         self._lengths: Int64Array = np.zeros(max_rows, dtype=np.int64)  # on the host, for room
         self._device_lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
@@ -60,10 +66,10 @@ class SlotCache:
             raise ValueError("prompts are padded on the left: a slot begins with the first token")
         if not self._layers:
             self._layers += [BufferLayer(self._write_index) for _ in prompts.keys]
-        if prompts.width > self._capacity:
+        if prompts.width > self.capacity:
             # The capacity is one more than the longest prompt, for the first token.
             self._grow(prompts.width + 1, prompts)
-        rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self._device)
+        rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self.device)
         for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
             for buffer, tensor in ((layer.keys, keys), (layer.values, values)):
                 # [rows, heads, width, head_dim] → [rows, width, heads, head_dim]. Padding after a prompt is overwritten
@@ -78,7 +84,7 @@ class SlotCache:
         if len(to) and remaining:
             # The lengths are those of the host, which need no transfer. Only the used part of the slots is copied.
             longest = int(self._lengths[source].max())
-            device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
+            device_to, device_source = torch.from_numpy(to).to(self.device), torch.from_numpy(source).to(self.device)
             for layer in self._layers:
                 for buffer in (layer.keys, layer.values):
                     slots = self._slots(buffer)[:, :longest]
@@ -93,21 +99,25 @@ class SlotCache:
 
     def make_room(self) -> None:
         """Reserve space for one more token of each row."""
-        if int(self._lengths[: self._rows].max(initial=0)) >= self._capacity:
-            self._grow(self._capacity + self._capacity // 2, None)
+        if int(self._lengths[: self._rows].max(initial=0)) >= self.capacity:
+            self._grow(self.capacity + self.capacity // 2, None)
 
-    def model_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
+    def model_options(self, rows: int | None = None) -> dict[str, Any]:
+        """Return the keyword arguments for the forward pass of one token per live row; call ``advance`` after it.
+
+        With ``rows``, the pass has this many rows. A row after the live ones has no token but the new one.
+        """
         # Example: capacity 256, rows of 3 and 5 tokens. starts is `0 256 512`, the new tokens are written at the
         # indices `3 261` and have the positions 3 and 5, and attention uses 4 and 6 tokens of the slots.
-        counts = self._counts[: self._rows + 1]
-        positions, starts = self._device_lengths[: self._rows], counts * self._capacity
+        rows = self._rows if rows is None else rows
+        counts = self._counts[: rows + 1]
+        positions, starts = self._device_lengths[:rows], counts * self.capacity
         self._write_index.index = (starts[:-1] + positions).long()
         return {
             "past_key_values": self._cache,
             "attention_mask": self._no_mask,
             "position_ids": positions.long()[:, None],
-            "row_slots": RowSlots(starts, positions + 1, counts, self._capacity),
+            "row_slots": RowSlots(starts, positions + 1, counts, self.capacity),
         }
 
     def advance(self) -> None:
@@ -118,15 +128,16 @@ class SlotCache:
 
     def _slots(self, buffer: Tensor) -> Tensor:
         # [max_rows, capacity, heads, head_dim]
-        return buffer.view(self._max_rows, self._capacity, *buffer.shape[1:])
+        return buffer.view(self.max_rows, self.capacity, *buffer.shape[1:])
 
     def _lengths_changed(self) -> None:
-        if self._rows:
-            self._device_lengths[: self._rows] = torch.from_numpy(self._lengths[: self._rows]).to(self._device)
+        # Slots without a live row have length 0, so that a pass of more rows writes within them.
+        self._lengths[self._rows :] = 0
+        self._device_lengths.copy_(torch.from_numpy(self._lengths.astype(np.int32)))
 
     def _grow(self, needed: int, like: PrefilledPrompts | None) -> None:
         """Move the rows to slots of at least ``needed`` tokens."""
-        before, self._capacity = self._capacity, -(-needed // BUCKET) * BUCKET
+        before, self.capacity = self.capacity, -(-needed // BUCKET) * BUCKET
         for index, layer in enumerate(self._layers):
             for name in ("keys", "values"):
                 old = getattr(layer, name)
@@ -135,11 +146,11 @@ class SlotCache:
                 if old is None:
                     assert like is not None
                     prefilled = getattr(like, name)[index]
-                    shape = (self._max_rows * self._capacity, prefilled.shape[1], prefilled.shape[3])
-                    dtype = autocast_dtype(self._device) or prefilled.dtype
-                    new = torch.zeros(shape, dtype=dtype, device=self._device)
+                    shape = (self.max_rows * self.capacity, prefilled.shape[1], prefilled.shape[3])
+                    dtype = autocast_dtype(self.device) or prefilled.dtype
+                    new = torch.zeros(shape, dtype=dtype, device=self.device)
                 else:
-                    new = old.new_zeros(self._max_rows * self._capacity, *old.shape[1:])
-                    rows = old.view(self._max_rows, before, *old.shape[1:])[: self._rows]
+                    new = old.new_zeros(self.max_rows * self.capacity, *old.shape[1:])
+                    rows = old.view(self.max_rows, before, *old.shape[1:])[: self._rows]
                     self._slots(new)[: self._rows, :before] = rows
                 setattr(layer, name, new)
