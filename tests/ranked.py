@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experts import tiny_experts
 from own_parts import even_tokens
 from rlox_grpo import GRPO, TrainSource
 
@@ -62,7 +63,7 @@ def other_policy():
     return model
 
 
-def save_policy(folder, *, tied=False, dtype=torch.float32):
+def save_policy(folder, *, tied=False, dtype=torch.float32, family=None):
     """Save the tiny policy with a tokenizer whose words are the ids; trained by ``source=folder``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -72,7 +73,8 @@ def save_policy(folder, *, tied=False, dtype=torch.float32):
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", clean_up_tokenization_spaces=False).save_pretrained(
         folder
     )
-    tiny_policy(tied=tied).to(dtype).save_pretrained(folder)
+    policy = tiny_policy(tied=tied) if family is None else tiny_experts(family, vocab_size=VOCABULARY)
+    policy.to(dtype).save_pretrained(folder)
     return folder
 
 
@@ -152,6 +154,7 @@ def train(
     momentum=None,
     broken_at=None,
     source=None,
+    family=None,
     by_steps=False,
     taught=False,
     mixed=False,
@@ -160,6 +163,8 @@ def train(
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
     broken = [] if broken_at is None else [Break(broken_at)]
     policy = tiny_policy(tied=tied) if source is None else source
+    if family is not None:
+        policy = tiny_experts(family, vocab_size=VOCABULARY, eos_token_id=list(range(12)))
     reward = even_tokens if by_steps else share_of_even
     teacher = taught if isinstance(taught, str) else other_policy() if taught else None
     rows = PROMPTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +43,7 @@ from rlox_grpo.model.load_checks import (
 )
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
+from rlox_grpo.model.peft_warnings import ignoring_peft_warnings
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
@@ -328,7 +328,7 @@ def _load_adapter(
         )
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
-    with _ignoring_tie_warning():
+    with ignoring_peft_warnings():
         adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
     return adapted, loaded_tokenizer
 
@@ -364,7 +364,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     # Adapters begin with random matrices, which are the same on every rank and in every run with this seed.
     torch.manual_seed(config.seed)
     try:
-        with _ignoring_tie_warning():
+        with ignoring_peft_warnings():
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:
         if "not found in the base model" not in str(error):
@@ -377,14 +377,6 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
             f"({', '.join(layers)}), 'all-linear', or a regular expression for whole paths"
         ) from error
     return adapted
-
-
-@contextmanager
-def _ignoring_tie_warning() -> Iterator[None]:
-    """Ignore peft's warning of adapters on tied layers: :func:`untie_adapted_layers` separates them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
-        yield
 
 
 def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.experts import count_adapter, count_experts_per_token, measure_shared_width
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.quantize import BYTES, count_weights
 
@@ -30,9 +31,12 @@ class ModelShape:
         adapted_width: sum of input and output sizes of the linear layers that LoRA adapts, which is the number of
             parameters of an adapter of rank 1.
         adapter: trainable parameters of an adapter that the model already has; 0 without one.
-        layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` is summed over the experts of one token.
+        layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` is summed over the experts of one token, with
+            those that all tokens share.
         query_width, key_width: heads × head size, for queries and for keys.
         heads: number of query heads.
+        experts_per_token: number of experts that the router chooses for each token; 0 without experts.
+        routed_intermediate: the part of ``intermediate`` that belongs to these experts.
     """
 
     parameters: int
@@ -47,6 +51,8 @@ class ModelShape:
     query_width: int
     key_width: int
     heads: int
+    experts_per_token: int = 0
+    routed_intermediate: int = 0
 
     @property
     def body(self) -> int:
@@ -119,7 +125,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     embedding, head = base.get_input_embeddings().weight, getattr(base.get_output_embeddings(), "weight", None)
     # The base model's weights, without those of an adapter.
     base_parameters = [p for name, p in base.named_parameters() if "lora_" not in name]
-    heads = text.num_attention_heads
+    heads, experts = text.num_attention_heads, count_experts_per_token(text)
     head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
     return ModelShape(
         parameters=sum(map(count_weights, base_parameters)),
@@ -134,6 +140,8 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
         query_width=heads * head_dim,
         key_width=_read_size(text, "num_key_value_heads", heads) * head_dim,
         heads=heads,
+        experts_per_token=experts,
+        routed_intermediate=experts * _find_expert_width(text),
     )
 
 
@@ -154,6 +162,8 @@ def read_shape(config: Any, targets: str | tuple[str, ...] = "all-linear") -> Mo
 
 
 def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -> int:
+    if (stacked := count_adapter(base, targets)) is not None:
+        return stacked
     every = targets == "all-linear"
     wanted = (targets,) if isinstance(targets, str) else targets
     # A LoRA matrix pair of rank r on a layer of in × out has r · (in + out) parameters.
@@ -170,10 +180,17 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
 
 
 def _find_intermediate_size(text: Any) -> int:
-    """Return the MLP width of one token, summed over its experts in a mixture of experts."""
+    """Return the MLP width of one token, summed over its experts in a mixture of experts, shared ones included."""
+    experts, width = count_experts_per_token(text), _find_expert_width(text)
+    if not experts:
+        return _read_size(text, "intermediate_size", 4 * text.hidden_size)
+    return experts * width + measure_shared_width(text, width)
+
+
+def _find_expert_width(text: Any) -> int:
+    """Return the width of one expert; that of the MLP if experts have no width of their own."""
     dense = _read_size(text, "intermediate_size", 4 * text.hidden_size)
-    experts = _read_size(text, "num_experts_per_tok", 0)
-    return experts * _read_size(text, "moe_intermediate_size", dense) if experts else dense
+    return _read_size(text, "moe_intermediate_size", dense)
 
 
 def _read_size(text: Any, name: str, default: int) -> int:
@@ -223,6 +240,8 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if bfloat16 else 12)
     # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.
     working = int(layout.tokens * shape.intermediate * (5.5 if bfloat16 else 11) * (1.25 if lora else 1)) + unpacked
+    # Gradients of the copies of a token for its experts: of their outputs, in two orders, and of their inputs.
+    working += layout.tokens * 12 * shape.experts_per_token * shape.hidden
     saved, layer = shape.layers * saved_layer + ends + copies, 0
     if layout.checkpointing:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
@@ -268,11 +287,17 @@ def _count_saved_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bo
     """Return the bytes that one layer saves for its backward pass, for each token."""
     hidden, queries, keys, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
     normalisers = 4 * shape.heads
+    # Each token is copied for each of its experts, and so are the experts' outputs. Autocast does not reach the product
+    # over stacked experts, so that experts with float32 weights compute in float32.
+    copies = 2 * shape.experts_per_token * hidden
+    experts = copies * (2 if in_bfloat16 else 4)
+    if config.dtype == "bfloat16" and not in_bfloat16:
+        experts += 8 * shape.routed_intermediate
     if config.dtype != "bfloat16":
         # A layer saves two norms (input, normalised input, output), queries, keys, values and attention, and gate,
         # SiLU, up and product.
-        return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
-    attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
+        return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner + experts
+    attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner + experts
     if config.lora_rank or shape.adapter:
         # Norms are in float32, and each adapter has a cast input. Frozen layers save no input.
         return 18 * hidden + 2 * queries + attention_and_mlp + 14 * config.lora_rank

@@ -93,12 +93,9 @@ def collect_weights(
         if layer is None:
             yield name, unpack(take(name)).detach()
         elif inner.startswith("base_layer."):
-            base_name, prefix = inner.removeprefix("base_layer."), name.removesuffix(inner)
-            is_merged = base_name == "weight"
-            yield (
-                f"{prefix}{base_name}",
-                _merge_adapters(prefix, layer, take, changes) if is_merged else take(name).detach(),
-            )
+            wrapper, plain_name = _find_wrapper(name, adapted)
+            value = take(name) if wrapper is None else _merge_adapters(name, wrapper, adapted[wrapper], take, changes)
+            yield plain_name, value.detach()
         elif not inner.startswith("lora_"):
             raise ValueError(f"{name}: {_PLAIN}")
     for _ in gathered:  # every rank gathers every shard
@@ -310,16 +307,39 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
     return take
 
 
+def _find_wrapper(name: str, adapted: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the path of the adapted layer of the tensor ``name`` (None: no adapter is on it), and its plain name.
+
+    peft wraps a module once for each of its parameters with an adapter. Example: with adapters on both matrices of
+    ``mlp.experts``, ``mlp.experts.base_layer.base_layer.up_proj`` is the plain ``mlp.experts.up_proj``, and the wrapper
+    that adapts it is ``mlp.experts`` or ``mlp.experts.base_layer``.
+    """
+    path, _, parameter = name.rpartition(".")
+    wrapper = None
+    while path.endswith(".base_layer") and path.removesuffix(".base_layer") in adapted:
+        path = path.removesuffix(".base_layer")
+        if getattr(adapted[path], "parameter_name", "weight") == parameter:
+            wrapper = path
+    return wrapper, f"{path}.{parameter}"
+
+
 @torch.no_grad()
-def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], changes: AdapterChanges | None) -> Tensor:
+def _merge_adapters(
+    name: str, path: str, layer: Any, take: Callable[[str], Tensor], changes: AdapterChanges | None
+) -> Tensor:
     """Return W + Σ (alpha / r) B A over the active adapters (LoRA, arXiv:2106.09685, eq. 3).
 
-    ``layer.disable_adapters`` is ignored: the reference's forward sets it in the trainer's thread, possibly while the
-    engine's thread is here.
+    Stacked experts ``[E, out, in]`` have a pair of matrices each. ``layer.disable_adapters`` is ignored: the
+    reference's forward sets it in the trainer's thread, possibly while the engine's thread is here.
     """
-    weight = unpack(take(f"{prefix}base_layer.weight")).detach()
-    if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2 or not hasattr(layer, "lora_A"):
-        raise ValueError(f"{prefix}weight: {_PLAIN}")
+    weight = unpack(take(name)).detach()
+    is_stacked = weight.dim() == 3 and hasattr(layer, "num_experts")
+    if (
+        any(getattr(layer, "use_dora", {}).values())
+        or not (weight.dim() == 2 or is_stacked)
+        or not hasattr(layer, "lora_A")
+    ):
+        raise ValueError(f"{name}: {_PLAIN}")
     if layer.merged:
         return weight
     merged = weight.clone()
@@ -327,21 +347,37 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], chan
     for adapter in layer.active_adapters:
         # The adapter's weights may lie on the host (offload_optimizer); the product is computed where the base lies.
         if adapter in layer.lora_A:
-            names = f"lora_A.{adapter}.weight", f"lora_B.{adapter}.weight"
-            a, b = (take(prefix + name).to(weight.device) for name in names)
-            update = (b @ a).T if layer.fan_in_fan_out else b @ a
+            names = f"{path}.lora_A.{adapter}.weight", f"{path}.lora_B.{adapter}.weight"
+            a, b = (take(each).to(weight.device) for each in names)
+            if is_stacked:
+                is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+                update = _multiply_stacked(a, b, len(weight), is_transposed=is_transposed)
+            else:
+                update = (b @ a).T if layer.fan_in_fan_out else b @ a
         elif adapter in layer.lora_embedding_A:
-            names = f"lora_embedding_A.{adapter}", f"lora_embedding_B.{adapter}"
-            a, b = (take(prefix + name).to(weight.device) for name in names)
+            names = f"{path}.lora_embedding_A.{adapter}", f"{path}.lora_embedding_B.{adapter}"
+            a, b = (take(each).to(weight.device) for each in names)
             update = (b @ a).T
         else:
             continue
         merged += layer.scaling[adapter] * update.to(merged.dtype)
         if changes is not None:
-            updates.append((update, layer.scaling[adapter]))
+            updates.append((update.reshape(-1, update.shape[-1]), layer.scaling[adapter]))
     if changes is not None and updates:
-        changes.add(f"{prefix}weight", weight, merged, updates)
+        rows = (-1, weight.shape[-1])  # of stacked experts: one matrix of all their rows
+        changes.add(f"{path}.weight", weight.reshape(rows), merged.reshape(rows), updates)
     return merged
+
+
+def _multiply_stacked(a: Tensor, b: Tensor, experts: int, *, is_transposed: bool) -> Tensor:
+    """Return B A of each expert: ``[E, out, in]``, or ``[E, in, out]`` if the experts are stored transposed.
+
+    Args:
+        a: ``[E·r, in]``, peft's matrices A, expert by expert.
+        b: ``[out, r·E]``, peft's matrices B, whose columns are rank by rank.
+    """
+    a, b = a.reshape(experts, -1, a.shape[-1]), b.reshape(b.shape[0], -1, experts)
+    return torch.einsum("ore,eri->eio" if is_transposed else "ore,eri->eoi", b, a)
 
 
 def _list_names(what: str, names: Sequence[str]) -> str:

@@ -1,0 +1,60 @@
+"""Mixtures of experts on two ranks by real processes over gloo: shards and replicas take the step of one process."""
+
+import json
+
+import pytest
+from test_ranks import difference, launch
+from test_shards import weights
+
+import ranked
+
+pytestmark = pytest.mark.slow
+
+# Sums of float32 gradients in another order, through AdamW steps of 1e-3; it measured 2e-6.
+SAME_WEIGHTS = 1e-5
+SHORT = {"max_steps": 3, "checkpoint_steps": 2, "family": "qwen3_moe"}
+RUNS = {
+    "plain": SHORT,
+    "mixtral": {**SHORT, "family": "mixtral"},
+    "recomputed": {**SHORT, "gradient_checkpointing": True},
+    "whole": {**SHORT, "shard_parameters": False},
+    "adapter": {**SHORT, "lora_rank": 2},
+    "smooth": {**SHORT, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    # Two rows in one micro-batch: the other rank has none, and every expert of its stand-in joins the sum.
+    "few": {**SHORT, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """A folder of each of ``RUNS`` on two ranks, trained in one launch."""
+    root = tmp_path_factory.mktemp("two")
+    ranked.save_policy(root / "policy", family="qwen3_moe")
+    runs = {**RUNS, "stored": {**SHORT, "family": None, "source": str(root / "policy")}}
+    done = launch(
+        2,
+        *(
+            word
+            for name, changes in runs.items()
+            for word in (str(root / name), json.dumps({"shard_parameters": True, **changes}))
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_take_the_step_of_one_process(name, two_ranks, tmp_path):
+    ranked.train(tmp_path, **RUNS[name])
+    one, many = weights(tmp_path), weights(two_ranks / name)
+    assert one.keys() == many.keys()
+    largest = max(float((one[key] - many[key]).abs().max()) for key in one)
+    print(f"{name}: {largest:.1e}")
+    assert largest < SAME_WEIGHTS
+    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
+    assert many["update/grad_norm"] == pytest.approx(one["update/grad_norm"], rel=1e-3)
+
+
+def test_a_checkpoint_whose_experts_are_stacked_is_read_whole_and_sharded(two_ranks, tmp_path):
+    ranked.train(tmp_path, **{**SHORT, "family": None, "source": str(two_ranks / "policy")})
+    assert difference(tmp_path, two_ranks / "stored") < SAME_WEIGHTS
