@@ -201,12 +201,12 @@ def make_forward(
         )
         if row is not None:
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
-            log_probs, entropy = log_probs[row.prediction_indices], entropy[row.prediction_indices]
+            log_probs, entropy = (_select_rows(values, row.prediction_indices) for values in (log_probs, entropy))
         outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
         if batch.log_probs.ref_distributions is None:
             return outputs
         # [M, H] of the tokens under the mask. The environment's tokens, which have no KL, are left out below.
-        hidden = policy.hidden if row is None else policy.hidden[row.prediction_indices]
+        hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
         if batch.environment is not None:
             hidden = hidden[batch.loss_mask[mask]]
         kl = distribution_kl(replace(policy, hidden=hidden), batch.log_probs.ref_distributions, temperature=temperature)
@@ -214,7 +214,7 @@ def make_forward(
 
     def distributions(batch: Batch) -> TokenDistributions:
         policy, row = read(batch, vocabulary)
-        return policy if row is None else replace(policy, hidden=policy.hidden[row.prediction_indices])
+        return policy if row is None else replace(policy, hidden=_select_rows(policy.hidden, row.prediction_indices))
 
     return Forward(compute, packs, distributions, is_split=split is not None)
 
@@ -257,7 +257,7 @@ def _compute_packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
         use_cache=False,
         packed_layout=row.layout,
     ).last_hidden_state[0]  # [S, H]
-    return hidden[row.predicting]
+    return _select_rows(hidden, row.predicting)
 
 
 def set_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -347,6 +347,15 @@ def _select_predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
     if bool((batch.prompt_lengths == start + 1).all()) and bool(batch.loss_mask.all()):
         return logits[:, start : start + width].flatten(0, 1)
     return logits[_find_predicting_positions(batch)]
+
+
+def _select_rows(values: Tensor, indices: Tensor) -> Tensor:
+    """Return ``values[indices]``, with a gradient that is the same in every run although indices repeat.
+
+    The gradient of indexing adds in parallel on a CPU, in an order that depends on the load; on a GPU it sorts first.
+    That of ``index_select`` adds in the order of the indices on a CPU, and in any order on a GPU.
+    """
+    return values.index_select(0, indices) if values.device.type == "cpu" else values[indices]
 
 
 def scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
