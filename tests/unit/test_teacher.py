@@ -232,6 +232,9 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": "ema"}, "teacher='ema' without teacher_prompt"),
         ({"teacher_mix": 0.5}, "teacher_mix=0.5 is read only with teacher='ema'"),
         ({"teacher": "self", "teacher_prompt": "Think!"}, "teacher_prompt: expected a template with {column}, a funct"),
+        ({"teacher": "self", "teacher_prompt": "{prompt} { answer }"}, r"\{ answer \} is not read as a column"),
+        ({"teacher": "self", "teacher_prompt": "{prompt} {answer!r}"}, r"\{answer!r\} is not .*write \{answer\}"),
+        ({"teacher": "self", "teacher_prompt": lambda row: ""}, "it is called with row, verdict and siblings"),
         (
             {"teacher": "self", "teacher_prompt": "In \\boxed{}!"},
             r"teacher_prompt='In .* reads no column, so every row",

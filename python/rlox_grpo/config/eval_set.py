@@ -49,7 +49,8 @@ class EvalSet(Record, title="Evaluation set"):
         """Create a set from its prompts and its settings.
 
         Raises:
-            ConfigError: an unknown setting, a value out of range, or several samples of greedy decoding.
+            ConfigError: an unknown setting, a value out of range, several samples of greedy decoding, or an empty stop
+                string.
         """
         super().__init__(**{"prompts": prompts, **settings})
 
@@ -60,6 +61,12 @@ class EvalSet(Record, title="Evaluation set"):
                 f"temperature=0 with samples={self.samples}: greedy decoding gives the same completion each time; set "
                 "samples=1, or a temperature above 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_empty_stop(self) -> Self:
+        if "" in (self.stop or ()):
+            raise ConfigError(f"stop is {self.stop!r}, expected no empty string: every completion contains it")
         return self
 
     def is_due(self, step: int, total_steps: int, eval_steps: int) -> bool:

@@ -6,6 +6,7 @@ siblings were scored. The completion's token ids follow the teacher's prompt as 
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _COLUMN = re.compile(r"\{([A-Za-z_]\w*)\}")
+# { answer }, {answer!r} and {answer:>5}, as str.format has them.
+_NEARLY_A_COLUMN = re.compile(r"\{(?!\w+\})\s*([A-Za-z_]\w*)\s*(?:[!:][^{}\s]*)?\}")
 
 
 @dataclass(frozen=True)
@@ -228,12 +231,24 @@ def find_teacher_prompt(teacher_prompt: Any) -> TeacherPrompt:
                 f"teacher_prompt={teacher_prompt!r} reads no column, so every row would have the same prompt: write "
                 "{prompt} where the question belongs, and a hint such as {answer}"
             )
+        if unread := _NEARLY_A_COLUMN.search(teacher_prompt):
+            raise ConfigError(
+                f"teacher_prompt={teacher_prompt!r}: {unread[0]} is not read as a column; write {{{unread[1]}}}, "
+                "without spaces and formats"
+            )
         return lambda row, verdict, siblings: fill_template(teacher_prompt, row)
     function: Any = (
         import_callable("teacher_prompt", teacher_prompt) if isinstance(teacher_prompt, str) else teacher_prompt
     )
     if isinstance(function, type) or not callable(function):
         raise ConfigError(f"teacher_prompt is {function!r}: expected a function of row, verdict and siblings")
+    try:
+        inspect.signature(function).bind({}, None, [])
+    except TypeError as error:
+        name = function_name(function)
+        raise ConfigError(f"teacher_prompt {name}: it is called with row, verdict and siblings: {error}") from error
+    except ValueError:  # Python does not know the signature of some callables
+        pass
     written: TeacherPrompt = function
     return written
 
