@@ -164,6 +164,7 @@ def test_a_set_that_cannot_be_used_is_named(sets: Any, error: type[Exception], m
     [
         ({"temprature": 1.0}, "unknown option 'temprature': did you mean 'temperature'?"),
         ({"samples": 0}, "samples: input should be greater than or equal to 1, got 0"),
+        ({"stop": [""]}, "stop is ('',), expected no empty string"),
         ({"temperature": 0, "samples": 4}, "temperature=0 with samples=4: greedy decoding gives the same completion"),
     ],
 )
