@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import toy
-from device_runs import ARCHITECTURES, BASE, CASES, PROMPTS, choose_comparison, even_share, make_model, on_cpu, train
+from device_runs import ARCHITECTURES, BASE, CASES, choose_comparison, even_share, make_model, on_cpu, train
 from rlox_grpo import GRPO
 
 pytestmark = [

@@ -32,6 +32,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
         takes_weights=takes_weights,
+        reader=policy.reader,
     )
 
 

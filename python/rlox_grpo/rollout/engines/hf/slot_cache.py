@@ -48,6 +48,9 @@ class SlotCache:
         self._rows = self._capacity = 0
         self._lengths: Int64Array = np.zeros(max_rows, dtype=np.int64)  # on the host, for room
         self._device_lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        # int64 [max_rows]: added to a row's number of tokens for its next position; pictures change it.
+        self._deltas: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self._device_deltas = torch.zeros(max_rows, dtype=torch.long, device=device)
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._no_mask = NO_MASK.to(device)
         self._write_index = _WriteIndex()
@@ -70,6 +73,7 @@ class SlotCache:
                 # token by token.
                 self._slots(buffer)[rows, : prompts.width] = tensor.index_select(0, source).transpose(1, 2)
         self._lengths[rows] = prompts.lengths[which]
+        self._deltas[rows] = 0 if prompts.deltas is None else prompts.deltas[which]
         self._rows += len(which)
         self._lengths_changed()
 
@@ -84,6 +88,7 @@ class SlotCache:
                     slots = self._slots(buffer)[:, :longest]
                     slots.index_copy_(0, device_to, slots.index_select(0, device_source))
             self._lengths[to] = self._lengths[source]
+            self._deltas[to] = self._deltas[source]
         self._rows = remaining
         self._lengths_changed()
 
@@ -106,7 +111,7 @@ class SlotCache:
         return {
             "past_key_values": self._cache,
             "attention_mask": self._no_mask,
-            "position_ids": positions.long()[:, None],
+            "position_ids": (positions.long() + self._device_deltas[: self._rows])[:, None],
             "row_slots": RowSlots(starts, positions + 1, counts, self._capacity),
         }
 
@@ -123,6 +128,7 @@ class SlotCache:
     def _lengths_changed(self) -> None:
         if self._rows:
             self._device_lengths[: self._rows] = torch.from_numpy(self._lengths[: self._rows]).to(self._device)
+            self._device_deltas[: self._rows] = torch.from_numpy(self._deltas[: self._rows]).to(self._device)
 
     def _grow(self, needed: int, like: PrefilledPrompts | None) -> None:
         """Move the rows to slots of at least ``needed`` tokens."""
