@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from versions import skip_if_no_pictures
+
+skip_if_no_pictures()  # the module that imports this one
+
 TEMPLATE = (
     "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n"
     "{%- if m['content'] is string -%}{{ m['content'] }}"

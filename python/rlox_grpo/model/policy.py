@@ -49,6 +49,11 @@ class Policy:
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
 
+    @property
+    def processor(self) -> Any:
+        """The processor of a vision-language model; None for a model that is trained on text."""
+        return None if self.reader is None else self.reader.processor
+
     def copy_whole(self) -> nn.Module:
         """Copy the model without sharding the copy; a collective if the model is sharded."""
         if self.shards is None and self.stored is None:

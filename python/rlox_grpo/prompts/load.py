@@ -407,8 +407,13 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
         return
     for prompt in prompts:
         if len(prompt.token_ids) + max_new_tokens > positions:
+            shown = ""
+            if prompt.pictures:
+                count = sum(len(picture.token_ids) for picture in prompt.pictures)
+                shown = f", {count} of them for {len(prompt.pictures)} pictures, which smaller pictures lower"
             raise ValueError(
-                f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens: with max_new_tokens={max_new_tokens} "
+                f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens{shown}: with "
+                f"max_new_tokens={max_new_tokens} "
                 f"it passes the model's {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
             )
 

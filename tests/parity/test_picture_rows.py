@@ -21,9 +21,6 @@ from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Batch, Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
-from versions import skip_if_no_pictures
-
-skip_if_no_pictures()
 
 CLOSE = 2e-6  # float32 rounding in the models' norms, relative to the largest entry; measured 2e-7
 EXCLUDED = {"qwen3_vl": (5, 6), "qwen2_5_vl": (5, 6), "idefics3": (3,), "internvl": (5,), "gemma3": (7,)}
