@@ -6,6 +6,7 @@ float64; the norms of the models compute in float32, whose rounding is left.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from rlox_grpo.batch.build import build_batch, group_prompt
 from rlox_grpo.model import forward as forward_module
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.vision import Vision
 from rlox_grpo.prompts.load import load_prompts
 from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
@@ -142,3 +144,54 @@ def test_the_engine_reports_the_trainers_log_probs(family: str) -> None:
             log_probs = forward(batch)[0][batch.loss_mask]
         sampled = np.concatenate([c.log_probs for group in groups for c in group.completions])
         np.testing.assert_allclose(sampled, log_probs.numpy(), atol=2e-5, rtol=0)  # float32 in two orders
+
+
+def test_negative_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong without an error elsewhere moves log-probs by far more than the tolerance above.
+
+    Positions of text, no delta after the prompt, and two pictures swapped.
+    """
+    model, _, reader, prompts = make("qwen3_vl")
+    batch = lay_out(prompts)
+    mask = batch.loss_mask
+    monkeypatch.setattr(forward_module, "is_worth_packing", lambda tree, batch: True)
+    forwards = [make_forward(model, reader=reader, share_prompts=shares) for shares in (True, False)]
+    with torch.no_grad():
+        expected = run_whole(model, prompts, batch, reader.excluded_ids)
+        locate = Vision.locate
+
+        def measure(changed: Batch = batch) -> list[float]:
+            return [float((forward(changed)[0][mask] - expected).abs().max()) for forward in forwards]
+
+        assert max(measure()) < CLOSE
+        monkeypatch.setattr(Vision, "locate", lambda self, row: (np.arange(len(row[0]))[None].repeat(3, 0), 0))
+        assert min(measure()) > 1e-2
+        monkeypatch.setattr(Vision, "locate", lambda self, row: (locate(self, row)[0], 0))
+        assert min(measure()) > 1e-2
+        monkeypatch.setattr(Vision, "locate", locate)
+    swapped = tuple(tuple(reversed(pictures)) for pictures in batch.pictures)
+    with torch.no_grad():
+        assert min(measure(replace(batch, pictures=swapped))) > 1e-2
+
+
+def test_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All groups at once, single groups and halves of groups have the same gradients, with the tower's."""
+    model, _, reader, prompts = make("qwen2_5_vl")
+    forward = make_forward(model, reader=reader)
+    rng = np.random.default_rng(0)
+    completions = [[rng.integers(20, 90, 4) for _ in range(4)] for _ in prompts]
+
+    def add_gradients(pieces: list[tuple[int, slice]]) -> dict[str, Tensor]:
+        model.zero_grad()
+        for index, rows in pieces:
+            chosen = completions[index][rows]
+            batch = build_batch([group_prompt(prompts[index], chosen)], np.zeros(len(chosen)))
+            weights = torch.arange(len(batch.loss_mask))[:, None] + 1.0 + (rows.start or 0)
+            (forward(batch)[0] * weights).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    whole = add_gradients([(index, slice(0, 4)) for index in range(3)])
+    halves = add_gradients([(index, slice(start, start + 2)) for index in range(3) for start in (0, 2)])
+    for name, gradient in whole.items():
+        largest = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(halves[name], gradient, atol=CLOSE * largest, rtol=0)
