@@ -18,6 +18,7 @@ from PIL import Image
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, group_prompt
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
@@ -26,6 +27,7 @@ from rlox_grpo.prompts.pictures import PictureReader, read_picture
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
+from toy import ToyLM, share_of_target
 
 SETTINGS: dict[str, Any] = {
     **{"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 5, "max_steps": 2, "log_to": ()},
@@ -137,6 +139,14 @@ def test_images_are_put_where_the_prompt_shows_them(reader: PictureReader) -> No
     assert show(user({"type": "image_url", "image_url": {"url": uri}}, x)) == "<|im_start|>user<2>x<|im_end|>"
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
     assert show(chat, first) == "<|im_start|>systems<|im_end|><|im_start|>user<1>x<|im_end|>"
+
+
+def test_equal_messages_with_other_pictures_are_other_prompts_for_rewards(reader: PictureReader) -> None:
+    """Rules compare prompts to find the groups of a batch."""
+    rows = [{"prompt": "x", "images": [draw_picture(seed)]} for seed in (1, 2, 1)]
+    first, second, third = (prompt.source for prompt in load(rows, reader))
+    assert first == third != second
+    assert json.loads(json.dumps(first)) == first  # without pixels
 
 
 def test_rows_without_pictures_stand_beside_rows_with_them(reader: PictureReader) -> None:
@@ -354,6 +364,44 @@ def test_the_tower_and_the_processor_run_once_for_each_distinct_picture(
     assert patches == [32, 32]
 
 
+def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_the_run(qwen: tuple[Any, Any]) -> None:
+    """Its weights stay, those of the language model change; after a change of its weights it runs again."""
+    model, processor = copy.deepcopy(qwen[0]), copy.deepcopy(qwen[1])
+    patches: list[int] = []
+    model.model.visual.register_forward_pre_hook(
+        lambda module, args, kwargs: patches.append(len(kwargs.get("hidden_states", args[0] if args else ()))),
+        with_kwargs=True,
+    )
+    trainer = GRPO(model, score, processor=processor, freeze_vision=True, **{**SETTINGS, "max_steps": 3})
+    patches.clear()
+    rows = [
+        {"prompt": "x", "images": [draw_picture(1)]},
+        {"prompt": "yy", "images": [draw_picture(2), draw_picture(1)]},
+    ]
+    trainer.train(rows)
+    assert sum(patches) == 32  # 16 patches for each of two pictures, in three steps
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, qwen[0].get_parameter(name)) is ("visual" in name), name
+        assert parameter.grad is None
+    prompts = trainer.prompts.read(rows)
+    batch = build_batch([group_prompt(prompt, [np.array([20, 21])] * 2) for prompt in prompts], np.zeros(4))
+    forward = make_forward(model, reader=trainer.policy.reader)
+    with torch.no_grad():
+        before = forward(batch)[0]
+        assert torch.equal(forward(batch)[0], before)
+        assert sum(patches) == 32
+        model.model.visual.merger.linear_fc2.weight.mul_(2)
+        assert (forward(batch)[0] - before).abs().max() > 1e-3
+    assert sum(patches) == 64
+
+
+def test_freeze_vision_needs_a_vision_tower() -> None:
+    with pytest.raises(ConfigError, match="freeze_vision=True, and model is a ToyLM, which has no vision tower"):
+        GRPO(ToyLM(), share_of_target, freeze_vision=True, log_to=())
+    with pytest.raises(ConfigError, match="freeze_vision"):
+        GRPO(ToyLM(), share_of_target, freeze_vision=True, lora_rank=4, log_to=())
+
+
 def test_the_cache_of_tensors_is_bounded_and_pictures_are_read_again(qwen: tuple[Any, Any], tmp_path: Path) -> None:
     processor = qwen[1]
     small = PictureReader(processor, processor.tokenizer, image_token_id=5, excluded_ids=(5, 6), cache_bytes=1)
@@ -536,3 +584,36 @@ def test_a_vision_model_without_its_processor_is_trained_on_text(
     assert "the processor of model='' cannot be loaded" in caplog.text
     with pytest.raises(ValueError, match="the processor of model='' cannot be loaded: .*pass processor="):
         trainer.train([{"prompt": "x", "image": PICTURE}])
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "images.md"
+
+
+def test_the_guide_runs(qwen: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in order, with a tiny model in the folder of the model's name."""
+    import runpy
+
+    from test_readme import runnable
+
+    import rlox_grpo
+
+    folder = tmp_path / "Qwen" / "Qwen2.5-VL-3B-Instruct"
+    qwen[0].save_pretrained(folder)
+    qwen[1].save_pretrained(folder)
+    for number in range(2):
+        draw_picture(number).save(tmp_path / f"shapes_{number}.png")
+    program = runnable(GUIDE.read_text(encoding="utf-8"))
+    (tmp_path / "page.py").write_text(program, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    sizes = {**SETTINGS, "group_size": 2}
+    monkeypatch.setattr(rlox_grpo, "GRPO", lambda model, reward, **options: GRPO(model, score, **{**options, **sizes}))
+    names = runpy.run_path("page.py")
+    assert (tmp_path / "out" / "preprocessor_config.json").exists() or (
+        tmp_path / "out" / "processor_config.json"
+    ).exists()
+    frozen = names["trainer"]
+    before = {name: p.clone() for name, p in frozen.model.named_parameters()}
+    frozen.train(names["rows"])
+    for name, parameter in frozen.model.named_parameters():
+        assert torch.equal(parameter, before[name]) is ("visual" in name), name
+        assert "visual" not in name or parameter.grad is None

@@ -46,7 +46,7 @@ from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
-from rlox_grpo.model.processor import list_outer_layers, make_reader, split_processor
+from rlox_grpo.model.processor import freeze_vision, list_outer_layers, make_reader, split_processor
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.model.untie import untie_adapted_layers
@@ -103,6 +103,8 @@ def load_policy(
             tokenizer = _load_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config, ranks)
     refuse_other_architectures(model, has_reader=reader is not None)
+    if config.freeze_vision:
+        freeze_vision(model)
     if config.lora_rank > 0:
         if hasattr(model, "peft_config"):
             raise ConfigError(

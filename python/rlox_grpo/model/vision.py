@@ -148,9 +148,11 @@ class Vision:
     def _encode(self, shown: Sequence[Picture]) -> Any:
         """Return the features of pictures in the order in which rows show them, as the model takes them."""
         distinct = {picture.digest: picture for picture in shown}
-        trains = any(parameter.requires_grad for parameter in self.list_outer_parameters())
-        with torch.set_grad_enabled(torch.is_grad_enabled() and trains):
+        outer = self.list_outer_parameters()
+        if any(parameter.requires_grad for parameter in outer):
             features = self._run_tower(list(distinct.values()))
+        else:
+            features = self._read_features(list(distinct.values()), outer)
         pooled = [features[picture.digest].pooled for picture in shown]
         levels = [features[picture.digest].levels for picture in shown]
         is_list = next(iter(features.values())).is_list
@@ -158,6 +160,27 @@ class Vision:
             pooler_output=pooled if is_list else torch.cat(pooled),
             deepstack_features=[list(level) for level in zip(*levels, strict=True)],
         )
+
+    def _read_features(self, pictures: Sequence[Picture], outer: Sequence[Tensor]) -> dict[str, SimpleNamespace]:
+        """Return the features of pictures under a frozen tower, each of which runs once while its weights stay.
+
+        The policy, its engine and the policy without its adapter share the features. A reload of the weights changes
+        the version of a parameter, and the features of other weights are never used.
+        """
+        versions = tuple((parameter.data_ptr(), parameter._version) for parameter in outer)
+        dtype = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
+        cache, key = self.reader.features, (versions, dtype)
+        # Read before the new features are added, which may drop others.
+        cached = {picture.digest: cache[key, picture.digest] for picture in pictures if (key, picture.digest) in cache}
+        missing = [picture for picture in pictures if picture.digest not in cached]
+        features: dict[str, SimpleNamespace] = {}
+        if missing:
+            with torch.no_grad():
+                features = self._run_tower(missing)
+            for digest, entry in features.items():
+                pooled, levels = entry.pooled.clone(), [level.clone() for level in entry.levels]
+                cache.add((key, digest), SimpleNamespace(pooled=pooled, levels=levels, is_list=entry.is_list))
+        return {**cached, **features}
 
     def _run_tower(self, pictures: Sequence[Picture]) -> dict[str, SimpleNamespace]:
         """Return the features of each picture by its digest: ``pooled [n, H]``, and ``levels`` of deepstack.

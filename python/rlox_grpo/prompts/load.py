@@ -16,7 +16,7 @@ from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table
 from rlox_grpo.prompts.media import NO_PROCESSOR, find_media_in_message, refuse_media
 from rlox_grpo.prompts.picture_messages import COLUMNS as PICTURE_COLUMNS
-from rlox_grpo.prompts.picture_messages import insert_pictures, list_pictures
+from rlox_grpo.prompts.picture_messages import insert_pictures, is_picture, label_pictures, list_pictures
 from rlox_grpo.prompts.rows import (
     add_system_message,
     refuse_unread_variables,
@@ -136,6 +136,8 @@ def _read_pictures(
         tuple(reader.read(value, folder, f"prompts[{index}], picture {number}") for number, value in enumerate(ordered))
         for index, ordered in enumerate(values)
     ]
+    # Equal messages with other pictures are other prompts, for rules that compare prompts too.
+    sources = [label_pictures(source, several) for source, several in zip(sources, pictures, strict=True)]
     # Reward functions get a column of every row or of none, and rows without pictures may lack it.
     names = [name for name in PICTURE_COLUMNS if any(name in row for _, row in rows)]
     missing: dict[str, Any] = {"images": [], "image": None}
@@ -346,8 +348,8 @@ def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictu
                 has = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise ValueError(f"{where} has no {key!r}; {has}")
         content = message.get("content")
-        if not no_pictures and isinstance(content, list):  # pictures are entries without a key
-            content = [entry for entry in content if entry != {"type": "image"}]
+        if not no_pictures and isinstance(content, list):  # its pictures are read
+            content = [entry for entry in content if not is_picture(entry)]
         if media := find_media_in_message({**message, "content": content}):
             raise ValueError(f"{where} has {media}: leave it out; {no_pictures or NO_PROCESSOR}")
         for entry in content if isinstance(content, list) else ():

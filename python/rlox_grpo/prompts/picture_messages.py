@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.types import Picture
+
 COLUMNS = ("images", "image")
 """Columns whose values are the pictures of a row: a list, and a single picture."""
 
@@ -73,7 +75,7 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
         if isinstance(message.get("content"), (list, tuple)):
             entries = []
             for entry in message["content"]:
-                if _is_picture(entry):
+                if is_picture(entry):
                     ordered.append(next(waiting) if _is_empty_picture(entry) else _take_picture(entry, where))
                     entry = {"type": "image"}
                 entries.append({"type": "text", "text": entry} if isinstance(entry, str) else entry)
@@ -99,7 +101,7 @@ def _write_entries(messages: list[Any], count: int, where: str) -> list[Any]:
         else:
             entries = content
         # A message without pictures stays as it is, because some templates treat text and entries differently.
-        has_pictures = isinstance(entries, list) and any(map(_is_picture, entries))
+        has_pictures = isinstance(entries, list) and any(map(is_picture, entries))
         written.append({**message, "content": entries} if has_pictures else message)
     if not tags and is_first:
         raise ValueError(f"{where} has pictures and no message of the user: add it")
@@ -131,12 +133,28 @@ def _list_texts(message: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _is_picture(entry: Any) -> bool:
+def label_pictures(source: Any, pictures: Sequence[Picture]) -> Any:
+    """Return messages whose entries of pictures have the digest of their picture."""
+    if not pictures:
+        return source
+    digests = (picture.digest for picture in pictures)
+    labelled = []
+    for message in source:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [{**entry, "digest": next(digests)} if is_picture(entry) else entry for entry in content]
+            message = {**message, "content": content}
+        labelled.append(message)
+    return labelled
+
+
+def is_picture(entry: Any) -> bool:
+    """Whether an entry of a message's content is a picture."""
     return isinstance(entry, Mapping) and entry.get("type") in ("image", "image_url")
 
 
 def _is_empty_picture(entry: Any) -> bool:
-    return _is_picture(entry) and all(entry.get(key) is None for key in _KEYS)
+    return is_picture(entry) and all(entry.get(key) is None for key in _KEYS)
 
 
 def _take_picture(entry: Mapping[str, Any], where: str) -> Any:

@@ -12,7 +12,6 @@ import hashlib
 import io
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox_grpo.errors import import_extra
+from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.types import Int64Array, Picture
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MAX_ASPECT_RATIO = 200
 """Largest ratio of a picture's sides; Qwen's image processors refuse more."""
 
 CACHE_BYTES = 2**30
-"""Host memory for the processed tensors of pictures that were used last."""
+"""Memory for the processed tensors of pictures that were used last, and for the features of a frozen tower."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
@@ -168,6 +168,7 @@ class PictureReader:
         image_token_id: the id at the places of a picture's features.
         excluded_ids: ids of places of pictures and videos, which are never sampled.
         chat_template: the template of the processor, or else of the tokenizer; None if there is none.
+        features: the features of pictures under a frozen tower (:mod:`rlox_grpo.model.vision`).
     """
 
     def __init__(
@@ -196,10 +197,11 @@ class PictureReader:
             raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
         self.placeholder_id = int(ids[0])
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
-        self._tokenizer, self._cache_bytes = tokenizer, cache_bytes
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._pictures: dict[str, Picture] = {}
-        self._tensors: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._tensors = TensorCache(cache_bytes)
+        self.features = TensorCache(cache_bytes)
 
     def render(self, messages: Sequence[Any], **variables: Any) -> str:
         """Write messages by the chat template; contents are lists of entries where the template needs them."""
@@ -232,8 +234,8 @@ class PictureReader:
                     if digest_picture(again) != digest:
                         raise ValueError(f"{where} has changed since it was read first: training needs the same pixels")
                     self._process(digest, again, where)
-                self._tensors.move_to_end(digest)
-                return self._tensors[digest]
+                tensors: Mapping[str, Tensor] = self._tensors[digest]
+                return tensors
 
         picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors)
         return self._pictures.setdefault(digest, picture)
@@ -250,9 +252,7 @@ class PictureReader:
                 f"{where} ({size} pixels): {type(self.processor).__name__} refuses it: {type(error).__name__}: {error}"
             ) from error
         tensors = {name: tensor for name, tensor in outputs.items() if name not in _NOT_TENSORS}
-        self._tensors[digest] = tensors
-        while len(self._tensors) > 1 and sum(map(_count_bytes, self._tensors.values())) > self._cache_bytes:
-            self._tensors.popitem(last=False)
+        self._tensors.add(digest, tensors)
         ids: Int64Array = outputs["input_ids"][0].numpy().astype(np.int64)
         return ids
 
@@ -281,10 +281,6 @@ class PictureReader:
         for picture, piece in zip(pictures, pieces[1:], strict=True):
             expanded += [picture.token_ids, piece[1:]]
         return np.concatenate(expanded)
-
-
-def _count_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values() if hasattr(tensor, "numel"))
 
 
 def _needs_entries(tokenizer: Any, template: str | None) -> bool:
