@@ -87,7 +87,7 @@ def _write_entries(messages: list[Any], count: int, where: str) -> list[Any]:
     """Put ``count`` empty entries at the tags of the texts, or first in the first message of the user."""
     tags = sum(text.count(TAG) for message in messages for text in _list_texts(message))
     if tags not in (0, count):
-        raise ValueError(f"{where} has {tags} tags {TAG} and {count} pictures: give as many, or no tag")
+        raise ValueError(f"{where} has {tags} tags <image> and {count} pictures: give as many, or no tag")
     written = []
     is_first = True
     for message in messages:
