@@ -8,6 +8,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,27 @@ def test_equal_ids_with_other_pictures_are_never_merged(qwen: tuple[Any, Any], r
     assert alone[0] == alone[2] != alone[1]
 
 
+def test_a_prompt_that_lost_its_pictures_is_an_error(qwen: tuple[Any, Any], reader: PictureReader) -> None:
+    """In the update and in the engine: no row is run without its pictures."""
+    model = copy.deepcopy(qwen[0])
+    prompt = load([{"prompt": "x", "image": PICTURE}], reader)[0]
+    lost = replace(prompt, pictures=())
+    for share in (True, False):
+        forward = make_forward(model, reader=reader, share_prompts=share)
+        for groups in (
+            [group_prompt(lost, [np.arange(20, 30)] * 4)],
+            [group_prompt(prompt, [np.array([20, 5, 21])] * 4)],
+        ):
+            with torch.no_grad(), pytest.raises(ValueError, match="a prompt with pictures lost them, or a completion"):
+                forward(build_batch(groups, np.zeros(4)))
+    engine = HFEngine(model, qwen[1].tokenizer, reader=reader)
+    with pytest.raises(ValueError, match="the token ids have 4 ids of pictures, and the pictures 0 features"):
+        engine.generate([lost], 2, Sampling(4), 0)
+    blind = HFEngine(copy.deepcopy(qwen[0]), qwen[1].tokenizer)
+    with pytest.raises(ValueError, match=r"prompts\[0\] has pictures, and this engine has no processor"):
+        blind.generate([prompt], 2, Sampling(4), 0)
+
+
 def test_the_tower_and_the_processor_run_once_for_each_distinct_picture(
     qwen: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +540,7 @@ def test_prompts_with_pictures_can_be_evaluated(qwen: tuple[Any, Any]) -> None:
 
 CONFLICTS = [
     ({"engine": "vllm"}, "engine='vllm': set engine='hf'"),
+    ({"mutual_information_steps": 5}, "set mutual_information_steps=0"),
     ({"reference": "server", "reference_url": "http://127.0.0.1:1", "kl_coef": 0.1}, "reference='server'"),
 ]
 

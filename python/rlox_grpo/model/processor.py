@@ -83,6 +83,8 @@ def _find_conflict(config: GRPOConfig, ranks: Ranks) -> str | None:
         return f"{yet} on {ranks.size} ranks: train in one process"
     if stages.sharding.updater != "torch":
         return f"{yet} with updater={stages.sharding.updater!r}: set updater='torch'"
+    if config.mutual_information_steps:
+        return f"{yet} with mutual_information_steps={config.mutual_information_steps}: set mutual_information_steps=0"
     if config.reference == "server":
         return f"{yet} with reference='server': set reference='frozen'"
     return None

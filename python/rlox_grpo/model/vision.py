@@ -67,6 +67,7 @@ class Vision:
         ``rows`` are the prompts at the beginning of the rows, or with ``padded_left`` at their end.
         """
         shown = [picture for _, pictures in rows for picture in pictures]
+        self._check_counts(sum(int((ids == self.reader.image_token_id).sum()) for ids, _ in rows), shown)
         if not shown:
             return {}
         options: dict[str, Any] = {"mm_encoder_outputs": {"image": self._encode(shown)}}
@@ -93,9 +94,11 @@ class Vision:
 
     def prepare_batch(self, batch: Batch) -> dict[str, Any]:
         """Return the inputs beside ``batch.input_ids``."""
-        if not any(batch.pictures):
-            return {}
         ids: Any = batch.input_ids.cpu().numpy()
+        shown = [picture for pictures in batch.pictures for picture in pictures]
+        self._check_counts(int((ids == self.reader.image_token_id).sum()), shown)
+        if not shown:
+            return {}
         lengths = batch.prompt_lengths.tolist()
         rows = [(row[:length], pictures) for row, length, pictures in zip(ids, lengths, batch.pictures, strict=True)]
         return self.prepare_rows(rows, ids.shape[1])
@@ -105,10 +108,13 @@ class Vision:
 
         ``first_rows`` is the row of ``batch`` from which each prompt of the packed row is copied.
         """
+        shown_ids = int((row.input_ids == self.reader.image_token_id).sum())
         if not any(batch.pictures):
+            self._check_counts(shown_ids, ())
             return {}
         pictures = [batch.pictures[index] for index in first_rows]
         shown = [picture for several in pictures for picture in several]
+        self._check_counts(shown_ids, shown)
         options: dict[str, Any] = {"mm_encoder_outputs": {"image": self._encode(shown)}}
         if self.has_axes:
             positions: Any = row.position_ids.cpu().numpy()[None].repeat(3, axis=0)
@@ -144,6 +150,15 @@ class Vision:
         )
         located: Int64Array = positions[:, 0].numpy()
         return located, int(delta.item())
+
+    @staticmethod
+    def _check_counts(count: int, shown: Sequence[Picture]) -> None:
+        """Raise ValueError unless there are as many ids of pictures as features: no row is run without its pictures."""
+        if count != (features := sum(picture.num_features for picture in shown)):
+            raise ValueError(
+                f"the token ids have {count} ids of pictures, and the pictures {features} features: a prompt with "
+                "pictures lost them, or a completion holds such ids"
+            )
 
     def _encode(self, shown: Sequence[Picture]) -> Any:
         """Return the features of pictures in the order in which rows show them, as the model takes them."""

@@ -271,7 +271,7 @@ def prefill(
     if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
     deltas = None
-    if vision is not None and any(pictures):
+    if vision is not None and pictures:
         shown = list(zip(prompts, pictures, strict=True))
         options |= vision.prepare_rows(shown, width, padded_left=padded_left)
         deltas = np.array([vision.locate(row)[1] for row in shown], dtype=np.int64)
