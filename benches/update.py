@@ -93,7 +93,6 @@ def make_batch(case: Case) -> Batch:
     real = torch.arange(length) < case.prompt + lengths[:, None]
     return Batch(
         input_ids=ids * real,
-        attention_mask=real,
         prompt_lengths=torch.full((rows,), case.prompt),
         completion_ids=(ids * real)[:, case.prompt :],
         completion_mask=mask,

@@ -17,3 +17,10 @@ def skip_if_not_packed(architecture: str) -> None:
     """transformers 4 gives the attention of these types no place for a packed layout: they run as padded rows."""
     if int(transformers.__version__.partition(".")[0]) < 5 and architecture in ("gpt2", "gemma3_text"):
         pytest.skip(f"{architecture} is packed with transformers 5")
+
+
+def skip_if_no_pictures() -> None:
+    """Skip a module: before transformers 5.18, models take no features of pictures beside token ids."""
+    pytest.importorskip("torchvision", reason="pip install torchvision (the extra 'vision')")
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 18):
+        pytest.skip("pictures need transformers 5.18", allow_module_level=True)

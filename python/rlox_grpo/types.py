@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,27 @@ FAILURES = ("timeout", "tool_error", "environment_error")
 
 
 @dataclass(frozen=True, eq=False)
+class Picture:
+    """A distinct picture of prompts, processed alone.
+
+    Attributes:
+        digest: hexadecimal digest of its size and pixels; equal pictures have equal digests.
+        token_ids: ``int64 [n]``, the ids that stand for it in a prompt, with marks around it.
+        num_features: the number of these ids at which the model reads a feature of the picture.
+        read: returns the tensors that the processor made, by name.
+    """
+
+    digest: str
+    token_ids: Int64Array
+    num_features: int
+    read: Callable[[], Mapping[str, Tensor]]
+
+    def __deepcopy__(self, memo: object) -> Picture:
+        """Return the record itself: it does not change, and its tensors are shared."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """One prompt, tokenised.
 
@@ -35,6 +56,7 @@ class Prompt:
         columns: The other columns of the user's row, which are passed to reward functions by name.
         data_source: The name of its source in a mixture; else None.
         row: Position in its source, in a mixture.
+        pictures: Its pictures, in the order of their places in ``token_ids``.
     """
 
     token_ids: Int64Array
@@ -44,6 +66,7 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     data_source: str | None = None
     row: int | None = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def name(self) -> str:
@@ -358,7 +381,6 @@ class Batch:
 
     Attributes:
         input_ids: ``int64 [N, L]``.
-        attention_mask: ``bool [N, L]``, True on real tokens. Padding is on the right, so positions are columns.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
         completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included. It
@@ -374,10 +396,10 @@ class Batch:
         policy: masks and weights of the policy term.
         environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
+        pictures: the pictures of each row's prompt, in order; (): no row has pictures.
     """
 
     input_ids: Tensor
-    attention_mask: Tensor
     prompt_lengths: Tensor
     completion_ids: Tensor
     completion_mask: Tensor
@@ -390,6 +412,14 @@ class Batch:
     policy: PolicyWeights = PolicyWeights()
     environment: EnvironmentTokens | None = None
     branches: Branches | None = None
+    pictures: tuple[tuple[Picture, ...], ...] = ()
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """``bool [N, L]``, True on real tokens. Padding is on the right, so positions are columns."""
+        lengths = self.prompt_lengths + self.completion_mask.sum(dim=1)
+        columns = self.input_ids.new_ones(self.input_ids.shape[1]).cumsum(dim=0) - 1
+        return columns < lengths[:, None]
 
     @property
     def predicted_mask(self) -> Tensor:

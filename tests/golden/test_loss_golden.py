@@ -20,7 +20,6 @@ def next_batch(log_probs, advantages, mask=None, **known):
     mask = torch.ones(n, t, dtype=torch.bool) if mask is None else mask
     return Batch(
         input_ids=torch.zeros(n, t + 1, dtype=torch.int64),
-        attention_mask=torch.ones(n, t + 1, dtype=torch.bool),
         prompt_lengths=torch.ones(n, dtype=torch.int64),
         completion_ids=torch.zeros(n, t, dtype=torch.int64),
         completion_mask=mask,

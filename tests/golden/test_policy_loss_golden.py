@@ -27,7 +27,7 @@ def policy_term(config, log_probs, log_ratio, advantages, mask, measured=None):
     rows = torch.arange(len(mask))
     ones = torch.ones(len(mask), dtype=torch.int64)
     batch = Batch(
-        *(mask, mask, ones, mask, mask, mask, advantages.expand(mask.shape), rows, rows),
+        *(mask, ones, mask, mask, mask, advantages.expand(mask.shape), rows, rows),
         totals=StepTotals(num_loss_tokens=float(mask.sum()), num_sequences=float(len(mask))),
         log_probs=TokenLogProbs(old=(log_probs - log_ratio).detach()),
         policy=PolicyWeights(measured=measured),
@@ -230,7 +230,6 @@ def covariance_batches(pieces):
     batches = [
         Batch(
             input_ids=ids[rows],
-            attention_mask=ids[rows] == 0,
             prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
             completion_ids=ids[rows, 1:],
             completion_mask=mask[rows],

@@ -419,7 +419,6 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     count = int(kept.sum())
     batch = Batch(
         input_ids=ids[:count],
-        attention_mask=ids[:count] == 0,
         prompt_lengths=torch.ones(count, dtype=torch.int64),
         completion_ids=ids[:count, 1:],
         completion_mask=torch.from_numpy(x.mask[kept]),

@@ -77,7 +77,6 @@ def make_batch(rows):
     ids = torch.zeros(len(rows), 4, dtype=torch.int64)
     batch = Batch(
         input_ids=ids,
-        attention_mask=ids == 0,
         prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,

@@ -113,7 +113,6 @@ def next_batch(given: dict[str, torch.Tensor], policy_mask: torch.Tensor | None 
     ids = torch.zeros(ROWS, TOKENS + 1, dtype=torch.int64)
     return Batch(
         input_ids=ids,
-        attention_mask=ids == 0,
         prompt_lengths=torch.ones(ROWS, dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,

@@ -431,7 +431,6 @@ def loss_batch(inputs: dict[str, torch.Tensor]) -> Any:
     ids = torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.int64)
     return Batch(
         input_ids=ids,
-        attention_mask=ids == 0,
         prompt_lengths=torch.ones(len(mask), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,

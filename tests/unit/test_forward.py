@@ -73,7 +73,6 @@ def next_batch(prompt_lengths, completion_lengths, seed=0):
     mask = torch.arange(widest)[None] < torch.tensor(completion_lengths)[:, None]
     return Batch(
         input_ids=ids,
-        attention_mask=torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None],
         prompt_lengths=torch.tensor(prompt_lengths),
         completion_ids=completion_ids,
         completion_mask=mask,

@@ -173,7 +173,6 @@ def batch_of_groups():
     loss_mask[1, 2] = False
     return Batch(
         input_ids=ids,
-        attention_mask=torch.ones_like(ids, dtype=torch.bool),
         prompt_lengths=prompts,
         completion_ids=torch.stack([row[p : p + 5] for row, p in zip(ids, prompts.tolist(), strict=True)]),
         completion_mask=mask,

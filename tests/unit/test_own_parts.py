@@ -136,7 +136,7 @@ def test_a_loss_on_tokens_that_are_not_trained_is_an_error() -> None:
     mask, rows = torch.tensor([[True, True], [True, False]]), torch.tensor([4, 9])
     log_probs = torch.zeros(2, 2, requires_grad=True)
     batch = Batch(
-        *(mask, mask, rows, rows, mask, mask, torch.ones(2), rows, rows),
+        *(mask, rows, rows, mask, mask, torch.ones(2), rows, rows),
         totals=StepTotals(num_loss_tokens=3, num_sequences=2),
     )
     inputs = make_loss_inputs(log_probs, batch, LossConfig())

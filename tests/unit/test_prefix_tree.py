@@ -22,7 +22,6 @@ def next_batch(prompts, groups, loss_masks=None):
     mask = torch.arange(width) < torch.tensor([len(c) for _, c in rows])[:, None]
     return Batch(
         input_ids=input_ids,
-        attention_mask=input_ids > 0,
         prompt_lengths=torch.tensor([len(p) for p, _ in rows]),
         completion_ids=completion_ids,
         completion_mask=mask,

@@ -26,10 +26,13 @@ from rlox_grpo.sandbox.confine import find_missing
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
 PAGES = ["README.md", *DOCS]
-ELSEWHERE = {"docs/migration/other_trainers.md", "docs/guides/several_gpus.md", "docs/guides/reasoning_gym.md"}
+ELSEWHERE = {
+    *("docs/migration/other_trainers.md", "docs/guides/several_gpus.md", "docs/guides/reasoning_gym.md"),
+    "docs/guides/images.md",
+}
 """The first's blocks run with TRL, verl and OpenRLHF's calls, in tests/e2e/test_trl.py and test_adapters.py, the
 second's on a Ray cluster, in tests/cluster/test_ray_ranks.py, the third's in
-tests/environments/test_reasoning_gym.py."""
+tests/environments/test_reasoning_gym.py, the fourth's with a vision-language model in test_pictures.py."""
 NOT_HERE = ("# sketch", "# trl")
 """First lines of blocks that are compiled alone: what needs more than this machine, and what test_trl.py runs."""
 NEEDS_CONFINEMENT = {"docs/guides/code_rewards.md"}

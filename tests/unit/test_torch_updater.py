@@ -36,7 +36,6 @@ def next_batch(rows, advantages, *, num_loss_tokens, num_sequences, first_row=0)
     mask = torch.tensor([[column < len(row) - 1 for column in range(longest - 1)] for row in rows])
     return Batch(
         input_ids=ids,
-        attention_mask=torch.tensor([[column < len(row) for column in range(longest)] for row in rows]),
         prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
         completion_ids=ids[:, 1:],
         completion_mask=mask,

@@ -168,7 +168,7 @@ PROMPT_ROWS = [
         "an image",
         lambda: chat({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}),
         ValueError,
-        r"prompts\[0\], message 0 has a part of the type 'image': models are text only, leave it out; pictures, .* yet",
+        r"prompts\[0\], message 0 has a part of the type 'image': leave it out; pictures need a vision-language model",
     ),
     (
         "ShareGPT's messages",
@@ -181,7 +181,7 @@ PROMPT_ROWS = [
             f"a part: {next(iter(part.values()))}",
             lambda part=part: chat({"role": "user", "content": [{"type": "text", "text": "x"}, part]}),
             ValueError,
-            rf"prompts\[0\], message 0 has a part .*{shown}.*: models are text only",
+            rf"prompts\[0\], message 0 has a part .*{shown}.*: leave it out; pictures need a",
         )
         for part, shown in (
             ({"type": "image_url", "image_url": {"url": "x"}}, "of the type 'image_url'"),
@@ -195,7 +195,7 @@ PROMPT_ROWS = [
         "pictures beside the content",
         lambda: chat({"role": "user", "content": "x", "images": ["a.png"]}),
         ValueError,
-        r"prompts\[0\], message 0 has the key 'images': models are text only",
+        r"prompts\[0\], message 0 has the key 'images': leave it out; pictures need a",
     ),
     (
         "messages as JSON text",
@@ -272,7 +272,7 @@ MEDIA = [
 def test_a_column_with_pictures(train, column, value, what):
     rows = [{"prompt": "a", column: None}, {"prompt": "b", column: value}]
     message = (
-        rf"prompts\[\d\], column '{column}' holds {what}.*: pictures, video and audio are not supported yet, .*Drop "
+        rf"prompts\[\d\], column '{column}' holds {what}.*: pictures need a vision-language model with .*Drop "
         rf"the column; or, if only a reward .*, rename it: columns={{'reference_{column}': '{column}'}}"
     )
     for given in (rows, iter(rows)):

@@ -240,17 +240,24 @@ def test_a_learning_rate_that_overflows_names_the_sample(model, tokenizer):
         ).train(["a", "b"])
 
 
-def test_a_processor_is_no_tokenizer():
+def test_a_processor_that_does_not_fit():
     class Processor:
         image_processor = object()
 
-    with pytest.raises(TypeError, match=r"tokenizer is a Processor, a processor: pass its .tokenizer; pictures"):
+    with pytest.raises(TypeError, match="processor is a Processor, which has no tokenizer: .* vision-language model"):
         GRPO(ToyLM(), share_of_target, tokenizer=Processor())
+    Processor.tokenizer = object()
+    with pytest.raises(ValueError, match="processor is a Processor, and model is a ToyLM: pictures need a vision-lang"):
+        GRPO(ToyLM(), share_of_target, tokenizer=Processor())
+    with pytest.raises(TypeError, match="tokenizer is a Processor, and processor is set too"):
+        GRPO(ToyLM(), share_of_target, tokenizer=Processor(), processor=Processor())
+    with pytest.raises(TypeError, match="processor='folder' is a path: pass .*AutoProcessor.from_pretrained"):
+        GRPO(ToyLM(), share_of_target, processor="folder")
 
 
 def test_a_vision_language_model_is_refused_or_trained_on_text_with_a_warning(tmp_path, make_tiny_model, caplog):
     Qwen2VLConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="it is no causal language model, and pictures, .* not supported") as caught:
+    with pytest.raises(ValueError, match="cannot be loaded: .* no file named model.safetensors") as caught:
         GRPO(tmp_path, share_of_target)
     assert len(str(caught.value)) < 600  # without the list of all causal models
     model = make_tiny_model("qwen2")

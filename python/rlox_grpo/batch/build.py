@@ -298,12 +298,19 @@ def group_tokens(
 
     ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
     """
+    return group_prompt(Prompt(prompt_ids, 0), completions, masks)
+
+
+def group_prompt(
+    prompt: Prompt, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+) -> ScoredGroup:
+    """Like :func:`group_tokens`, with a prompt that may have pictures."""
     sampled: Sequence[BoolArray | None] = [None] * len(completions) if masks is None else masks
     rows = tuple(
         Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
         for ids, mask in zip(completions, sampled, strict=True)
     )
-    return ScoredGroup(RolloutGroup(Prompt(prompt_ids, 0), rows), np.zeros(len(rows), np.float32), {})
+    return ScoredGroup(RolloutGroup(prompt, rows), np.zeros(len(rows), np.float32), {})
 
 
 def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:

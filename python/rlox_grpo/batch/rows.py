@@ -20,6 +20,7 @@ from rlox_grpo.types import (
     EnvironmentTokens,
     Float32Array,
     Int64Array,
+    Picture,
     RolloutGroup,
     ScoredGroup,
     StepTotals,
@@ -37,7 +38,7 @@ class Rows:
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
-    marks the tokens of ``Batch.environment``; None: they are not wanted.
+    marks the tokens of ``Batch.environment``; None: they are not wanted. ``pictures`` are those of each prompt.
     """
 
     prompts: Int64Array
@@ -53,6 +54,7 @@ class Rows:
     completion_indices: Int64Array
     branch_indices: Int64Array
     observed: BoolArray | None = None
+    pictures: tuple[tuple[Picture, ...], ...] = ()
 
     @staticmethod
     def collect(
@@ -76,7 +78,7 @@ class Rows:
         completion_indices = np.repeat(
             np.arange(len(whole)), np.array([len(rows) for rows in completion_rows], np.int64)
         )
-        prompt_ids, prompt_indices = _list_prompts(groups)
+        prompt_ids, prompt_indices, pictures = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
         train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
         return Rows(
@@ -97,6 +99,7 @@ class Rows:
             completion_indices=completion_indices,
             branch_indices=np.array([branch for rows in completion_rows for branch in range(len(rows))], np.int64),
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
+            pictures=tuple(pictures) if any(pictures) else (),
         )
 
     @property
@@ -152,7 +155,7 @@ class Rows:
         """Lay out ``rows``, ``int64`` indices in the step, with the denominators ``totals`` of the whole step."""
         import torch
 
-        input_ids, attention_mask, completion_ids, completion_mask, loss_mask, prompt_lengths = _native.layout_rows(
+        input_ids, _, completion_ids, completion_mask, loss_mask, prompt_lengths = _native.layout_rows(
             self.prompts,
             self.prompt_offsets,
             self.completions,
@@ -193,7 +196,6 @@ class Rows:
 
         return Batch(
             input_ids=tensor(input_ids),
-            attention_mask=tensor(attention_mask),
             prompt_lengths=tensor(prompt_lengths),
             completion_ids=tensor(completion_ids),
             completion_mask=tensor(completion_mask),
@@ -205,6 +207,7 @@ class Rows:
             log_probs=TokenLogProbs(sampling=tensor(log_probs)),
             environment=environment,
             branches=branches,
+            pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
         )
 
     def _lay_out_flags(self, flags: BoolArray, rows: Int64Array, completion_mask: BoolArray) -> BoolArray:
@@ -230,9 +233,15 @@ def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolAr
     return observed
 
 
-def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int64Array]:
-    """Return the distinct prompts, and the index of each row's prompt: that of its group, or its own."""
+def _list_prompts(
+    groups: Sequence[RolloutGroup],
+) -> tuple[list[Int64Array], Int64Array, list[tuple[Picture, ...]]]:
+    """Return the distinct prompts, the index of each row's prompt, that of its group or its own, and their pictures.
+
+    Prompts of two groups are two, even if they have the same tokens: their pictures may differ.
+    """
     prompts: list[Int64Array] = []
+    pictures: list[tuple[Picture, ...]] = []
     indices: list[int] = []
     for group in groups:
         last = None
@@ -242,9 +251,10 @@ def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int
                 # Rows of a group mostly have the same array object: compare identities first.
                 if last is None or not (token_ids is last or np.array_equal(token_ids, last)):
                     prompts.append(token_ids)
+                    pictures.append(group.prompt.pictures)
                 last = token_ids
                 indices.append(len(prompts) - 1)
-    return prompts, np.array(indices, np.int64)
+    return prompts, np.array(indices, np.int64), pictures
 
 
 def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:

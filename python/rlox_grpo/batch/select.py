@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.types import Batch, PolicyWeights, TokenLogProbs
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROW_TENSORS = (
-    *("input_ids", "attention_mask", "prompt_lengths", "completion_ids", "completion_mask", "loss_mask", "advantages"),
+    *("input_ids", "prompt_lengths", "completion_ids", "completion_mask", "loss_mask", "advantages"),
     *("row_index", "prompt_index"),
 )
 
@@ -22,5 +22,7 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
     The columns and the denominators are those of ``batch``. What only a loss reads is left out: known log-probs,
     weights, tokens of the environment and branches.
     """
-    chosen = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
+    chosen: dict[str, Any] = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
+    if batch.pictures:
+        chosen["pictures"] = tuple(batch.pictures[row] for row in rows.tolist())
     return replace(batch, **chosen, log_probs=TokenLogProbs(), policy=PolicyWeights(), environment=None, branches=None)

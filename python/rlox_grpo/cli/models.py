@@ -96,7 +96,7 @@ def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.run.checkpoint import export_model
 
     policy = load_policy(arguments.adapter, None, GRPOConfig.create())
-    export_model(Path(arguments.out), policy.model, policy.tokenizer, merged=True)
+    export_model(Path(arguments.out), policy.model, policy.tokenizer, merged=True, processor=policy.processor)
     print(f"{arguments.out}: {arguments.adapter} merged into its base model")
 
 

@@ -14,24 +14,31 @@ ids are passed, and attention takes its fast causal path.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
-from rlox_grpo.batch.build import build_batch, group_tokens
+from rlox_grpo.batch.build import build_batch, group_prompt, group_tokens
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
 from rlox_grpo.model.packed_row import PackedRow, build_packed_row
-from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree
-from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree, find_first_rows
+from rlox_grpo.model.vision import Vision, make_vision
+from rlox_grpo.types import Batch, OutputHead, Prompt, TokenDistributions
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +100,10 @@ class ForwardModule(nn.Module):
         return forward(batch, is_unscaled=is_unscaled)
 
 
+EXCLUDED = -1e9
+"""Added to the logits of ids that are never sampled. It is finite, because an entropy has terms 0 · log p."""
+
+
 @dataclass(frozen=True, eq=False)
 class SplitModel:
     """A transformers model as decoder and output layer, so that logits are computed in tiles."""
@@ -101,6 +112,7 @@ class SplitModel:
     head: nn.Linear
     scale: float
     softcap: float | None
+    excluded_ids: tuple[int, ...] = ()
 
     def output_head(self, vocabulary: int | None) -> OutputHead:
         """The head over the first ``vocabulary`` ids, made at each call, because an updater may replace parameters."""
@@ -109,6 +121,11 @@ class SplitModel:
         if vocabulary is not None and vocabulary < weight.shape[0]:
             # A view of the first rows, so that the whole weight gets a gradient, with zeros for the padding.
             weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
+        if self.excluded_ids:
+            # The engine never samples these ids, so they are no part of the distribution.
+            bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
+            inside = [index for index in self.excluded_ids if index < len(weight)]
+            bias = bias.index_fill(0, torch.tensor(inside, device=bias.device), EXCLUDED)
         return OutputHead(weight, bias, self.scale, self.softcap)
 
 
@@ -125,6 +142,7 @@ def make_forward(
     run: Callable[[Callable[[], Any]], Any] | None = None,
     is_rounded: bool = False,
     like: Forward | None = None,
+    reader: PictureReader | None = None,
 ) -> Forward:
     """Choose the forward pass that fits ``model``.
 
@@ -142,19 +160,33 @@ def make_forward(
             gathers.
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
         like: the forward pass of a model with the same architecture. The same choice is made without running the model.
+        reader: reads the pictures of prompts; its excluded ids have the probability 0.
+
+    Raises:
+        ConfigError: there is a ``reader``, and the model takes no pictures, or its output layer is not linear.
     """
+    vision = make_vision(model, reader)
 
     def choose() -> tuple[SplitModel | None, bool]:
         if like is not None:
             tried = split_model(model, is_tried=True) if like.is_split else None
             if tried is not None and like.shares_prompts:
-                _set_packed_attention(tried.decoder)
+                _set_packed_attention(tried.decoder if vision is None else vision.text)
             return tried, like.shares_prompts
         split = split_model(model)
-        return split, split is not None and share_prompts and can_pack(split, autocast_dtype, is_rounded=is_rounded)
+        if split is None or not share_prompts:
+            return split, False
+        return split, can_pack(split, autocast_dtype, is_rounded=is_rounded, vision=vision)
 
     # The trials run the model, so every rank of a sharded model takes part in them.
     split, packs = choose() if run is None else run(choose)
+    if vision is not None:
+        if split is None or split.softcap is not None:
+            raise ConfigError(
+                f"processor: the output layer of {type(model).__name__} is not a plain linear layer, which pictures in "
+                "prompts need: pass a tokenizer without a processor"
+            )
+        split = replace(split, excluded_ids=vision.reader.excluded_ids)
     if split is not None and torch_compile:
         # The decoder is compiled after the trials, which set its attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)
@@ -167,17 +199,22 @@ def make_forward(
         """
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
+        if vision is None and any(batch.pictures):
+            raise ValueError("a prompt has pictures, and this forward pass has no processor: the model is text only")
         with set_autocast(batch.input_ids.device, autocast_dtype):
             if split is None:
                 output = model(batch.input_ids)
             elif row is None:
-                states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
-                # [M, H]: the states that predict a token. The output layer runs on these alone, not on prompts and
-                # padding.
+                options = {} if vision is None else vision.prepare_batch(batch)
+                states = split.decoder(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
+                # [N, L, H] → [M, H]: the states that predict a token. The output layer runs on these alone, not on
+                # prompts and padding.
                 hidden = states[_find_predicting_positions(batch)]
             else:
+                assert tree is not None
                 # [K, H], each distinct token once.
-                hidden = _compute_packed_hidden(split.decoder, row)
+                options = {} if vision is None else vision.prepare_packed(row, batch, find_first_rows(tree))
+                hidden = _compute_packed_hidden(split.decoder, row, options)
         if split is None:
             logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
             # [M, known] logits of the tokens under the mask, float32 or float64.
@@ -247,16 +284,19 @@ def _set_packed_attention(decoder: Any) -> None:
     decoder.set_attn_implementation(PACKED_ATTENTION)
 
 
-def _compute_packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
-    """Hidden states ``[K, H]`` that predict the row's distinct tokens."""
+def _compute_packed_hidden(
+    decoder: nn.Module, row: PackedRow, options: Mapping[str, Any] = MappingProxyType({})
+) -> Tensor:
+    """Hidden states ``[K, H]`` that predict the row's distinct tokens; ``options`` are those of pictures."""
     # One row of S tokens; the layout reaches attention through the decoder's keyword arguments.
-    hidden: Tensor = decoder(
-        input_ids=row.input_ids[None],
-        position_ids=row.position_ids[None],
-        attention_mask=NO_MASK.to(row.input_ids.device),
-        use_cache=False,
-        packed_layout=row.layout,
-    ).last_hidden_state[0]  # [S, H]
+    inputs: dict[str, Any] = {
+        "position_ids": row.position_ids[None],
+        "attention_mask": NO_MASK.to(row.input_ids.device),
+        "use_cache": False,
+        "packed_layout": row.layout,
+        **options,
+    }
+    hidden: Tensor = decoder(input_ids=row.input_ids[None], **inputs).last_hidden_state[0]  # [S, H]
     return _select_rows(hidden, row.predicting)
 
 
@@ -270,36 +310,54 @@ def is_worth_packing(tree: PrefixTree, batch: Batch) -> bool:
     return tree.num_tokens <= WORTH_PACKING * batch.input_ids.numel()
 
 
-def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is_rounded: bool = False) -> bool:
+def can_pack(
+    split: SplitModel,
+    autocast_dtype: torch.dtype | None = None,
+    *,
+    is_rounded: bool = False,
+    vision: Vision | None = None,
+) -> bool:
     """Whether the decoder gives equal hidden states packed and row by row; if so, set its attention to the packed one.
 
     On a GPU the trial runs in ``autocast_dtype``, as the training step does, because each kernel supports only some
-    dtypes. It also runs in this dtype if the parameters are rounded to it.
+    dtypes. It also runs in this dtype if the parameters are rounded to it. With ``vision`` the trial has a picture,
+    because some models attend both ways inside a picture, and the attention is that of the language model alone.
     """
     decoder: Any = split.decoder
-    before = decoder.config._attn_implementation
+    text: Any = decoder if vision is None else vision.text
+    before = text.config._attn_implementation
     if before == PACKED_ATTENTION:
         return True
     # The user has set another attention, or this is a text decoder within a larger model, whose config is not its own.
-    if before != "sdpa" or decoder.config.get_text_config() is not decoder.config:
+    if before != "sdpa" or text.config.get_text_config() is not text.config:
         logger.info(
             "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
         )
         return False
+    if vision is not None and vision.attends_both_ways:
+        logger.info(
+            "%s: its attention goes both ways in pictures; prompts are forwarded with each completion",
+            type(decoder).__name__,
+        )
+        return False
     device = split.head.weight.device
     batch = _make_trial_batch(device, split.head.weight.shape[0])
+    batch = batch if vision is None else _make_trial_with_picture(device, vision)
     tried_in = autocast_dtype if device.type != "cpu" or is_rounded else None
     was_training = decoder.training
     decoder.eval()
     try:
         with torch.no_grad(), set_autocast(device, tried_in):
-            expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
+            options = {} if vision is None else vision.prepare_batch(batch)
+            expected = decoder(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state[
                 _find_predicting_positions(batch)
             ]
             # From here on the decoder has the packed attention. If the results differ, its old attention is restored.
-            _set_packed_attention(decoder)
-            row = build_packed_row(build_prefix_tree(batch), batch)
-            packed = _compute_packed_hidden(decoder, row)[row.prediction_indices]
+            _set_packed_attention(text)
+            tree = build_prefix_tree(batch)
+            row = build_packed_row(tree, batch)
+            options = {} if vision is None else vision.prepare_packed(row, batch, find_first_rows(tree))
+            packed = _compute_packed_hidden(decoder, row, options)[row.prediction_indices]
             same = are_activations_close(packed, expected if tried_in is None else expected.to(tried_in))
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
@@ -307,7 +365,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
     finally:
         decoder.train(was_training)
     if not same:
-        decoder.set_attn_implementation(before)
+        text.set_attn_implementation(before)
         logger.info("%s cannot be packed; prompts are forwarded with each completion", type(decoder).__name__)
     return same
 
@@ -323,6 +381,23 @@ def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
         group_tokens(ids[2, :2], [ids[2, 2:3], ids[3, 2:5]]),
     )
     return build_batch([first, second], np.zeros(4), device=device)
+
+
+def _make_trial_with_picture(device: torch.device, vision: Vision) -> Batch:
+    """A prompt with two pictures, one without and one with one, with two completions each."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 256, (48, width, 3), dtype=np.uint8) for width in (48, 64)]
+    wide, narrow = (vision.reader.read(array, Path(), "the trial picture") for array in pixels)
+    excluded = vision.reader.excluded_ids
+    ids = np.array([index for index in range(len(excluded) + 32) if index not in excluded][:28]).reshape(4, 7)
+    ids[1, 3] = ids[0, 3]
+    groups = []
+    for start, pictures in enumerate([(wide, narrow), (), (narrow,)]):
+        pieces = [piece for picture in pictures for piece in (ids[start, :2], picture.token_ids)]
+        prompt = Prompt(np.concatenate([*pieces, ids[3, :3]]), start, pictures=pictures)
+        rows = [ids[0, 3:5], ids[1, 3:]] if start == 0 else [ids[2, 2:3], ids[3, 2:5]]
+        groups.append(group_prompt(prompt, rows))
+    return build_batch(groups, np.zeros(6), device=device)
 
 
 def are_activations_close(actual: Tensor, expected: Tensor) -> bool:

@@ -46,10 +46,10 @@ from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.peft_warnings import ignoring_peft_warnings
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
+from rlox_grpo.model.processor import freeze_vision, list_outer_layers, make_reader, split_processor
 from rlox_grpo.model.quantize import keep_differentiable, make_settings
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.model.untie import untie_adapted_layers
-from rlox_grpo.prompts.media import NOT_SUPPORTED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,17 +66,19 @@ def load_policy(
     config: GRPOConfig,
     *,
     ranks: Ranks | None = None,
+    processor: Any = None,
 ) -> Policy:
     """Load ``model`` from a path, or prepare a model object, for training.
 
     Args:
         model: a path, a hub id, or a model object, which is changed in place.
-        tokenizer: None loads the tokenizer that belongs to the path.
+        tokenizer: None loads the tokenizer that belongs to the path. A processor is split into tokenizer and processor.
         config: all options.
         ranks: all ranks of the run. If the weights are sharded, each rank loads only its part.
+        processor: reads the pictures of a vision-language model; None loads that of the path.
 
     Raises:
-        TypeError: if the model is neither a path nor a module, or if the tokenizer is a path.
+        TypeError: if the model is neither a path nor a module, or if tokenizer or processor is a path.
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
@@ -86,6 +88,8 @@ def load_policy(
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
     # refers to them, such as hooks and optimizers.
     check_types(model, tokenizer)
+    tokenizer, processor = split_processor(tokenizer, processor)
+    source = str(model) if isinstance(model, (str, Path)) else str(getattr(model, "name_or_path", ""))
     ranks, stored, shards = ranks or Ranks(), None, None
     if config.load_in_4bit:
         refuse_4_bits(model, config)
@@ -97,7 +101,10 @@ def load_policy(
         _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = _load_tokenizer(model.name_or_path)
-    refuse_other_architectures(model)
+    reader, no_pictures = make_reader(model, tokenizer, processor, source, config, ranks)
+    refuse_other_architectures(model, has_reader=reader is not None)
+    if config.freeze_vision:
+        freeze_vision(model)
     if config.lora_rank > 0:
         if hasattr(model, "peft_config"):
             raise ConfigError(
@@ -148,7 +155,7 @@ def load_policy(
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
-    return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored)
+    return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored, reader, no_pictures)
 
 
 def _make_savable(model: Any) -> None:
@@ -257,8 +264,7 @@ def _load_pretrained(
     try:
         with _log_retries_once():
             made = _make_blank(source, config) if in_shards else None
-            load = transformers.AutoModelForCausalLM.from_pretrained
-            model: Any = load(source, **settings) if made is None else made[0]
+            model: Any = _load_whole(source, settings) if made is None else made[0]
     except (OSError, ValueError) as error:
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
@@ -270,12 +276,25 @@ def _load_pretrained(
             or_best = f", or the best one, {str(best)!r}" if best.exists() else ""
             there = f"; it is the folder of a run: pass {str(newest[-1])!r}{or_best}"
         reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
-        reason = reason.rstrip(".") + (f"; it is no causal language model, and {NOT_SUPPORTED}" if cut else "")
+        reason = reason.rstrip(".") + ("; it is no causal language model" if cut else "")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
+
+
+def _load_whole(source: str, settings: Mapping[str, Any]) -> Any:
+    """Load a causal language model; if transformers has none for this config, a vision-language model."""
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
+    except ValueError as error:
+        if "Model type should be one of" not in str(error):
+            raise
+        try:
+            return transformers.AutoModelForImageTextToText.from_pretrained(source, **settings)
+        except ValueError as other:
+            raise (error if "Model type should be one of" in str(other) else other) from None
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:
@@ -359,6 +378,8 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        # A regular expression names the layers of a vision tower on purpose.
+        exclude_modules=None if isinstance(targets, str) and targets != "all-linear" else list_outer_layers(model),
         task_type="CAUSAL_LM",
     )
     # Adapters begin with random matrices, which are the same on every rank and in every run with this seed.

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.media import NOT_SUPPORTED
+from rlox_grpo.prompts.media import NO_PROCESSOR
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,20 @@ def check_types(model: Any, tokenizer: Any) -> None:
         raise TypeError(
             f"tokenizer={str(tokenizer)!r} is a path: pass transformers.AutoTokenizer.from_pretrained(path)"
         )
-    if hasattr(tokenizer, "image_processor") or hasattr(tokenizer, "feature_extractor"):
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}, a processor: pass its .tokenizer; {NOT_SUPPORTED}")
+
+
+def refuse_unusable_processor(processor: Any) -> None:
+    """Raise TypeError for a processor that is a path, or that has no tokenizer or no image processor."""
+    if isinstance(processor, (str, Path)):
+        raise TypeError(
+            f"processor={str(processor)!r} is a path: pass transformers.AutoProcessor.from_pretrained(path)"
+        )
+    for name in ("tokenizer", "image_processor"):
+        if processor is not None and getattr(processor, name, None) is None:
+            raise TypeError(
+                f"processor is a {type(processor).__name__}, which has no {name}: pass the processor of a "
+                f"vision-language model, by transformers.AutoProcessor.from_pretrained; {NO_PROCESSOR}"
+            )
 
 
 def refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
@@ -43,16 +55,25 @@ def refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
         raise ConfigError("load_in_4bit=True freezes the weights and there is no adapter to train: set lora_rank")
 
 
-def refuse_other_architectures(model: Any) -> None:
-    """Raise ValueError for a transformers model that is not a causal language model."""
+def reads_pictures(model: Any) -> bool:
+    """Whether the config of a transformers model has one for pictures."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return isinstance(base, transformers.PreTrainedModel) and hasattr(base.config, "vision_config")
+
+
+def refuse_other_architectures(model: Any, *, has_reader: bool = False) -> None:
+    """Raise ValueError for a transformers model that is not a causal language model.
+
+    ``has_reader`` says that the model's pictures can be read; without it, there is a warning for such a model.
+    """
     if not isinstance(model, transformers.PreTrainedModel):
         return
     # The config of a model of several modalities has a config for each of them.
-    if any(hasattr(model.config, name) for name in ("vision_config", "audio_config")):
+    if not has_reader and any(hasattr(model.config, name) for name in ("vision_config", "audio_config")):
         logger.warning(
             "model is a %s, which reads pictures or audio: it is trained on text alone; %s",
             type(model).__name__,
-            NOT_SUPPORTED,
+            NO_PROCESSOR,
         )
     name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
     settings = model.config

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import PackedLayout
-from rlox_grpo.model.prefix_tree import PrefixTree, find_owners
+from rlox_grpo.model.prefix_tree import PrefixTree, find_first_rows, find_owners
 from rlox_grpo.model.tree_attention import Forest
 from rlox_grpo.types import Batch, Int64Array
 
@@ -59,9 +59,8 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     packed_index = _index_tokens(tree, middles, ends)
     input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
-    # int64 [groups]: the first row of each tree, from which its prompt is copied.
-    first_rows = np.searchsorted(tree.group_indices, np.arange(len(starts)))
-    for row, start, length in zip(first_rows, starts, tree.prompt_lengths, strict=True):
+    # The prompt of a tree is copied from its first row.
+    for row, start, length in zip(find_first_rows(tree), starts, tree.prompt_lengths, strict=True):
         input_ids[start : start + length] = rows[row, :length]
         position_ids[start : start + length] = np.arange(length)
     completion_ids: Any = batch.completion_ids.cpu().numpy()

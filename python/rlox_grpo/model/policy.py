@@ -13,6 +13,8 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import gather_shards, local_shard
 from rlox_grpo.model.blank import StoredWeights, copy_blank, find_device, give_storage, run_blank
 from rlox_grpo.model.sharding import Shards, copy_tensors, shard_parameters
+from rlox_grpo.prompts.media import NO_PROCESSOR
+from rlox_grpo.prompts.pictures import PictureReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +34,8 @@ class Policy:
         masters: float32 master weights in host memory by parameter name, for weights that ``model`` has in bfloat16.
         shards: the shards of ``model``, if it was loaded in shards.
         stored: the files with the weights of ``model``, if DeepSpeed loads them when it shards the model (ZeRO 3).
+        reader: reads the pictures of prompts with the model's processor; None: the model is trained on text.
+        no_pictures: why there is no reader.
     """
 
     model: nn.Module
@@ -42,6 +46,13 @@ class Policy:
     masters: Mapping[str, Tensor] = field(default_factory=dict)
     shards: Shards | None = None
     stored: StoredWeights | None = None
+    reader: PictureReader | None = None
+    no_pictures: str = NO_PROCESSOR
+
+    @property
+    def processor(self) -> Any:
+        """The processor of a vision-language model; None for a model that is trained on text."""
+        return None if self.reader is None else self.reader.processor
 
     def copy_whole(self) -> nn.Module:
         """Copy the model without sharding the copy; a collective if the model is sharded."""

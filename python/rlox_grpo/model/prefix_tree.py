@@ -82,6 +82,12 @@ def build_prefix_tree(batch: Batch) -> PrefixTree:
     return PrefixTree(np.repeat(np.arange(len(starts)), sizes), prompt_lengths[starts], lengths, owner, forwarded)
 
 
+def find_first_rows(tree: PrefixTree) -> Int64Array:
+    """Return the first row of each group, ``int64 [groups]``."""
+    first: Int64Array = np.searchsorted(tree.group_indices, np.arange(len(tree.prompt_lengths)))
+    return first
+
+
 def find_owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
     """Return ``bool [N, T]``, True at the owner of each token under ``mask``."""
     owners = np.zeros(mask.shape, dtype=bool)

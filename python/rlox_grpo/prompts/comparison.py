@@ -61,7 +61,8 @@ def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: 
 
 
 def _is_equal(prompt: Prompt, other: Prompt) -> bool:
-    return np.array_equal(prompt.token_ids, other.token_ids)
+    digests = [[picture.digest for picture in compared.pictures] for compared in (prompt, other)]
+    return np.array_equal(prompt.token_ids, other.token_ids) and digests[0] == digests[1]
 
 
 def _name_form(source: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,7 +14,9 @@ import numpy as np
 
 from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table
-from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message, refuse_media
+from rlox_grpo.prompts.media import NO_PROCESSOR, find_media_in_message, refuse_media
+from rlox_grpo.prompts.picture_messages import COLUMNS as PICTURE_COLUMNS
+from rlox_grpo.prompts.picture_messages import insert_pictures, is_picture, label_pictures, list_pictures
 from rlox_grpo.prompts.rows import (
     add_system_message,
     refuse_unread_variables,
@@ -22,12 +25,14 @@ from rlox_grpo.prompts.rows import (
 )
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.copies import copy_row, copy_value
-from rlox_grpo.types import Prompt
+from rlox_grpo.types import Picture, Prompt
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+    from rlox_grpo.prompts.pictures import PictureReader
 
 PromptsLike: TypeAlias = (
     "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | datasets.IterableDataset | Iterable[Any] "
@@ -47,6 +52,8 @@ def load_prompts(
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     needs_template: bool = False,
+    reader: PictureReader | None = None,
+    no_pictures: str = NO_PROCESSOR,
 ) -> list[Prompt]:
     """Tokenise ``prompts``.
 
@@ -64,21 +71,38 @@ def load_prompts(
         system_prompt: system message before each prompt. A prompt that is text becomes a user message.
         chat_template_kwargs: variables for the chat template.
         needs_template: every prompt must be written by ``template``; a prompt in the rows is an error.
+        reader: reads pictures, in the columns ``images`` and ``image`` and in messages. If a row has pictures, prompts
+            that are text become user messages. None: pictures are errors.
+        no_pictures: why there is no reader.
 
     Raises:
         ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
-            column or a message with a picture, text without a tokenizer, chat messages as JSON text, a lone surrogate,
+            picture that cannot be read, text without a tokenizer, chat messages as JSON text, a lone surrogate,
             a message without role or content or with an unknown role, a second system message, a variable that the
             chat template does not read. The message names the index.
         TypeError: a prompt has another type, a column cannot be copied, or ``prompts`` is a mapping such as a
             ``DatasetDict``.
     """
-    rows = list_rows(prompts, template, prompt_column, columns, needs_template=needs_template)
+    rows = list_rows(
+        prompts,
+        template,
+        prompt_column,
+        columns,
+        needs_template=needs_template,
+        no_pictures="" if reader is not None else no_pictures,
+    )
     if system_prompt is not None:
         rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
-    refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
     rows = [(source.tolist() if hasattr(source, "tolist") else source, row) for source, row in rows]
-    rendered = [_render(source, index, tokenizer, chat_template_kwargs) for index, (source, _) in enumerate(rows)]
+    pictures: list[tuple[Picture, ...]] = [()] * len(rows)
+    if reader is not None:
+        folder = Path(prompts).parent if isinstance(prompts, (str, Path)) else Path()
+        rows, pictures = _read_pictures(rows, reader, folder)
+    refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
+    rendered = [
+        _render(source, index, tokenizer, chat_template_kwargs, reader, no_pictures)
+        for index, (source, _) in enumerate(rows)
+    ]
     loaded: list[Prompt] = []
     for index, (token_ids, prompt, (source, row)) in enumerate(
         zip(_tokenise(rendered, tokenizer), rendered, rows, strict=True)
@@ -89,9 +113,36 @@ def load_prompts(
             ids = np.asarray(token_ids, dtype=np.int64)
         except OverflowError:
             raise ValueError(f"prompts[{index}] has the token id {max(token_ids, key=abs)}: it is no int64") from None
+        if reader is not None:
+            ids = reader.expand(ids, pictures[index], f"prompts[{index}]")
         text, source = (prompt.text, source) if isinstance(prompt, _Text) else (None, None)
-        loaded.append(Prompt(ids, index, text, source, row))
+        loaded.append(Prompt(ids, index, text, source, row, pictures=pictures[index]))
     return loaded
+
+
+def _read_pictures(
+    rows: Sequence[tuple[Any, Mapping[str, Any]]], reader: PictureReader, folder: Path
+) -> tuple[list[tuple[Any, Mapping[str, Any]]], list[tuple[Picture, ...]]]:
+    """Return the rows with prompts as messages, if any row has pictures, and the pictures of each row."""
+    sources, values = [], []
+    for index, (source, row) in enumerate(rows):
+        # A column renamed to `prompt` may be written by a template, so the pictures are those of the row.
+        written, ordered = insert_pictures(source, list_pictures(row, f"prompts[{index}]"), f"prompts[{index}]")
+        sources.append(written)
+        values.append(ordered)
+    if not any(values):
+        return list(rows), [()] * len(rows)
+    pictures = [
+        tuple(reader.read(value, folder, f"prompts[{index}], picture {number}") for number, value in enumerate(ordered))
+        for index, ordered in enumerate(values)
+    ]
+    # Equal messages with other pictures are other prompts, for rules that compare prompts too.
+    sources = [label_pictures(source, several) for source, several in zip(sources, pictures, strict=True)]
+    # Reward functions get a column of every row or of none, and rows without pictures may lack it.
+    names = [name for name in PICTURE_COLUMNS if any(name in row for _, row in rows)]
+    missing: dict[str, Any] = {"images": [], "image": None}
+    filled = [{**row, **{name: missing[name] for name in names if name not in row}} for _, row in rows]
+    return list(zip(sources, filled, strict=True)), pictures
 
 
 def load_rows(
@@ -157,11 +208,13 @@ def list_rows(
     *,
     needs_prompt: bool = True,
     needs_template: bool = False,
+    no_pictures: str = NO_PROCESSOR,
 ) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the source of each prompt and its other columns, under their new names.
 
     For the arguments and the errors see :func:`load_prompts`. Without ``needs_prompt``, the source of a row without a
-    prompt is None.
+    prompt is None. ``no_pictures`` says why pictures are errors; if it is empty, the columns ``images`` and ``image``
+    may hold them.
     """
     renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
     entries = list_entries(prompts)
@@ -174,7 +227,10 @@ def list_rows(
             row = rename_columns(copy_row(entry, f"prompts[{index}]"), renamed, index)
         else:
             row = {"prompt": copy_value(entry)}
-        refuse_media(row, index, columns)
+        shown = () if no_pictures else PICTURE_COLUMNS
+        refuse_media(
+            {name: row[name] for name in row if name not in shown}, index, columns, no_pictures or NO_PROCESSOR
+        )
         if "prompt" in row:
             if template is not None and needs_template:
                 raise ValueError(
@@ -208,7 +264,12 @@ class _Text(NamedTuple):
 
 
 def _render(
-    source: Any, index: int, tokenizer: PreTrainedTokenizerBase | None, variables: Mapping[str, Any]
+    source: Any,
+    index: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+    variables: Mapping[str, Any],
+    reader: PictureReader | None = None,
+    no_pictures: str = NO_PROCESSOR,
 ) -> _Text | list[int]:
     """Return the text of a prompt, or its token ids if it is given as token ids."""
     if isinstance(source, str):
@@ -219,21 +280,17 @@ def _render(
         return _Text(source, special=True)
     if isinstance(source, list) and source and isinstance(source[0], Mapping):
         tokenizer = _require_tokenizer(tokenizer, index)
-        if getattr(tokenizer, "chat_template", None) is None:
+        template = getattr(tokenizer, "chat_template", None) if reader is None else reader.chat_template
+        if template is None:
             raise ValueError(
                 f"prompts[{index}] is chat messages and the tokenizer has no chat_template: set "
                 "tokenizer.chat_template, take model and tokenizer of an instruct version, or write the prompts as text"
             )
-        _check_messages(source, index, str(tokenizer.chat_template))
+        _check_messages(source, index, str(template), "" if reader is not None else no_pictures)
         prefilled = source[-1]["role"] == "assistant"
+        write = partial(tokenizer.apply_chat_template, tokenize=False) if reader is None else reader.render
         try:
-            rendered = tokenizer.apply_chat_template(
-                source,
-                tokenize=False,
-                add_generation_prompt=not prefilled,
-                continue_final_message=prefilled,
-                **variables,
-            )
+            rendered = write(source, add_generation_prompt=not prefilled, continue_final_message=prefilled, **variables)
         except Exception as error:  # jinja2's errors, and those that a template raises
             raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
         _refuse_surrogates(str(rendered), index)
@@ -272,8 +329,11 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 """Roles of chat messages that every prompt may use; others must occur in the tokenizer's chat template."""
 
 
-def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
-    """Raise ValueError for a message without role or content, or with a role that the template does not contain."""
+def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictures: str) -> None:
+    """Raise ValueError for a message without role or content, or with a role that the template does not contain.
+
+    ``no_pictures`` says why pictures are errors; if it is empty, messages may have entries ``{"type": "image"}``.
+    """
     for position, message in enumerate(messages):
         where = f"prompts[{index}], message {position}"
         if not isinstance(message, Mapping):
@@ -287,13 +347,15 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
             if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
                 has = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise ValueError(f"{where} has no {key!r}; {has}")
-        if media := find_media_in_message(message):
-            raise ValueError(f"{where} has {media}: models are text only, leave it out; {NOT_SUPPORTED}")
         content = message.get("content")
+        if not no_pictures and isinstance(content, list):  # its pictures are read
+            content = [entry for entry in content if not is_picture(entry)]
+        if media := find_media_in_message({**message, "content": content}):
+            raise ValueError(f"{where} has {media}: leave it out; {no_pictures or NO_PROCESSOR}")
         for entry in content if isinstance(content, list) else ():
             if isinstance(entry, Mapping) and entry.get("type") != "text":
                 raise ValueError(
-                    f"{where} has a part of the type {entry.get('type')!r}: models are text only, leave it out"
+                    f"{where} has a part of the type {entry.get('type')!r}: leave it out; {no_pictures or NO_PROCESSOR}"
                 )
         role = message["role"]
         if role not in ROLES and str(role) not in template:
@@ -347,8 +409,13 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
         return
     for prompt in prompts:
         if len(prompt.token_ids) + max_new_tokens > positions:
+            shown = ""
+            if prompt.pictures:
+                count = sum(len(picture.token_ids) for picture in prompt.pictures)
+                shown = f", {count} of them for {len(prompt.pictures)} pictures, which smaller pictures lower"
             raise ValueError(
-                f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens: with max_new_tokens={max_new_tokens} "
+                f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens{shown}: with "
+                f"max_new_tokens={max_new_tokens} "
                 f"it passes the model's {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
             )
 
@@ -415,9 +482,11 @@ class PromptDraws:
 
 
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
-    """Return a digest of all token ids, with which a resumed run checks that the prompts are the same."""
+    """Return a digest of all token ids and pictures, with which a resumed run checks that the prompts are the same."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(len(prompt.token_ids).to_bytes(8, "little"))
         digest.update(prompt.token_ids.tobytes())
+        for picture in prompt.pictures:  # all have the same ids
+            digest.update(picture.digest.encode())
     return digest.hexdigest()[:16]

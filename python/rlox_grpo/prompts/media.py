@@ -1,4 +1,4 @@
-"""Refuse pictures, video and audio: models are trained on text, and would never see them."""
+"""Refuse pictures, video and audio where models are trained on text, and would never see them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ MEDIA_COLUMNS = frozenset(f"{kind}{plural}" for kind in ("image", "video", "audi
 """Columns and keys of messages that other libraries show to the model. Paths and URLs in them are refused too."""
 
 NOT_SUPPORTED = "pictures, video and audio are not supported yet"
+"""Why pictures are errors in episodes and at endpoints."""
+
+NO_PROCESSOR = "pictures need a vision-language model with its processor, and video and audio are not supported yet"
+"""Why pictures are errors in prompts."""
 
 _MEDIA_KIND = re.compile("image|picture|video|audio", re.IGNORECASE)
 _MEDIA_PACKAGES = ("PIL.", "torchcodec.", "datasets.features.")
@@ -20,17 +24,17 @@ _LOCATION = re.compile(
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*", b"ID3", b"fLaC", b"OggS")
 
 
-def refuse_media(row: Mapping[str, Any], index: int, renamed: Collection[str]) -> None:
+def refuse_media(row: Mapping[str, Any], index: int, renamed: Collection[str], why: str = NO_PROCESSOR) -> None:
     """Raise ValueError if a column of a row holds a picture, video or audio; it names row and column.
 
     ``renamed`` are columns that the user named for reward functions, by ``columns``. They may hold anything, unless
-    their name is one of :data:`MEDIA_COLUMNS`.
+    their name is one of :data:`MEDIA_COLUMNS`. ``why`` says what the model lacks.
     """
     for name, value in row.items():
         is_named = name in MEDIA_COLUMNS
         if (is_named or name not in renamed) and (kind := find_media(value, is_named=is_named)):
             raise ValueError(
-                f"prompts[{index}], column {name!r} holds {kind}: {NOT_SUPPORTED}, and the model would be trained "
+                f"prompts[{index}], column {name!r} holds {kind}: {why}, and the model would be trained "
                 f"without it. Drop the column; or, if only a reward function or an environment reads it, rename it: "
                 f"columns={{'reference_{name}': {name!r}}}"
             )

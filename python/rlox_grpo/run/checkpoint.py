@@ -57,6 +57,7 @@ def save_checkpoint(
     keep: int,
     best: Path | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    processor: Any = None,
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
     teacher_state: Mapping[str, Tensor] | None = None,
@@ -68,6 +69,7 @@ def save_checkpoint(
 
     Args:
         state: JSON values for ``state.json``.
+        processor: that of a vision-language model whose prompts may have pictures.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
         teacher_state: weights of a teacher that is a moving average of the policy.
@@ -98,6 +100,8 @@ def save_checkpoint(
             # The embedding is frozen. With True, peft may ask the hub whether the embedding was resized.
             save_adapter(partial, state_dict=dict(tensors), save_embedding_layers=False)
             (partial / "README.md").unlink(missing_ok=True)
+        if processor is not None:  # it writes its tokenizer too, which the policy's then replaces
+            processor.save_pretrained(partial)
         if tokenizer is not None and hasattr(model, "save_pretrained"):
             tokenizer.save_pretrained(partial)
         save_file(moments, partial / "optimizer.safetensors")
@@ -165,6 +169,7 @@ def export_model(
     weights: Mapping[str, Tensor] | None = None,
     *,
     merged: bool = False,
+    processor: Any = None,
 ) -> None:
     """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
 
@@ -172,6 +177,7 @@ def export_model(
         weights: whole parameters by name, if those of ``model`` are shards or rounded.
         merged: write the base model with the LoRA adapter merged in; ``model`` itself is not changed. 4-bit weights are
             dequantized before the merge, because that is the function that was trained.
+        processor: that of a vision-language model whose prompts may have pictures.
 
     Raises:
         ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA.
@@ -201,6 +207,8 @@ def export_model(
         model.config.dtype = next(iter(weights.values())).dtype
         model.config.save_pretrained(path)
     _save_generation_config(model, tokenizer, path)
+    if processor is not None:
+        processor.save_pretrained(path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
         if (path / "config.json").exists():  # not in the folder of an adapter

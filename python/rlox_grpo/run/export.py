@@ -151,7 +151,9 @@ def export_policy(
             step=step,
             metrics=metrics,
         )
-        export_model(folder, model, policy.tokenizer, None if is_local else whole, merged=merged)
+        export_model(
+            folder, model, policy.tokenizer, None if is_local else whole, merged=merged, processor=policy.processor
+        )
         if hasattr(model, "save_pretrained"):
             replace_file(folder / CARD, card.encode())
 

@@ -14,7 +14,9 @@ from rlox_grpo.config.train_source import COLUMN
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
+from rlox_grpo.prompts.media import NO_PROCESSOR
 from rlox_grpo.prompts.mixture import Slot
+from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.teachers import Teachers
@@ -37,7 +39,7 @@ class PromptReader:
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
     ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own,
     and ``teachers`` are several of them, of which each row names one. ``slot`` is that of the source in a mixture, by
-    which its prompts are labelled.
+    which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they are errors.
     """
 
     config: GRPOConfig
@@ -49,6 +51,8 @@ class PromptReader:
     teacher_prompts: TeacherPrompts | None = None
     teachers: Teachers | None = None
     slot: Slot | None = None
+    reader: PictureReader | None = None
+    no_pictures: str = NO_PROCESSOR
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -85,6 +89,8 @@ class PromptReader:
                 chat_template_kwargs=options.chat_template_kwargs,
                 # A preset's template is its default for rows without a prompt.
                 needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
+                reader=self.reader,
+                no_pictures=self.no_pictures,
             )
             loaded = self._name_source(loaded)
             refuse_unknown_ids(loaded, self.vocab_size)

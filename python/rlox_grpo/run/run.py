@@ -418,6 +418,7 @@ class Run:
                 reference_state=None if self._reference is None else self._reference.state_dict(),
                 teacher_state=None if self._teacher is None else self._teacher.state_dict(),
                 tokenizer=self._policy.tokenizer,
+                processor=self._policy.processor,
             )
         except CheckpointError as error:
             raise CheckpointError(

@@ -79,6 +79,7 @@ def build_step(
     tools: Sequence[Callable[..., Any]],
     teacher: TeacherLike | Mapping[str, TeacherLike] | None,
     tokenizer: PreTrainedTokenizerBase | None,
+    processor: Any,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
     chooses_dtype: bool = False,
@@ -89,8 +90,8 @@ def build_step(
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
         chooses_dtype: whether the model, once loaded, may choose a precision other than the options'.
-        model, reward_fn, ref_model, environment, tools, teacher, tokenizer, optimizer: see :class:`rlox_grpo.GRPO`,
-            which has the errors too.
+        model, reward_fn, ref_model, environment, tools, teacher, tokenizer, processor, optimizer: see
+            :class:`rlox_grpo.GRPO`, which has the errors too.
     """
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
     _check_arguments(config, ref_model, optimizer, **arguments)
@@ -99,7 +100,9 @@ def build_step(
     stages = config.split()
     reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
-    policy = load_policy(model, tokenizer, config, ranks=ranks)
+    policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor)
+    if policy.reader is not None and teacher is not None:
+        policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
     if chooses_dtype:
         config = config.model_copy(update={"dtype": choose_on_cpu(config, policy.model, ranks)})
         stages = config.split()
@@ -214,6 +217,7 @@ def build_update(
         "vocabulary": policy.vocabulary,
         "autocast_dtype": torch.bfloat16 if stages.update.dtype == "bfloat16" else None,
         "torch_compile": stages.update.torch_compile,
+        "reader": policy.reader,
     }
     plain = make_forward(
         policy.model,

@@ -81,7 +81,10 @@ class GRPO:
             server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; or
             several of these by name, of which ``teacher_column`` chooses one for each row. See docs/guides/teacher.md.
             Rewards are then optional.
-        tokenizer: by default the one of the model; not needed for prompts of token ids.
+        tokenizer: by default the one of the model; not needed for prompts of token ids. A processor is split into
+            tokenizer and processor.
+        processor: reads the pictures of prompts of a vision-language model; by default the one of the model. See
+            docs/guides/images.md.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
@@ -106,6 +109,7 @@ class GRPO:
         tools: Sequence[Callable[..., Any]] = (),
         teacher: TeacherLike | Mapping[str, TeacherLike] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        processor: Any = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
         optimizer: OptimizerFactory | None = None,
@@ -127,6 +131,7 @@ class GRPO:
             tools=tools,
             teacher=teacher,
             tokenizer=tokenizer,
+            processor=processor,
             optimizer=optimizer,
             on_episodes=self._show_episodes,
             chooses_dtype=asked.dtype == "auto" and recorded is None,
@@ -151,6 +156,8 @@ class GRPO:
             vocab_size=count_vocabulary(self.model),
             teacher_prompts=step.teacher_prompts,
             teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
+            reader=self.policy.reader,
+            no_pictures=self.policy.no_pictures,
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._data = DataReader(self.prompts, self._prepare_rewards)

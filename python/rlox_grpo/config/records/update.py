@@ -34,6 +34,12 @@ class UpdateConfig(Record, title="Update"):
         "it does not fit (`rlox-grpo memory`), never on a CPU.",
         resumable=True,
     )
+    freeze_vision: bool = option(
+        False,
+        "Freeze the vision tower and the projection of a vision-language model. With lora_rank they are always frozen, "
+        "unless lora_target_modules names their layers.",
+        only_with={"lora_rank": (0,)},
+    )
     torch_compile: bool = option(False, "Compile forward and backward with torch.compile (transformers models).")
 
 

@@ -33,6 +33,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
         takes_weights=takes_weights,
         cuda_graphs=config.cuda_graphs,
+        reader=policy.reader,
     )
 
 

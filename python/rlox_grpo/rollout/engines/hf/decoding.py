@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from rlox_grpo.model.forward import are_activations_close, can_pack, split_model
+from rlox_grpo.model.vision import Vision
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
@@ -22,7 +23,7 @@ from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
 from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 from rlox_grpo.rollout.engines.hf.step_graphs import StepGraphs, can_capture
 from rlox_grpo.rollout.engines.sampling import sample_tokens
-from rlox_grpo.types import Int64Array
+from rlox_grpo.types import Int64Array, Picture
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +53,24 @@ def decode_with_cache(
     share_prefixes: bool = False,
     use_slots: bool = False,
     use_graphs: bool = False,
+    vision: Vision | None = None,
+    pictures: Sequence[tuple[Picture, ...]] = (),
 ) -> None:
     """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
     The model runs each prompt once. The rows of a group share its keys and values, or each row gets a copy. Rows that
-    have sampled the same tokens so far are decoded as one row. With ``use_graphs``, steps over slots are replayed as
-    CUDA graphs. The longest prompts start first: prompts of one prefill
-    then have similar lengths, and a later prompt always fits into the columns of the live rows.
+    have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
+    then have similar lengths, and a later prompt always fits into the columns of the live rows. With ``use_graphs``,
+    steps over slots are replayed as CUDA graphs. ``pictures`` are those of each prompt; (): there are none.
     """
+
     # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of
     # one prompt that have sampled the same tokens share one line; `lines` maps rows to lines.
-    waiting = _WaitingRows(model, prompts, group_size, rows.device)
+    def prefill_prompts(indices: Sequence[int]) -> PrefilledPrompts:
+        shown = [pictures[index] for index in indices] if pictures else ()
+        return prefill(model, [prompts[index] for index in indices], rows.device, vision=vision, pictures=shown)
+
+    waiting = _WaitingRows(prefill_prompts, prompts, group_size)
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
     cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
     lines = SharedLines(cache, rows.device)
@@ -87,7 +95,7 @@ def decode_with_cache(
             cache.advance()
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
-        tokens = sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling)
+        tokens = sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling)
         rows.append(*tokens, first)
         moved = rows.retire()
         if moved is not None:
@@ -98,19 +106,19 @@ def decode_with_cache(
 
 
 def find_faster_cache(
-    model: nn.Module, autocast: torch.dtype | None = None
+    model: nn.Module, autocast: torch.dtype | None = None, vision: Vision | None = None
 ) -> type[SharedPrefixCache | SlotCache] | None:
     """Find a faster cache that gives the same logits as a `RowCache` in a test step; None if there is none.
 
     On a CPU this is a `SharedPrefixCache`, because only the CPU's attention kernel takes a mask and returns its log
     normalisers. On a GPU it is a `SlotCache`, because only the GPU's kernels take the position of each row's keys.
-    ``autocast`` is the dtype of generation, in which the test on a GPU runs.
+    ``autocast`` is the dtype of generation, in which the test on a GPU runs. With ``vision`` the model takes pictures.
     """
     kind: type[SharedPrefixCache | SlotCache] = SlotCache
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
         kind, autocast = SharedPrefixCache, None
     split = split_model(model)
-    if split is None or not can_pack(split, autocast):
+    if split is None or not can_pack(split, autocast, vision=vision):
         return None
     return kind if _gives_same_logits(model, kind, split.head.weight, autocast) else None
 
@@ -170,11 +178,12 @@ def _gives_same_logits(
 class _WaitingRows:
     """Rows not yet started, longest prompt first. A prompt is prefilled when its first row starts."""
 
-    def __init__(self, model: nn.Module, prompts: Sequence[Int64Array], group_size: int, device: torch.device) -> None:
-        self._model = model
+    def __init__(
+        self, prefill: Callable[[Sequence[int]], PrefilledPrompts], prompts: Sequence[Int64Array], group_size: int
+    ) -> None:
+        self._prefill = prefill
         self._prompts = prompts
         self._group_size = group_size
-        self._device = device
         self._order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         self._batch: list[int] = []  # prompts of the last prefill
         self._prefilled: PrefilledPrompts | None = None
@@ -190,7 +199,7 @@ class _WaitingRows:
             # first.
             wanted = min(-(-free // self._group_size), PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
-            self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
+            self._prefilled = self._prefill(self._batch)
             self._num_taken = 0
         rows = np.arange(self._num_taken, min(self._num_taken + free, len(self._batch) * self._group_size))
         self._num_taken += len(rows)
@@ -226,7 +235,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
     sequences = prefix.index_select(0, which)  # [rows, L]
     rows.add(ids)
     while True:
-        rows.append(*sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(), rows.sampling))
+        rows.append(*sample_tokens(rows.limit(logits), rows.next_uniforms(), rows.sampling))
         sequences = torch.cat([sequences, rows.last_tokens()], dim=1)
         moved = rows.retire()
         if moved is not None:
@@ -244,11 +253,20 @@ def select_last_logits(output: Any) -> Tensor:
     return logits[:, -1]
 
 
-def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+def prefill(
+    model: nn.Module,
+    prompts: Sequence[Int64Array],
+    device: torch.device,
+    *,
+    vision: Vision | None = None,
+    pictures: Sequence[tuple[Picture, ...]] = (),
+) -> PrefilledPrompts:
     """Run each prompt once, padded on the left on a CPU.
 
     On a GPU prompts are padded on the right. No token then attends to padding, so no mask is needed. With padding on
     the left, padding tokens would attend to nothing, and some kernels return NaN for such tokens.
+
+    ``pictures`` are those of each prompt; (): there are none.
     """
     padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
@@ -269,6 +287,11 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
     # the columns.
     if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
+    deltas = None
+    if vision is not None and pictures:
+        shown = list(zip(prompts, pictures, strict=True))
+        options |= vision.prepare_rows(shown, width, padded_left=padded_left)
+        deltas = np.array([vision.locate(row)[1] for row in shown], dtype=np.int64)
     # Without the config every layer keeps all positions; with it, layers with a sliding window would drop some.
     cache = DynamicCache()
     last = None if padded_left or "logits_to_keep" in options else torch.from_numpy(lengths - 1).to(device)
@@ -286,6 +309,7 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
         logits=logits[:, -1].clone(),  # a view would keep the logits of the whole prompt
         lengths=lengths,
         padded_left=padded_left,
+        deltas=deltas,
     )
 
 

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.load import find_max_positions
+from rlox_grpo.model.vision import make_vision
+from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.calls import Limits, make_groups
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
@@ -85,6 +88,7 @@ class HFEngine:
         autocast_dtype: torch.dtype | None = None,
         takes_weights: bool = False,
         cuda_graphs: bool = True,
+        reader: PictureReader | None = None,
     ) -> None:
         """Store the model; nothing is allocated before ``generate``.
 
@@ -98,9 +102,11 @@ class HFEngine:
             autocast_dtype: run the forward under ``torch.autocast`` in this dtype (``torch.bfloat16``).
             takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
             cuda_graphs: replay decoding steps on a GPU as CUDA graphs, if a test of a few steps gives equal logits.
+            reader: reads the pictures of prompts; ids of pictures and videos are never sampled then.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
+            ConfigError: there is a ``reader``, and the model takes no pictures or decodes without a cache.
         """
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows is {max_rows}, expected at least 1")
@@ -123,7 +129,13 @@ class HFEngine:
                 "%s has more state than keys and values: the whole sequence is run again for each token, which is slow",
                 type(model).__name__,
             )
-        faster = find_faster_cache(model, autocast_dtype) if self.uses_cache else None
+        self._vision = make_vision(model, reader)
+        if self._vision is not None and not self.uses_cache:
+            raise ConfigError(
+                f"processor: {type(model).__name__} has more state than keys and values, and pictures need a model "
+                "without such a state: pass a tokenizer without a processor"
+            )
+        faster = find_faster_cache(model, autocast_dtype, self._vision) if self.uses_cache else None
         self.shares_prefixes, self.uses_slots = faster is SharedPrefixCache, faster is SlotCache
         self.uses_graphs = cuda_graphs and self.uses_slots and find_graphs(model, autocast_dtype)
         self.exact = autocast_dtype is None
@@ -139,6 +151,8 @@ class HFEngine:
             NonFiniteLogitsError: The model's logits are not finite; the message names the prompt and the token.
         """
         self._limits.check_prompts(prompts, group_size, sampling, seed)
+        if self._vision is None and (shown := [prompt for prompt in prompts if prompt.pictures]):
+            raise ValueError(f"{shown[0].name} has pictures, and this engine has no processor: the model is text only")
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids)
@@ -154,6 +168,8 @@ class HFEngine:
                 share_prefixes=share_prefixes,
                 use_slots=self.uses_slots,
                 use_graphs=self.uses_graphs,
+                vision=self._vision,
+                pictures=[prompt.pictures for prompt in prompts],
             )
 
         def describe(id: RowId) -> Row:
@@ -217,6 +233,7 @@ class HFEngine:
             end_ids=torch.tensor(end_ids, dtype=torch.long, device=find_device(self._model)),
             make_stop_strings=self._make_stop_strings,
             vocab_limit=self.vocab_limit,
+            excluded_ids=() if self._vision is None else self._vision.reader.excluded_ids,
         )
 
     def _make_stop_strings(self, stop: tuple[str, ...]) -> StopStrings:

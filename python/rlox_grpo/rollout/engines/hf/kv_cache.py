@@ -25,6 +25,8 @@ class PrefilledPrompts:
         logits: ``[P, V]``, logits of the token after each prompt.
         lengths: ``int64 [P]``, prompt lengths in tokens.
         padded_left: whether prompts end at the last column. Otherwise they begin at the first column.
+        deltas: ``int64 [P]``, the position of the token after each prompt minus its length, which pictures change in
+            models with M-RoPE; None: all 0.
     """
 
     keys: list[Tensor]
@@ -32,6 +34,11 @@ class PrefilledPrompts:
     logits: Tensor
     lengths: Int64Array
     padded_left: bool = True
+    deltas: Int64Array | None = None
+
+    def next_positions(self) -> Int64Array:
+        """Return the position of the token after each prompt, ``int64 [P]``."""
+        return self.lengths if self.deltas is None else self.lengths + self.deltas
 
     @property
     def width(self) -> int:
@@ -52,7 +59,7 @@ class PrefilledPrompts:
         columns = (np.arange(self.width) - (self.width - self.lengths[:, None])) % self.width  # [P, width]
         index = torch.from_numpy(columns).to(self.logits.device)
         keys, values = ([gather_columns(tensor, index) for tensor in layers] for layers in (self.keys, self.values))
-        return PrefilledPrompts(keys, values, self.logits, self.lengths)
+        return PrefilledPrompts(keys, values, self.logits, self.lengths, deltas=self.deltas)
 
 
 def gather_columns(tensor: Tensor, columns: Tensor) -> Tensor:
@@ -165,14 +172,17 @@ class RowCache:
         self._cache = Cache(layers=[])
         self._layers: list[Any] = self._cache.layers  # filled by the first rows
         self._starts: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        # The column at which a row would have the position 0: its start, unless pictures moved its positions.
+        self._origins: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._device_starts = torch.zeros(max_rows, dtype=torch.long, device=device)
+        self._device_origins = torch.zeros(max_rows, dtype=torch.long, device=device)
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         return {
             "past_key_values": self._cache,
             "attention_mask": self._attention_mask(),
-            "position_ids": self._extent.end - self._device_starts[: self._extent.rows, None],
+            "position_ids": self._extent.end - self._device_origins[: self._extent.rows, None],
         }
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
@@ -196,6 +206,7 @@ class RowCache:
             layer.values[rows, :, columns] = values.index_select(0, source)
         extent.rows += count
         self._starts[rows] = extent.end - prompts.lengths[which]
+        self._origins[rows] = extent.end - prompts.next_positions()[which]
         self._starts_changed()
 
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
@@ -208,6 +219,7 @@ class RowCache:
                 for buffer in (layer.keys, layer.values):
                     buffer[device_to, :, columns] = buffer[device_source, :, columns]
             self._starts[to] = self._starts[source]
+            self._origins[to] = self._origins[source]
         extent.rows = remaining
         self._starts_changed()
 
@@ -246,6 +258,7 @@ class RowCache:
         if extent.rows:
             extent.begin = int(self._starts[: extent.rows].min())
             self._device_starts[: extent.rows] = torch.from_numpy(self._starts[: extent.rows]).to(self._device)
+            self._device_origins[: extent.rows] = torch.from_numpy(self._origins[: extent.rows]).to(self._device)
 
     def _relocate(self, like: PrefilledPrompts | None, min_end: int) -> None:
         """Move the live columns to new buffers. They end at column ``min_end``, or start at column 0 if they are more.
@@ -269,5 +282,6 @@ class RowCache:
                     new[rows, :, new_columns] = current[rows, :, columns]
                 setattr(layer, name, new)
         self._starts += end - extent.end
+        self._origins += end - extent.end
         extent.begin, extent.end = end - live, end
         self._starts_changed()

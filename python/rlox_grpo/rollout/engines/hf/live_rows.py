@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -72,9 +72,11 @@ class LiveRows(Generic[Key]):
         end_ids: Tensor,
         make_stop_strings: Callable[[tuple[str, ...]], StopStrings],
         vocab_limit: int | None,
+        excluded_ids: Sequence[int] = (),
     ) -> None:
         """Begin without rows; rows of more than ``sampling.max_new_tokens`` tokens enlarge the tensors."""
         self.sampling, self.vocab_limit = sampling, vocab_limit
+        self._excluded = torch.tensor(excluded_ids, dtype=torch.long, device=end_ids.device)
         self._describe, self._end_ids = describe, end_ids
         self._make_stop_strings, self._stop_strings = make_stop_strings, dict[tuple[str, ...], StopStrings]()
         self.max_rows, self.device = max_rows, end_ids.device
@@ -159,6 +161,11 @@ class LiveRows(Generic[Key]):
                 tails = self.read_tokens(first + np.array(ending))
                 stopped[ending] |= self._stop_strings[stop].ended(tails)
         self._stopped[rows], self._full[rows] = stopped, full
+
+    def limit(self, logits: Tensor) -> Tensor:
+        """Return the logits ``[rows, V]`` of the ids that may be sampled; those of excluded ids are −inf."""
+        logits = logits[:, : self.vocab_limit]
+        return logits.index_fill(1, self._excluded, -torch.inf) if len(self._excluded) else logits
 
     def last_tokens(self) -> Tensor:
         """Return the newest token of each live row, ``int64 [rows, 1]``."""

@@ -34,7 +34,8 @@ class SharedPrefixCache:
         self._prompts: list[tuple[PrefilledPrompts, int]] = []  # what each slot holds
         self._row_slots: Int64Array = np.empty(0, dtype=np.int64)
         self._layout: SharedPrefix | None = None
-        self._prompt_lengths = torch.empty(0, 1, dtype=torch.long)
+        # int64 [rows, 1], the position of the token after the row's prompt.
+        self._next_positions = torch.empty(0, 1, dtype=torch.long)
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
@@ -86,7 +87,7 @@ class SharedPrefixCache:
         self._layout.sampled_mask = _additive(options["attention_mask"], self._keys[0].dtype)
         return options | {
             "attention_mask": NO_MASK.to(self._device),
-            "position_ids": options["position_ids"] + self._prompt_lengths,
+            "position_ids": options["position_ids"] + self._next_positions,
             "shared_prefix": self._layout,
         }
 
@@ -154,7 +155,8 @@ class SharedPrefixCache:
             slot_indices=torch.from_numpy(self._row_slots).to(self._device),
             slot_columns=torch.from_numpy(columns_in_slot).to(self._device),
         )
-        self._prompt_lengths = torch.from_numpy(lengths[self._row_slots, None]).to(self._device)
+        positions = np.array([batch.next_positions()[index] for batch, index in self._prompts])
+        self._next_positions = torch.from_numpy(positions[self._row_slots, None]).to(self._device)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -54,6 +54,9 @@ class SlotCache:
         self._rows = 0
         self._lengths: Int64Array = np.zeros(max_rows, dtype=np.int64)  # on the host, for room
         self._device_lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        # int64 [max_rows]: added to a row's number of tokens for its next position; pictures change it.
+        self._deltas: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self._device_deltas = torch.zeros(max_rows, dtype=torch.long, device=device)
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._no_mask = NO_MASK.to(device)
         self._write_index = _WriteIndex()
@@ -76,6 +79,7 @@ class SlotCache:
                 # token by token.
                 self._slots(buffer)[rows, : prompts.width] = tensor.index_select(0, source).transpose(1, 2)
         self._lengths[rows] = prompts.lengths[which]
+        self._deltas[rows] = 0 if prompts.deltas is None else prompts.deltas[which]
         self._rows += len(which)
         self._lengths_changed()
 
@@ -90,6 +94,7 @@ class SlotCache:
                     slots = self._slots(buffer)[:, :longest]
                     slots.index_copy_(0, device_to, slots.index_select(0, device_source))
             self._lengths[to] = self._lengths[source]
+            self._deltas[to] = self._deltas[source]
         self._rows = remaining
         self._lengths_changed()
 
@@ -116,7 +121,7 @@ class SlotCache:
         return {
             "past_key_values": self._cache,
             "attention_mask": self._no_mask,
-            "position_ids": positions.long()[:, None],
+            "position_ids": (positions.long() + self._device_deltas[:rows])[:, None],
             "row_slots": RowSlots(starts, positions + 1, counts, self.capacity),
         }
 
@@ -134,6 +139,7 @@ class SlotCache:
         # Slots without a live row have length 0, so that a pass of more rows writes within them.
         self._lengths[self._rows :] = 0
         self._device_lengths.copy_(torch.from_numpy(self._lengths.astype(np.int32)))
+        self._device_deltas.copy_(torch.from_numpy(self._deltas))
 
     def _grow(self, needed: int, like: PrefilledPrompts | None) -> None:
         """Move the rows to slots of at least ``needed`` tokens."""

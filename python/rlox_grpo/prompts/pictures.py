@@ -1,0 +1,297 @@
+"""Read pictures of data rows, and turn each distinct picture into tensors and token ids, once.
+
+Files and rows are hostile: sizes are checked before anything is decoded, nothing is downloaded, and every error names
+the row and the picture.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox_grpo.errors import import_extra
+from rlox_grpo.prompts.tensor_cache import TensorCache
+from rlox_grpo.types import Int64Array, Picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+MAX_FILE_BYTES = 64 * 2**20
+"""Largest encoded picture that is read."""
+
+MAX_PIXELS = 32 * 2**20
+"""Largest picture that is decoded: 96 MiB of memory."""
+
+MAX_ASPECT_RATIO = 200
+"""Largest ratio of a picture's sides; Qwen's image processors refuse more."""
+
+CACHE_BYTES = 2**30
+"""Memory for the processed tensors of pictures that were used last, and for the features of a frozen tower."""
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+_NOT_TENSORS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
+
+
+def read_picture(value: Any, folder: Path, where: str) -> Image:
+    """Read a picture as RGB, turned upright by its EXIF orientation.
+
+    Args:
+        value: a PIL image, a path, encoded bytes, ``{"bytes", "path"}``, a data URI, or an array ``uint8 [H, W, 3]``.
+        folder: the folder to which paths are relative.
+        where: the name of the picture in errors, such as ``prompts[3], picture 0``.
+
+    Raises:
+        ValueError: the picture cannot be read, is too large, or has several frames or 16 bits a channel.
+        TypeError: the value is not a picture.
+    """
+    pillow = import_extra(f"{where}: a picture", "PIL.Image", "vision")
+    if isinstance(value, pillow.Image):
+        return _decode(value, where)
+    if hasattr(value, "__array_interface__"):
+        return _read_array(pillow, np.asarray(value), where)
+    data = _read_bytes(value, folder, where)
+    try:
+        with warnings.catch_warnings():  # the check of the size follows
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+            opened = pillow.open(io.BytesIO(data), formats=_FORMATS)
+    except pillow.UnidentifiedImageError:
+        raise ValueError(f"{where} is no picture: expected {', '.join(_FORMATS)}") from None
+    except pillow.DecompressionBombError as error:
+        raise ValueError(f"{where} has more than {MAX_PIXELS} pixels: make it smaller ({error})") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise ValueError(f"{where} cannot be read: {error}") from None
+    with opened:
+        return _decode(opened, where)
+
+
+def _read_bytes(value: Any, folder: Path, where: str) -> bytes:
+    """Return the encoded picture of a path, bytes, a dict or a data URI."""
+    if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
+        value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, (bytes, bytearray)):
+        _refuse_large(len(value), where)
+        return bytes(value)
+    if isinstance(value, str) and value[:5].lower() == "data:":
+        header, comma, encoded = value.partition(",")
+        _refuse_large(len(encoded) * 3 // 4, where)
+        if not comma or not header.lower().endswith(";base64"):
+            raise ValueError(f"{where} is the data URI {value[:30]!r}…: expected 'data:image/png;base64,' and base64")
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"{where} is a data URI that is not base64: {error}") from None
+    if not isinstance(value, (str, Path)):
+        raise TypeError(
+            f"{where} is {type(value).__name__}: expected a PIL image, a path, bytes, {{'bytes', 'path'}}, a data URI "
+            "or an array uint8 [H, W, 3]"
+        )
+    if "://" in str(value):
+        raise ValueError(f"{where} is the address {str(value)[:80]!r}: nothing is downloaded; pass a file's path")
+    path = folder / value
+    try:
+        if not path.is_file():  # a folder, a pipe or a device too
+            raise ValueError(f"{where} is the path {str(value)[:80]!r}: there is no such file in {folder}")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if str(error).startswith(where):
+            raise
+        raise ValueError(f"{where} is the path {str(value)[:80]!r}, which cannot be read: {error}") from None
+    _refuse_large(len(data), where)
+    return data
+
+
+def _refuse_large(size: int, where: str) -> None:
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"{where} has more than {MAX_FILE_BYTES // 2**20} MiB: make it smaller")
+
+
+def _read_array(pillow: Any, array: Any, where: str) -> Image:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise ValueError(f"{where} is an array {array.dtype} {list(array.shape)}: expected uint8 [H, W, 3]")
+    _refuse_size(array.shape[1], array.shape[0], where)
+    read: Image = pillow.fromarray(np.ascontiguousarray(array))
+    return read
+
+
+def _refuse_size(width: int, height: int, where: str) -> None:
+    if not width or not height:
+        raise ValueError(f"{where} has {width} × {height} pixels: it is empty")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{where} has {width} × {height} pixels: at most {MAX_PIXELS} are decoded; make it smaller")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise ValueError(
+            f"{where} has {width} × {height} pixels: a side is more than {MAX_ASPECT_RATIO} times the other; cut it"
+        )
+
+
+def _decode(opened: Image, where: str) -> Image:
+    """Return an opened picture as RGB and upright."""
+    _refuse_size(*opened.size, where)
+    if getattr(opened, "n_frames", 1) > 1:
+        raise ValueError(f"{where} is animated, with {opened.n_frames} frames: pass the frame to show")  # type: ignore[attr-defined]
+    if opened.mode not in _MODES:
+        raise ValueError(f"{where} has the mode {opened.mode!r}, more than 8 bits a channel: convert it to 8 bits")
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except Exception as error:  # noqa: BLE001  whatever a decoder raises for a broken file
+        raise ValueError(f"{where} is broken or cut off: {type(error).__name__}: {error}") from None
+
+
+def digest_picture(image: Image) -> str:
+    """Return a digest of size and pixels, 32 hexadecimal digits."""
+    return hashlib.sha256(b"%d %d " % image.size + image.tobytes()).hexdigest()[:32]
+
+
+class PictureReader:
+    """Reads pictures, and processes each distinct one alone, once.
+
+    A processor that gets several pictures at once lays them out in a way of its model's own; single pictures always
+    have the same layout. The tensors used last stay in host memory, at most ``cache_bytes``; others are made again from
+    the row's picture.
+
+    Attributes:
+        processor: the processor of transformers.
+        image_token_id: the id at the places of a picture's features.
+        excluded_ids: ids of places of pictures and videos, which are never sampled.
+        chat_template: the template of the processor, or else of the tokenizer; None if there is none.
+        features: the features of pictures under a frozen tower (:mod:`rlox_grpo.model.vision`).
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        tokenizer: Any,
+        *,
+        image_token_id: int,
+        excluded_ids: Sequence[int],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """Store the processor.
+
+        Raises:
+            ValueError: the processor has no image token, or its tokenizer writes it as several tokens.
+        """
+        self.processor, self.image_token_id, self.excluded_ids = processor, image_token_id, tuple(excluded_ids)
+        self.chat_template = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
+        # What a chat template writes for a picture. Gemma 3 writes its begin-of-image token.
+        self.placeholder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
+        name = type(processor).__name__
+        if not isinstance(self.placeholder, str):
+            raise ValueError(f"processor is a {name}, which has no image_token: pictures in prompts need one")
+        ids = tokenizer(self.placeholder, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
+        self.placeholder_id = int(ids[0])
+        self.writes_entries = _needs_entries(tokenizer, self.chat_template)
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._pictures: dict[str, Picture] = {}
+        self._tensors = TensorCache(cache_bytes)
+        self.features = TensorCache(cache_bytes)
+
+    def render(self, messages: Sequence[Any], **variables: Any) -> str:
+        """Write messages by the chat template; contents are lists of entries where the template needs them."""
+        if self.writes_entries:
+            messages = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if isinstance(message.get("content"), str)
+                else message
+                for message in messages
+            ]
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, chat_template=self.chat_template, **variables
+            )
+        )
+
+    def read(self, value: Any, folder: Path, where: str) -> Picture:
+        """Return the record of a picture; equal pictures have the same record. See :func:`read_picture`."""
+        image = read_picture(value, folder, where)
+        digest = digest_picture(image)
+        with self._lock:
+            if digest in self._pictures:
+                return self._pictures[digest]
+            token_ids = self._process(digest, image, where)
+
+        def read_tensors() -> Mapping[str, Tensor]:
+            with self._lock:
+                if digest not in self._tensors:
+                    again = read_picture(value, folder, where)
+                    if digest_picture(again) != digest:
+                        raise ValueError(f"{where} has changed since it was read first: training needs the same pixels")
+                    self._process(digest, again, where)
+                tensors: Mapping[str, Tensor] = self._tensors[digest]
+                return tensors
+
+        picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors)
+        return self._pictures.setdefault(digest, picture)
+
+    def _process(self, digest: str, image: Image, where: str) -> Int64Array:
+        """Store the tensors of a picture; return the ids that replace its placeholder."""
+        try:
+            outputs = self.processor(
+                text=[self.placeholder], images=[image], return_tensors="pt", add_special_tokens=False
+            )
+        except Exception as error:  # whatever the processor of a model raises
+            size = f"{image.width} × {image.height}"
+            raise ValueError(
+                f"{where} ({size} pixels): {type(self.processor).__name__} refuses it: {type(error).__name__}: {error}"
+            ) from error
+        tensors = {name: tensor for name, tensor in outputs.items() if name not in _NOT_TENSORS}
+        self._tensors.add(digest, tensors)
+        ids: Int64Array = outputs["input_ids"][0].numpy().astype(np.int64)
+        return ids
+
+    def expand(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
+        """Replace each placeholder by the ids of its picture, in order.
+
+        Raises:
+            ValueError: there are more or fewer placeholders than pictures, or the text holds the ids of pictures or
+                videos.
+        """
+        ids = token_ids
+        indices = np.flatnonzero(ids == self.placeholder_id)
+        if len(indices) != len(pictures):
+            is_more = len(indices) > len(pictures)
+            cause = "the text holds the token" if is_more else "the chat template left pictures out"
+            raise ValueError(
+                f"{where} has {len(pictures)} pictures and its text {len(indices)} times {self.placeholder!r}: {cause}"
+            )
+        strange = np.isin(ids, [index for index in self.excluded_ids if index != self.placeholder_id])
+        if strange.any():
+            raise ValueError(
+                f"{where} holds the token id {ids[strange.argmax()]} of pictures or videos in its text: remove it"
+            )
+        pieces = np.split(ids, indices)
+        expanded = [pieces[0]]
+        for picture, piece in zip(pictures, pieces[1:], strict=True):
+            expanded += [picture.token_ids, piece[1:]]
+        return np.concatenate(expanded)
+
+
+def _needs_entries(tokenizer: Any, template: str | None) -> bool:
+    """Whether a chat template drops contents that are text, and reads lists of entries alone (SmolVLM's does)."""
+    if template is None:
+        return False
+    probe = "zqprobe"
+    try:
+        written = tokenizer.apply_chat_template(
+            [{"role": "user", "content": probe}], tokenize=False, chat_template=template
+        )
+    except Exception:  # noqa: BLE001  jinja2's errors, and those that a template raises
+        return True
+    return probe not in str(written)

@@ -1,0 +1,48 @@
+"""Tensors that were used last, within a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+
+class TensorCache:
+    """Entries by key, of which the last used stay: those of at most ``most_bytes``, and always the newest.
+
+    An entry is a tensor, or a mapping, a list or an object of tensors.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, key: Hashable) -> Any:
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
+    def add(self, key: Hashable, entry: Any) -> None:
+        """Store an entry, and drop those that were not used for longest."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in _list_tensors(entry))
+        self._entries[key] = entry, size
+        self._bytes += size
+        while len(self._entries) > 1 and self._bytes > self._most_bytes:
+            self._bytes -= self._entries.popitem(last=False)[1][1]
+
+
+def _list_tensors(entry: Any) -> Iterator[Any]:
+    if hasattr(entry, "element_size"):
+        yield entry
+    elif isinstance(entry, (list, tuple)):
+        for value in entry:
+            yield from _list_tensors(value)
+    else:
+        values = entry if isinstance(entry, Mapping) else getattr(entry, "__dict__", {})
+        for value in values.values():
+            yield from _list_tensors(value)
