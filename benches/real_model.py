@@ -55,6 +55,7 @@ class Shape:
 
 SHAPES = tuple(Shape(prompt, new) for prompt in (60, 500) for new in (32, 128))
 
+
 def find_device() -> str:
     """Return where every system trains."""
     import torch

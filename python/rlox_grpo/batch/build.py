@@ -17,9 +17,11 @@ from rlox_grpo.types import (
     BoolArray,
     Completion,
     EnvironmentTokens,
+    Int32Array,
     Int64Array,
     Prompt,
     RolloutGroup,
+    SamplingMask,
     ScoredGroup,
     StepTotals,
 )
@@ -292,16 +294,19 @@ def _count_by_completion(
 
 
 def group_tokens(
-    prompt_ids: Int64Array, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+    prompt_ids: Int64Array,
+    completions: Sequence[Int64Array],
+    masks: Sequence[BoolArray] | None = None,
+    sampling_masks: Sequence[SamplingMask[Int32Array] | None] | None = None,
 ) -> ScoredGroup:
     """Make a group of a prompt and its completions without rewards and log-probs, for a forward pass over them.
 
-    ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
+    ``masks`` has the ``loss_mask`` of each completion, None: all tokens; ``sampling_masks`` the sampling mask of each.
     """
     sampled: Sequence[BoolArray | None] = [None] * len(completions) if masks is None else masks
     rows = tuple(
-        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
-        for ids, mask in zip(completions, sampled, strict=True)
+        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask, sampling_mask=drawn_from)
+        for ids, mask, drawn_from in zip(completions, sampled, sampling_masks or [None] * len(completions), strict=True)
     )
     return ScoredGroup(RolloutGroup(Prompt(prompt_ids, 0), rows), np.zeros(len(rows), np.float32), {})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlox_grpo.batch.sampling_mask import select_tokens
 from rlox_grpo.types import Batch, PolicyWeights, TokenLogProbs
 
 if TYPE_CHECKING:
@@ -23,4 +24,16 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
     weights, tokens of the environment and branches.
     """
     chosen = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
-    return replace(batch, **chosen, log_probs=TokenLogProbs(), policy=PolicyWeights(), environment=None, branches=None)
+    mask = batch.sampling_mask
+    if mask is not None:
+        flags = mask.sizes.new_zeros(mask.sizes.shape).bool().index_fill_(0, rows, True)
+        mask = replace(select_tokens(mask, flags), sizes=mask.sizes[rows])
+    return replace(
+        batch,
+        **chosen,
+        sampling_mask=mask,
+        log_probs=TokenLogProbs(),
+        policy=PolicyWeights(),
+        environment=None,
+        branches=None,
+    )

@@ -25,7 +25,7 @@ from rlox_grpo.config.records import OptimizerConfig, StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
 from rlox_grpo.groups import describe_sample
-from rlox_grpo.loss.importance import gap_shares, mismatch_metrics
+from rlox_grpo.loss.importance import gap_shares, measure_truncated_mass, mismatch_metrics
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.objective import combine_terms
@@ -395,6 +395,10 @@ class TrainStep:
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]
+        mismatch = combined(everywhere)
+        sampling = self.sampler.sampling
+        if sampling.is_truncated and not sampling.return_sampling_mask:
+            metrics |= measure_truncated_mass({**metrics, **mismatch})
         if self.runs_episodes:
             # From the groups and not from the EpisodeRunner: with async_steps its last call was for a later batch.
             metrics["perf/prefilled_tokens"] = float(round(sum(group.prefilled_tokens for group in groups)))
@@ -403,7 +407,7 @@ class TrainStep:
             "update/learning_rate": learning_rate,
             **metrics,
             **self.kl_weight.finish(metrics, len(advantages)),
-            **combined(everywhere),
+            **mismatch,
             **rollout.metrics(),
             **measure_staleness(groups, progress.step - 1),
             **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.types import Completion, RolloutGroup
+from rlox_grpo.types import Completion, RolloutGroup, SamplingMask
 
 TurnCheck: TypeAlias = Callable[[Any, TurnRequest, SampledTurn], None]
 """``check(engine, request, turn)`` raises EngineError for a reply that cannot be trained on."""
@@ -45,6 +45,7 @@ def check_groups(engine: Any, groups: Sequence[RolloutGroup], max_new_tokens: in
         for number, completion in enumerate(group.completions):
             where = f"{name}, completion {number} of {prompt_name}"
             _check_form(where, completion, max_new_tokens)
+            _check_mask(where, completion)
             descriptions.append(where)
             rows.append((completion.token_ids, completion.log_probs))
     _check_tokens(descriptions, rows, vocabulary)
@@ -62,6 +63,7 @@ def check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: 
     if not isinstance(turn, SampledTurn):
         raise EngineError(f"{where} is {type(turn).__name__}, expected a SampledTurn")
     _check_arrays(where, turn.token_ids, turn.log_probs, request.max_new_tokens)
+    _check_mask(where, turn)
     _check_tokens([where], [(turn.token_ids, turn.log_probs)], vocabulary)
 
 
@@ -89,6 +91,18 @@ def _check_arrays(where: str, token_ids: Any, log_probs: Any, max_new_tokens: in
     _check_array(f"{where}: log_probs", log_probs, "float32", len(token_ids))
     if len(token_ids) > max_new_tokens:
         raise EngineError(f"{where} has {len(token_ids)} tokens, above max_new_tokens={max_new_tokens}")
+
+
+def _check_mask(where: str, reply: Completion | SampledTurn) -> None:
+    """Check the arrays of a sampling mask, if there is one; that it holds the sampled ids is checked when rows are laid out."""
+    if (mask := reply.sampling_mask) is None:
+        return
+    if not isinstance(mask, SamplingMask):
+        raise EngineError(f"{where}: sampling_mask is {type(mask).__name__}, expected a SamplingMask")
+    _check_array(f"{where}: sampling_mask.sizes", mask.sizes, "int32", len(reply.token_ids))
+    if (mask.sizes < 0).any():
+        raise EngineError(f"{where}: sampling_mask.sizes has {mask.sizes.min()}, expected numbers of at least 0")
+    _check_array(f"{where}: sampling_mask.token_ids", mask.token_ids, "int32", int(mask.sizes.sum(dtype=np.int64)))
 
 
 def _check_array(what: str, array: Any, dtype: str, length: int | None) -> None:
