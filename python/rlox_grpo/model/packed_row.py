@@ -88,11 +88,13 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     )
     layout = _lay_out(tree, packed_index, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices)
-    ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
+    ids, positions, predicting_states, predicted_ids, indices = (
+        torch.from_numpy(array).to(batch.input_ids.device) for array in arrays
+    )
     mask = batch.sampling_mask
     if mask is not None:
         mask = select_tokens(mask, torch.from_numpy(predicted).to(mask.sizes.device))
-    return PackedRow(ids, positions, layout, *read, sampling_mask=mask)
+    return PackedRow(ids, positions, layout, predicting_states, predicted_ids, indices, mask)
 
 
 def _separate_masks(owner: Int64Array, mask: SamplingMask[Tensor] | None) -> Int64Array:
@@ -108,7 +110,7 @@ def _separate_masks(owner: Int64Array, mask: SamplingMask[Tensor] | None) -> Int
     sizes, token_ids = mask.sizes.flatten().cpu().numpy(), mask.token_ids.cpu().numpy()
     width = owner.shape[1]
     equal = have_equal_ids(sizes, token_ids, row * width + step, owner[row, step] * width + step)
-    separate = owner.copy()
+    separate: Int64Array = owner.copy()
     separate[row[~equal], step[~equal]] = row[~equal]
     return separate
 

@@ -76,9 +76,10 @@ class Measuring:
             raise ValueError(f"input_ids has rows of {ids.shape[1]} tokens: the model has {self.max_length} positions")
         if bool((ids < 0).any()) or bool((ids >= self.vocabulary).any()) or question.vocabulary > self.vocabulary:
             raise ValueError(f"input_ids or vocabulary go beyond the model's {self.vocabulary} ids")
-        drawn = question.sampling_mask and question.sampling_mask.token_ids
-        if drawn is not None and bool(((drawn < 0) | (drawn >= (question.vocabulary or self.vocabulary))).any()):
-            raise ValueError(f"mask_ids go beyond the {question.vocabulary or self.vocabulary} ids of the distribution")
+        limit = question.vocabulary or self.vocabulary
+        mask = question.sampling_mask
+        if mask is not None and bool(((mask.token_ids < 0) | (mask.token_ids >= limit)).any()):
+            raise ValueError(f"mask_ids go beyond the {limit} ids of the distribution")
         job = _Job(question)
         self._waiting.put_nowait(job)
         return job.answer

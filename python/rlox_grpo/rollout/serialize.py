@@ -120,7 +120,10 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """Encode a dataclass of arrays, a sampling mask, tuples of integers and JSON values; :func:`decode_fields` is the inverse."""
+    """Encode a dataclass of arrays, a sampling mask, tuples of integers and JSON values.
+
+    :func:`decode_fields` is the inverse.
+    """
     record: dict[str, Any] = {}
     for field in fields(value):
         content = getattr(value, field.name)

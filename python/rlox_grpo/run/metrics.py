@@ -115,7 +115,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         if row.sampling_mask is not None
     ]
     if sizes and (drawn := np.concatenate(sizes)).any():
-        metrics["rollout/sampling_mask_size"] = _mean(drawn[drawn > 0])
+        metrics["rollout/sampling_mask_size"] = float(drawn[drawn > 0].mean(dtype=np.float64))
     shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
     repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:

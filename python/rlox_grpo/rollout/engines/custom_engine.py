@@ -94,7 +94,7 @@ def _check_arrays(where: str, token_ids: Any, log_probs: Any, max_new_tokens: in
 
 
 def _check_mask(where: str, reply: Completion | SampledTurn) -> None:
-    """Check the arrays of a sampling mask, if there is one; that it holds the sampled ids is checked when rows are laid out."""
+    """Check the arrays of a sampling mask, if there is one. Whether it has the sampled ids is checked with the rows."""
     if (mask := reply.sampling_mask) is None:
         return
     if not isinstance(mask, SamplingMask):

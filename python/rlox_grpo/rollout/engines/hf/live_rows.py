@@ -205,8 +205,8 @@ class LiveRows(Generic[Key]):
         for tensor in (self._token_ids, self._log_probs, self._uniforms, self._lengths, self._most):
             tensor[device_to] = tensor[device_source]
         for row, from_row in zip(to, source, strict=True):
-            for entries in (self.keys, self._rows, self._drawn_from):
-                entries[row] = entries[from_row]  # type: ignore[index]
+            self.keys[row], self._rows[row] = self.keys[from_row], self._rows[from_row]
+            self._drawn_from[row] = self._drawn_from[from_row]
         del self.keys[remaining:], self._rows[remaining:], self._drawn_from[remaining:]
         self._find_stops()
         # The remaining rows have neither stopped nor reached their maximum length.
