@@ -25,7 +25,7 @@ from rlox_grpo.batch.select import select_rows
 from rlox_grpo.errors import ConfigError, EngineError
 from rlox_grpo.model.forward import make_forward, select_mask
 from rlox_grpo.model.full_kl import distribution_kl
-from rlox_grpo.model.log_probs import token_log_probs
+from rlox_grpo.model.log_probs import score_norms, token_log_probs
 from rlox_grpo.reference.client import Question, unpack_question
 from rlox_grpo.reference.local import refer_to_policy
 from rlox_grpo.reference.server import Measuring
@@ -43,6 +43,7 @@ from rlox_grpo.types import (
     ScoredGroup,
     TokenDistributions,
 )
+from rlox_grpo.update import fixed_tensors
 
 TOP_P = {"top_p": 0.8}
 SAVED_MASK = re.compile(r'"sampling_mask":\s*{\s*"sizes"')
@@ -387,6 +388,19 @@ def test_masks_of_an_engine_of_the_user_are_checked(mask, message):
         check_groups(HFEngine(toy.ToyLM()), [group], 4, None)
 
 
+class Forgetful(HFEngine):
+    """Says that it returns masks, and does not."""
+
+    def generate(self, prompts, group_size, sampling, seed, **options):
+        return super().generate(prompts, group_size, replace(sampling, return_sampling_mask=False), seed, **options)
+
+
+def test_an_engine_that_forgets_its_masks_is_an_error():
+    trainer = GRPO(toy.ToyLM(), toy.even_share, **toy.options(engine=Forgetful(toy.ToyLM()), **TOP_P))
+    with pytest.raises(EngineError, match=r"completion 0 of prompts\[\d\]: sampling_mask is None"):
+        trainer.train(toy.PROMPTS)
+
+
 # --- whole runs ---
 
 
@@ -545,6 +559,41 @@ def test_a_teacher_is_normalised_over_the_policys_ids(make_tiny_model):
     layouts = lay_out_after(batch, prompts, token_budget=20, share_prompts=True)
     assert len(layouts) > 1
     np.testing.assert_allclose(teacher.add(batch, layouts).log_probs.teacher[batch.loss_mask], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
+def test_the_exact_kl_is_over_the_ids(make_tiny_model, packs):
+    model, other = make_tiny_model("qwen2"), make_tiny_model("llama")
+    batch, groups = sampled_batch(model)
+    forward = make_forward(model, share_prompts=packs)
+    assert forward.shares_prompts == packs
+    reference = make_forward(other).distributions(batch)
+    known = replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference))
+    kl = forward(known)[2][batch.loss_mask]
+    expected = []
+    for group in groups:
+        for completion in group.completions:
+            ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None]
+            with torch.no_grad():
+                both = [each(ids).logits[0, len(group.prompt.token_ids) - 1 :].double() for each in (model, other)]
+            for step, chosen in enumerate(split_mask(completion.sampling_mask, [1] * len(completion.token_ids))):
+                log_p, log_q = (torch.log_softmax(logits[step, chosen.token_ids.astype(int)], -1) for logits in both)
+                expected.append(float((log_p.exp() * (log_p - log_q)).sum()))
+    np.testing.assert_allclose(kl.detach(), expected, atol=1e-5)
+
+
+def test_the_optimal_token_baseline_scores_over_the_ids(monkeypatch):
+    masks = []
+    monkeypatch.setattr(
+        fixed_tensors,
+        "score_norms",
+        lambda hidden, ids, **options: (
+            masks.append((len(ids), options["sampling_mask"])) or score_norms(hidden, ids, **options)
+        ),
+    )
+    train(baseline="optimal_token", reward_scaling="none", max_steps=1)
+    assert masks
+    assert all(len(mask.sizes) == count and (mask.sizes > 0).all() for count, mask in masks)
 
 
 def test_a_reference_server_normalises_over_the_ids(make_tiny_model):

@@ -41,6 +41,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import is_measured
 from rlox_grpo.rollout.engines.calls import fill_texts
+from rlox_grpo.rollout.engines.custom_engine import refuse_missing_masks
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, refill_groups
@@ -318,7 +319,10 @@ class TrainStep:
             ConfigError: a function returned StepScores, which an option excludes. Nothing of the step was trained.
         """
         tokenizer, rewards = self.policy.tokenizer, self.stages.rewards
-        mine = self.scorer.score(fill_texts(batch.groups.result(), tokenizer), rewards.on_reward_error)
+        sampled = batch.groups.result()
+        if self.sampler.sampling.return_sampling_mask:
+            refuse_missing_masks(self.stages.engine.engine, sampled)
+        mine = self.scorer.score(fill_texts(sampled, tokenizer), rewards.on_reward_error)
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
         scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
         for name in {name: None for group in scored for name in group.step_scores}:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.groups import flag_sampled, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.types import Completion, RolloutGroup, SamplingMask
 
@@ -65,6 +66,18 @@ def check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: 
     _check_arrays(where, turn.token_ids, turn.log_probs, request.max_new_tokens)
     _check_mask(where, turn)
     _check_tokens([where], [(turn.token_ids, turn.log_probs)], vocabulary)
+
+
+def refuse_missing_masks(engine: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Raise EngineError if a row with sampled tokens has no sampling mask, from an engine that was asked for them."""
+    for group in groups:
+        for number, completion in enumerate(group.completions):
+            if any(row.sampling_mask is None and flag_sampled(row).any() for row in list_rows(completion)):
+                raise EngineError(
+                    f"engine {type(engine).__name__}, completion {number} of {group.prompt.name}: sampling_mask is "
+                    "None, and the engine has returns_sampling_mask = True: return a SamplingMask where "
+                    "sampling.return_sampling_mask is True"
+                )
 
 
 def check_version(engine: Any, version: int) -> None:
