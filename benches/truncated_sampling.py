@@ -1,6 +1,8 @@
 """Truncated sampling: what the sampling mask changes in training, and what it costs.
 
-    python benches/truncated_sampling.py drift [--out runs/truncated] [--seeds 0,1,2,3,4,5] [--steps 100]
+    python benches/truncated_sampling.py drift [--out runs/truncated] [--seeds 6] [--steps 100]
+    python benches/truncated_sampling.py toy [--seeds 16] [--steps 100]
+    python benches/truncated_sampling.py kernel
     python benches/truncated_sampling.py cost [--model FOLDER] [--rounds 5]
 
 ``drift`` trains the Countdown demo's warm start with ``top_p=0.9``, in three ways:
@@ -13,6 +15,12 @@
 It prints the rewards and the held-out accuracy at the end, under ``top_p=0.9`` and under the whole distribution, with
 95 % intervals over the seeds, paired differences to ``mask``, and the entropy over all ids. ``results_*.jsonl`` in the
 folder has a line for each run; a second start skips those.
+
+``toy`` does the same with a random model of 64 ids, whose sampling starts far from certain, so that the filter cuts off
+much more: the reward is the share of tokens that are equal to the prompt's first token modulo 4.
+
+``kernel`` prints the seconds of the output layer, forward and backward, by the number of ids of a token: 1,024 tokens,
+49,152 ids, hidden size 576 (SmolLM2), ids drawn with the frequencies of Zipf's law.
 
 ``cost`` takes steps of one model with ``top_p=0.95`` in turns with and without the mask, and prints the processor
 seconds and the bytes of the masks. Without ``--model`` it is the demo's model, and the steps are the demo's.
@@ -42,9 +50,10 @@ from rlox_grpo.demo import run as demo
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.groups import list_rows
+from rlox_grpo.log_probs import token_log_probs
 from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
 from rlox_grpo.run.files import append_line, json_line, read_jsonl
-from rlox_grpo.types import ScoredGroup
+from rlox_grpo.types import OutputHead, SamplingMask, ScoredGroup
 
 WAYS: dict[str, dict[str, Any]] = {
     "mask": {},
@@ -107,7 +116,9 @@ def measure_entropy(model: Any, groups: list[ScoredGroup]) -> float:
         prompt = scored.group.prompt.token_ids
         for completion in scored.group.completions:
             ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids]))[None]
-            log_p = torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double(), -1)
+            output = model(ids)
+            logits = output if isinstance(output, torch.Tensor) else output.logits
+            log_p = torch.log_softmax(logits[0, len(prompt) - 1 : -1].double(), -1)
             total -= float((log_p.exp() * log_p).sum())
             count += len(completion.token_ids)
     return total / count
@@ -128,6 +139,47 @@ def train(way: str, seed: int, folder: Path, steps: int, top_p: float) -> dict[s
         "reward": statistics.mean(watch.rewards[-10:]),
         **{f"accuracy_{name}": value for name, value in accuracy.items()},
         "entropy": measure_entropy(trainer.model, groups),
+        "gap_mean": metrics.get("mismatch/gap_mean", 0.0),
+    }
+
+
+class ToyModel(torch.nn.Module):
+    """A causal model of one hidden layer over the last token and a running mean: ids → logits ``[B, T, V]``."""
+
+    def __init__(self, seed: int, vocabulary: int = 64) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = torch.nn.Embedding(vocabulary, 32)
+        self.hidden = torch.nn.Linear(64, 64)
+        self.head = torch.nn.Linear(64, vocabulary)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        states = self.embedding(input_ids)
+        mean = states.cumsum(dim=1) / torch.arange(1, input_ids.shape[1] + 1)[:, None]
+        logits: torch.Tensor = self.head(torch.tanh(self.hidden(torch.cat([states, mean], dim=-1))))
+        return logits
+
+
+def share_of_class(completions: list[torch.Tensor], prompts: list[torch.Tensor]) -> list[float]:
+    """Return the share of tokens that are equal to the prompt's first token modulo 4."""
+    pairs = zip(completions, prompts, strict=True)
+    return [float((completion % 4 == prompt[0] % 4).float().mean()) for completion, prompt in pairs]
+
+
+def train_toy(way: str, seed: int, steps: int, top_p: float) -> dict[str, float]:
+    """Train a random toy model in one of the ways; return the figures at the end."""
+    watch, asked = Watch(), torch.arange(48).reshape(16, 3) % 64
+    settings: dict[str, Any] = {"group_size": 8, "prompts_per_step": 16, "max_new_tokens": 8, "learning_rate": 1e-2}
+    settings |= {"mini_batches": 2, "max_steps": steps, "seed": seed, "top_p": top_p, "log_to": [], "guards": False}
+    trainer = GRPO(ToyModel(seed), share_of_class, callbacks=[watch], **{**settings, **WAYS[way]})
+    metrics = trainer.train(asked)
+    sets = {"top_p": EvalSet(asked, samples=16), "whole": EvalSet(asked, samples=16, top_p=1.0)}
+    rewards = {name: trainer.evaluate(prompts=each)["mean_reward"] for name, each in sets.items()}
+    return {
+        "reward": statistics.mean(watch.rewards[-10:]),
+        **{f"accuracy_{name}": value for name, value in rewards.items()},
+        "entropy": measure_entropy(trainer.model, trainer.last_rollout[0]),
         "gap_mean": metrics.get("mismatch/gap_mean", 0.0),
     }
 
@@ -155,16 +207,17 @@ def tabulate(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_drift(out: Path, seeds: list[int], steps: int, top_p: float) -> None:
+def run_drift(out: Path, seeds: int, steps: int, top_p: float, *, is_toy: bool) -> None:
     """Train what is not there yet, and print the table."""
     out.mkdir(parents=True, exist_ok=True)
-    record = out / f"results_{steps}_{top_p:g}.jsonl"
+    record = out / f"results_{'toy_' if is_toy else ''}{steps}_{top_p:g}.jsonl"
     results = list(read_jsonl(record)) if record.exists() else []
-    for seed in seeds:
+    for seed in range(seeds):
         for way in WAYS:
             if any(row["way"] == way and row["seed"] == seed for row in results):
                 continue
-            row = {"way": way, "seed": seed, **train(way, seed, out, steps, top_p)}
+            figures = train_toy(way, seed, steps, top_p) if is_toy else train(way, seed, out, steps, top_p)
+            row = {"way": way, "seed": seed, **figures}
             append_line(record, json_line(row))
             results.append(row)
             print(json.dumps(row), flush=True)
@@ -225,12 +278,40 @@ def run_cost(model: Path | None, out: Path, rounds: int) -> None:
         )
 
 
+def run_kernel() -> None:
+    """Print the best of three times of the output layer, for each number of ids of a token."""
+    tokens, vocabulary, size = 1024, 49_152, 576
+    generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    hidden = torch.randn(tokens, size, generator=generator)
+    weight = (torch.randn(vocabulary, size, generator=generator) / 24).requires_grad_()
+    frequencies = 1 / np.arange(1, vocabulary + 1)
+    frequencies /= frequencies.sum()
+
+    def measure(sets: list[Any] | None) -> float:
+        ids = torch.tensor([int(each[0]) for each in sets]) if sets else torch.arange(tokens)
+        sizes = torch.tensor([len(each) for each in sets or []])
+        mask = SamplingMask(sizes, torch.from_numpy(np.concatenate(sets).astype(np.int32))) if sets else None
+        seconds = []
+        for _ in range(4):
+            states = hidden.clone().requires_grad_()
+            begin = time.process_time()
+            token_log_probs(states, ids, OutputHead(weight), sampling_mask=mask)[0].sum().backward()
+            seconds.append(time.process_time() - begin)
+        return min(seconds[1:])
+
+    print(f"all ids: {measure(None):.3f} s")
+    for count in (1, 3, 10, 100, 1000, 20_000):
+        p = frequencies if count <= 1000 else None
+        sets = [np.unique(rng.choice(vocabulary, count, p=p)) for _ in range(tokens)]
+        print(f"{statistics.mean(map(len, sets)):.1f} ids: {measure(sets):.3f} s", flush=True)
+
+
 def main() -> None:
-    """Run one of the two measurements."""
+    """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("drift", "cost"))
+    parser.add_argument("what", choices=("drift", "toy", "kernel", "cost"))
     parser.add_argument("--out", type=Path, default=Path("runs/truncated"))
-    parser.add_argument("--seeds", default="0,1,2,3,4,5", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: 6, and 16 for toy)")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--model", type=Path)
@@ -239,10 +320,13 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    if options.what == "cost":
+    if options.what == "kernel":
+        run_kernel()
+    elif options.what == "cost":
         run_cost(options.model, options.out, options.rounds)
     else:
-        run_drift(options.out, [*map(int, options.seeds.split(","))], options.steps, options.top_p)
+        is_toy = options.what == "toy"
+        run_drift(options.out, options.seeds or (16 if is_toy else 6), options.steps, options.top_p, is_toy=is_toy)
 
 
 if __name__ == "__main__":

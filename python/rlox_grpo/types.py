@@ -326,6 +326,8 @@ class TokenLogProbs:
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
             with ``teacher_kl="full"`` they are the teacher's.
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
+        mask: the ids from which each token was drawn, over which all these log-probs and those of the policy are
+            normalised; None: all ids.
     """
 
     sampling: Tensor | None = None
@@ -334,6 +336,7 @@ class TokenLogProbs:
     teacher: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
     is_teacher_top: Tensor | None = None
+    mask: SamplingMask[Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -404,7 +407,6 @@ class Batch:
         policy: masks and weights of the policy term.
         environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
-        sampling_mask: the ids from which each token was drawn, over which its log-probs are normalised; None: all ids.
     """
 
     input_ids: Tensor
@@ -421,7 +423,11 @@ class Batch:
     policy: PolicyWeights = PolicyWeights()
     environment: EnvironmentTokens | None = None
     branches: Branches | None = None
-    sampling_mask: SamplingMask[Tensor] | None = None
+
+    @property
+    def sampling_mask(self) -> SamplingMask[Tensor] | None:
+        """The ids from which each token was drawn; None: all ids."""
+        return self.log_probs.mask
 
     @property
     def predicted_mask(self) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from rlox_grpo.model.forward import take_log_probs
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import score_norms
-from rlox_grpo.rollout.engines.sampling import sample_with_mask
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.types import OutputHead, Sampling, SamplingMask, TokenDistributions
 
 POLICY = [0.5, 0.3, 0.15, 0.05]
@@ -31,7 +31,7 @@ REFERENCE = [0.1, 0.2, 0.3, 0.4]
 def test_the_ids_that_can_be_drawn(filters, expected):
     logits = torch.tensor([POLICY, POLICY[::-1]]).log()
     sampling = Sampling(1, return_sampling_mask=True, **filters)
-    token_ids, log_probs, mask = sample_with_mask(logits, torch.tensor([0.0, 0.999], dtype=torch.float64), sampling)
+    token_ids, log_probs, mask = sample_tokens(logits, torch.tensor([0.0, 0.999], dtype=torch.float64), sampling)
     assert mask is not None
     assert mask.sizes.tolist() == [len(expected)] * 2
     assert mask.token_ids.tolist() == expected + [3 - index for index in reversed(expected)]
@@ -45,7 +45,7 @@ def test_ids_of_a_vocabulary_of_several_blocks():
     logits = torch.full((2, 300), -50.0)
     logits[0, [3, 127, 128, 299]] = torch.tensor([2.0, 1.0, 1.5, 1.8])
     logits[1, 200] = 0.0
-    mask = sample_with_mask(
+    mask = sample_tokens(
         logits, torch.full((2,), 0.5, dtype=torch.float64), Sampling(1, min_p=0.1, return_sampling_mask=True)
     )[2]
     assert mask is not None
@@ -56,7 +56,7 @@ def test_ids_of_a_vocabulary_of_several_blocks():
 @pytest.mark.parametrize("sampling", [Sampling(1), Sampling(1, top_p=0.9), Sampling(1, temperature=0, top_p=0.9)])
 def test_there_is_no_mask_without_a_filter_a_request_or_a_distribution(sampling):
     asked = sampling if sampling.top_p < 1 and sampling.temperature else Sampling(1, sampling.temperature, top_p=1)
-    assert sample_with_mask(torch.zeros(1, 4), torch.zeros(1, dtype=torch.float64), asked)[2] is None
+    assert sample_tokens(torch.zeros(1, 4), torch.zeros(1, dtype=torch.float64), asked)[2] is None
 
 
 def distributions(probabilities, *, head):

@@ -208,10 +208,9 @@ class Rows:
             row_index=tensor(completion_indices),
             prompt_index=tensor(self.prompt_indices[rows]),
             totals=totals,
-            log_probs=TokenLogProbs(sampling=tensor(log_probs)),
+            log_probs=TokenLogProbs(sampling=tensor(log_probs), mask=self._select_mask(rows, completion_mask, tensor)),
             environment=environment,
             branches=branches,
-            sampling_mask=self._select_mask(rows, completion_mask, tensor),
         )
 
     def _lay_out(self, values: NDArray[Any], rows: Int64Array, completion_mask: BoolArray) -> NDArray[Any]:

@@ -20,7 +20,7 @@ _ROW_TENSORS = (
 def select_rows(batch: Batch, rows: Tensor) -> Batch:
     """Return the rows ``int64 [n]`` of a micro-batch, in ascending order, for a forward pass without a loss.
 
-    The columns and the denominators are those of ``batch``. What only a loss reads is left out: known log-probs,
+    The columns and the denominators are those of ``batch``. What only a loss reads is left out: log-probs,
     weights, tokens of the environment and branches.
     """
     chosen = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
@@ -31,8 +31,7 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
     return replace(
         batch,
         **chosen,
-        sampling_mask=mask,
-        log_probs=TokenLogProbs(),
+        log_probs=TokenLogProbs(mask=mask),
         policy=PolicyWeights(),
         environment=None,
         branches=None,

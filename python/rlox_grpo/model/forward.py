@@ -195,7 +195,7 @@ def make_forward(
         # A pass with gradients predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
         if is_unscaled:
-            batch = replace(batch, sampling_mask=None)
+            batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
         policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
         log_probs, entropy = take_log_probs(
             policy,

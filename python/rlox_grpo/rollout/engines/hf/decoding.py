@@ -20,7 +20,7 @@ from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
 from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
 from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
-from rlox_grpo.rollout.engines.sampling import sample_with_mask
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ def decode_with_cache(
             cache.advance()
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
-        draw_tokens(rows, logits, first)
+        tokens = sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling)
+        rows.append(*tokens, first=first)
         moved = rows.retire()
         if moved is not None:
             lines.move_rows(*moved, remaining=len(rows))
@@ -207,7 +208,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
     sequences = prefix.index_select(0, which)  # [rows, L]
     rows.add(ids)
     while True:
-        draw_tokens(rows, logits)
+        rows.append(*sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(), rows.sampling))
         sequences = torch.cat([sequences, rows.last_tokens()], dim=1)
         moved = rows.retire()
         if moved is not None:
@@ -217,14 +218,6 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
         if not len(rows):
             return
         logits = select_last_logits(model(sequences))
-
-
-def draw_tokens(rows: LiveRows[Any], logits: Tensor, first: int = 0) -> None:
-    """Draw the next token of the live rows from ``first`` on from their ``logits [rows, V]``, and append it."""
-    token_ids, log_probs, mask = sample_with_mask(
-        logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling
-    )
-    rows.append(token_ids, log_probs, first, mask)
 
 
 def select_last_logits(output: Any) -> Tensor:

@@ -131,14 +131,14 @@ class LiveRows(Generic[Key]):
         return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
 
     def append(
-        self, token_ids: Tensor, log_probs: Tensor, first: int = 0, mask: SamplingMask[Tensor] | None = None
+        self, token_ids: Tensor, log_probs: Tensor, mask: SamplingMask[Tensor] | None = None, *, first: int = 0
     ) -> None:
         """Append the next token of the live rows from ``first`` on, and find the rows that have finished.
 
         Args:
             token_ids, log_probs: ``int64 [rows]`` and ``float32 [rows]``, as sampled.
+            mask: the ids from which they were drawn, or None.
             first: index of the first of these rows; the others are all rows after it.
-            mask: the ids from which the tokens were drawn, or None.
 
         Raises:
             NonFiniteLogitsError: a log-prob is NaN; the message names the row and the token.

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, draw_tokens, prefill, select_last_logits, takes
+from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.types import Int64Array
 
@@ -138,7 +139,9 @@ class TurnDecoder:
 
     def _sample(self, logits: Tensor, first: int) -> None:
         """Sample the next token of live rows ``first`` on from ``logits [rows, V]``, and pass them on as they come."""
-        draw_tokens(self._rows, logits, first)
+        rows = self._rows
+        tokens = sample_tokens(logits[:, : rows.vocab_limit], rows.next_uniforms(first), rows.sampling)
+        rows.append(*tokens, first=first)
         self._tell(first)
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
