@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BoolArray = NDArray[np.bool_]
+Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
+Array = TypeVar("Array")
 
 FAILURES = ("timeout", "tool_error", "environment_error")
 """Stop reasons of episodes caused by the environment; the option ``failure_reward`` is their reward."""
@@ -85,6 +87,8 @@ class Sampling:
         stop: Strings that end a completion. Their tokens remain in the completion.
         stop_token_ids: Token ids that end a completion, in addition to the end tokens of the model.
         extra: Further parameters of the engine, (name, value). An engine refuses unknown ones.
+        return_sampling_mask: Whether completions have a :class:`SamplingMask`. Only an engine that
+            ``returns_sampling_mask`` is asked for it.
     """
 
     max_new_tokens: int
@@ -95,6 +99,29 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
+    return_sampling_mask: bool = field(default=False, repr=False)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a filter excludes ids. Greedy decoding has no distribution to truncate."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingMask(Generic[Array]):
+    """The ids from which each token was drawn, where ``top_p``, ``top_k`` or ``min_p`` excluded others.
+
+    The log-prob of a token is normalised over its ids, by the engine and by the trainer (DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1). Arrays of a completion are NumPy's; those of a batch are tensors.
+
+    Attributes:
+        sizes: The number of ids of each token: ``int32 [T]`` of a completion, ``int64 [N, T]`` of a batch. 0: all ids,
+            as for a token that was not sampled.
+        token_ids: ``int32 [sum of sizes]``, the ids of token after token, ascending for each token.
+    """
+
+    sizes: Array
+    token_ids: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +181,8 @@ class Completion:
             episode and no branches.
         prompt_ids: ``int64 [P]``, the prompt of the row; None: that of its group.
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
+        sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
+            engine does not say.
     """
 
     token_ids: Int64Array
@@ -166,6 +195,7 @@ class Completion:
     branches: tuple[Completion, ...] = ()
     prompt_ids: Int64Array | None = None
     versions: tuple[int, ...] = ()
+    sampling_mask: SamplingMask[Int32Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,6 +349,8 @@ class TokenLogProbs:
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
             with ``teacher_kl="full"`` they are the teacher's.
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
+        mask: the ids from which each token was drawn, over which all these log-probs and those of the policy are
+            normalised; None: all ids.
     """
 
     sampling: Tensor | None = None
@@ -327,6 +359,7 @@ class TokenLogProbs:
     teacher: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
     is_teacher_top: Tensor | None = None
+    mask: SamplingMask[Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,6 +453,11 @@ class Batch:
         lengths = self.prompt_lengths + self.completion_mask.sum(dim=1)
         columns = self.input_ids.new_ones(self.input_ids.shape[1]).cumsum(dim=0) - 1
         return columns < lengths[:, None]
+
+    @property
+    def sampling_mask(self) -> SamplingMask[Tensor] | None:
+        """The ids from which each token was drawn; None: all ids."""
+        return self.log_probs.mask
 
     @property
     def predicted_mask(self) -> Tensor:

@@ -345,6 +345,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("clip_cov", False): clip_cov,
     ("kl_cov", False): kl_cov,
     ("p3o", False): p3o,
+    ("p3o", True): p3o,  # it differs in the sampling mask, which the formula's log-probs do not have
     ("gagpo", False): gagpo,
     ("echo", False): echo,
     ("opd", False): opd,
@@ -352,6 +353,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("sdft", False): sdft,
     ("sdpo", False): sdpo,
     ("nano_aha", False): nano_aha,
+    ("nano_aha", True): nano_aha,  # likewise
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
     ("simple_grpo", True): simple_grpo_published,

@@ -83,8 +83,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "policy_loss": "kl_cov",
         "baseline": "moving",
         "reward_scaling": "none",
+        "top_p": 0.9,
+        "sampling_mask": "none",
     },
-    "taught": {"teacher_coef": 0.5, "teacher_prompt": "An answer: {prompt}"},
+    "taught": {"top_p": 0.9, "teacher_coef": 0.5, "teacher_prompt": "An answer: {prompt}"},
 }
 
 

@@ -50,7 +50,7 @@ def test_a_fine_grid_of_uniforms_meets_each_token_in_proportion(vocab: int, samp
     points = 5_000
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     uniforms = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-    token_ids, _ = sample_tokens(logits.expand(points, -1), uniforms, sampling)
+    token_ids, *_ = sample_tokens(logits.expand(points, -1), uniforms, sampling)
     hits = torch.bincount(token_ids, minlength=vocab).double()
     wanted = probabilities_by_transformers(logits, sampling)[0] * points
     assert (hits - wanted).abs().max() <= 1.01
@@ -63,7 +63,7 @@ def test_log_probs_are_those_of_the_distribution_drawn_from(sampling: Sampling) 
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(500, 1000, generator=generator) * 3
     uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
-    token_ids, log_probs = sample_tokens(logits, uniforms, sampling)
+    token_ids, log_probs, _ = sample_tokens(logits, uniforms, sampling)
     wanted = probabilities_by_transformers(logits, sampling).log().gather(1, token_ids[:, None])[:, 0]
     # float32 exp and block sums: 1e-6 is some ten units in the last place of a log-prob near -8.
     torch.testing.assert_close(log_probs.double(), wanted, atol=1e-6, rtol=1e-6)
@@ -85,7 +85,7 @@ def test_a_vocabulary_of_one_block_draws_what_a_wider_one_does(sampling: Samplin
 def test_filters_off_equals_log_softmax() -> None:
     logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2)) * 4
     uniforms = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    token_ids, log_probs = sample_tokens(logits, uniforms, Sampling(1, temperature=0.7))
+    token_ids, log_probs, _ = sample_tokens(logits, uniforms, Sampling(1, temperature=0.7))
     wanted = torch.log_softmax(logits / 0.7, dim=-1).gather(1, token_ids[:, None])[:, 0]
     torch.testing.assert_close(log_probs, wanted, atol=5e-6, rtol=0)
 
@@ -98,7 +98,7 @@ def test_a_nucleus_wider_than_the_candidates_is_sorted_whole() -> None:
     wanted = probabilities_by_transformers(logits, sampling)
     uniforms = (torch.arange(8_000, dtype=torch.float64) + 0.5) / 8_000
     for row in range(2):
-        token_ids, log_probs = sample_tokens(logits[row].expand(8_000, -1), uniforms, sampling)
+        token_ids, log_probs, _ = sample_tokens(logits[row].expand(8_000, -1), uniforms, sampling)
         assert set(token_ids.tolist()) == set(wanted[row].nonzero()[:, 0].tolist())
         torch.testing.assert_close(log_probs.double(), wanted[row].log()[token_ids], atol=1e-5, rtol=0)
 
@@ -110,7 +110,7 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_share() -> None:
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), weights.cumsum(0)]) / weights.sum()
     tokens = torch.arange(vocab - 200, vocab)
     inside = (edges[tokens] + edges[tokens + 1]) / 2
-    got, _ = sample_tokens(weights.log().float().expand(200, -1), inside, Sampling(1))
+    got, *_ = sample_tokens(weights.log().float().expand(200, -1), inside, Sampling(1))
     assert torch.equal(got, tokens)
 
 
@@ -133,7 +133,7 @@ def test_never_a_filtered_token(
         logits[:] = 0
     sampling = Sampling(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     uniforms = torch.tensor([uniform, 0.0, np.nextafter(1.0, 0.0)], dtype=torch.float64)
-    token_ids, log_probs = sample_tokens(logits.expand(3, -1), uniforms, sampling)
+    token_ids, log_probs, _ = sample_tokens(logits.expand(3, -1), uniforms, sampling)
     weights = (logits[0].double() / temperature).softmax(0)
     assert torch.isfinite(logits[0, token_ids]).all()
     assert (weights[token_ids] >= weights.max() * min_p * (1 - 1e-5)).all()
@@ -144,7 +144,7 @@ def test_never_a_filtered_token(
 
 def test_zero_temperature_is_greedy_with_log_prob_zero() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, -torch.inf]])
-    token_ids, log_probs = sample_tokens(
+    token_ids, log_probs, _ = sample_tokens(
         logits, torch.tensor([0.9, 0.9], dtype=torch.float64), Sampling(1, temperature=0)
     )
     assert token_ids.tolist() == [1, 0]
@@ -152,7 +152,7 @@ def test_zero_temperature_is_greedy_with_log_prob_zero() -> None:
 
 
 def test_a_tiny_temperature_stays_finite() -> None:
-    token_ids, log_probs = sample_tokens(
+    token_ids, log_probs, _ = sample_tokens(
         torch.tensor([[300.0, 100.0]]), torch.tensor([0.5], dtype=torch.float64), Sampling(1, temperature=1e-37)
     )
     assert (token_ids.tolist(), log_probs.tolist()) == ([0], [0.0])
@@ -164,7 +164,7 @@ def test_a_tiny_temperature_stays_finite() -> None:
 def test_unusable_logits_give_nan(bad: list[float], temperature: float, top_p: float) -> None:
     sampling = Sampling(1, temperature=temperature, top_p=top_p)
     logits = torch.tensor([[0.0, 1.0], bad])
-    _, log_probs = sample_tokens(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), sampling)
+    _, log_probs, _ = sample_tokens(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), sampling)
     assert log_probs.isnan().tolist() == [False, True]
 
 

@@ -220,6 +220,20 @@ def test_a_server_that_does_not_answer_ends_within_the_timeout() -> None:
             connect_to_vllm(url, timeout=0.5)
 
 
+def test_a_teacher_over_all_ids_is_refused_or_warned_of(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM normalises over all ids; the policy, with a filter, over those that could be drawn."""
+    arguments = {"teacher": server.url, **ranked.options(None, max_steps=1, kl_coef=0.0), "top_k": 4}
+    with pytest.raises(
+        ConfigError, match="sampling_mask='require': a teacher on a vLLM server gives log-probs over all"
+    ):
+        GRPO(ranked.tiny_policy(), **arguments, sampling_mask="require")
+    GRPO(ranked.tiny_policy(), **arguments)
+    assert ["KL to the teacher is biased" in record.message for record in caplog.records].count(True) == 1
+    caplog.clear()
+    GRPO(ranked.tiny_policy(), **{**arguments, "top_k": 0})
+    assert "biased" not in caplog.text
+
+
 def test_what_a_server_cannot_do_is_refused(server: Server) -> None:
     assert [is_vllm(url) for url in (server.url, "http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000", None)] == [
         *(True, True),

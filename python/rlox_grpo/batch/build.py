@@ -17,9 +17,11 @@ from rlox_grpo.types import (
     BoolArray,
     Completion,
     EnvironmentTokens,
+    Int32Array,
     Int64Array,
     Prompt,
     RolloutGroup,
+    SamplingMask,
     ScoredGroup,
     StepTotals,
 )
@@ -292,23 +294,29 @@ def _count_by_completion(
 
 
 def group_tokens(
-    prompt_ids: Int64Array, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+    prompt_ids: Int64Array,
+    completions: Sequence[Int64Array],
+    masks: Sequence[BoolArray] | None = None,
+    sampling_masks: Sequence[SamplingMask[Int32Array] | None] | None = None,
 ) -> ScoredGroup:
     """Make a group of a prompt and its completions without rewards and log-probs, for a forward pass over them.
 
-    ``masks`` has the ``loss_mask`` of each completion; None: all tokens.
+    ``masks`` has the ``loss_mask`` of each completion, None: all tokens; ``sampling_masks`` the sampling mask of each.
     """
-    return group_prompt(Prompt(prompt_ids, 0), completions, masks)
+    return group_prompt(Prompt(prompt_ids, 0), completions, masks, sampling_masks)
 
 
 def group_prompt(
-    prompt: Prompt, completions: Sequence[Int64Array], masks: Sequence[BoolArray] | None = None
+    prompt: Prompt,
+    completions: Sequence[Int64Array],
+    masks: Sequence[BoolArray] | None = None,
+    sampling_masks: Sequence[SamplingMask[Int32Array] | None] | None = None,
 ) -> ScoredGroup:
     """Like :func:`group_tokens`, with a prompt that may have pictures."""
     sampled: Sequence[BoolArray | None] = [None] * len(completions) if masks is None else masks
     rows = tuple(
-        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask)
-        for ids, mask in zip(completions, sampled, strict=True)
+        Completion(ids, np.zeros(len(ids), np.float32), "stop", sampled=mask, sampling_mask=drawn_from)
+        for ids, mask, drawn_from in zip(completions, sampled, sampling_masks or [None] * len(completions), strict=True)
     )
     return ScoredGroup(RolloutGroup(prompt, rows), np.zeros(len(rows), np.float32), {})
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlox_grpo.batch.build import microbatches
-from rlox_grpo.types import Batch, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.batch.sampling_mask import split_mask
+from rlox_grpo.types import Batch, Completion, Int32Array, Int64Array, Prompt, RolloutGroup, SamplingMask, ScoredGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +35,13 @@ def lay_out_after(
     """
     ids = batch.completion_ids.cpu().numpy()  # int64 [N, T]
     lengths = batch.completion_mask.sum(dim=1).tolist()
+    masks: Sequence[SamplingMask[Int32Array] | None] = [None] * len(ids)
+    if batch.sampling_mask is not None:
+        sizes = batch.sampling_mask.sizes[batch.completion_mask].cpu().numpy().astype(np.int32)
+        masks = split_mask(SamplingMask(sizes, batch.sampling_mask.token_ids.cpu().numpy()), lengths)
     rows = tuple(
-        Completion(row[:length], np.zeros(length, np.float32), "stop", prompt_ids=prompts[index])
-        for row, length, index in zip(ids, lengths, batch.row_index.tolist(), strict=True)
+        Completion(row[:length], np.zeros(length, np.float32), "stop", prompt_ids=prompts[index], sampling_mask=mask)
+        for row, length, index, mask in zip(ids, lengths, batch.row_index.tolist(), masks, strict=True)
     )
     advantages = np.zeros(len(rows), np.float32)
     group = ScoredGroup(RolloutGroup(Prompt(prompts[0], 0), rows), advantages, {})

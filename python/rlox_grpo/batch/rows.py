@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import check_at_least, concatenate
+from rlox_grpo.batch.sampling_mask import find_outside, join_masks
 from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
 from rlox_grpo.types import (
     Batch,
@@ -19,9 +20,11 @@ from rlox_grpo.types import (
     Completion,
     EnvironmentTokens,
     Float32Array,
+    Int32Array,
     Int64Array,
     Picture,
     RolloutGroup,
+    SamplingMask,
     ScoredGroup,
     StepTotals,
     TokenLogProbs,
@@ -39,6 +42,7 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: they are not wanted. ``pictures`` are those of each prompt.
+    ``sampling_mask`` is that of all tokens; None: all ids.
     """
 
     prompts: Int64Array
@@ -55,6 +59,7 @@ class Rows:
     branch_indices: Int64Array
     observed: BoolArray | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
+    sampling_mask: SamplingMask[Int32Array] | None = None
 
     @staticmethod
     def collect(
@@ -100,6 +105,7 @@ class Rows:
             branch_indices=np.array([branch for rows in completion_rows for branch in range(len(rows))], np.int64),
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
+            sampling_mask=_join_checked(completions, ids, id_offsets),
         )
 
     @property
@@ -167,7 +173,7 @@ class Rows:
             check_at_least(multiple_of, 1, "multiple_of"),
         )
         if self.sampled is not None:
-            loss_mask &= self._lay_out_flags(self.sampled, rows, completion_mask)
+            loss_mask &= self._lay_out(self.sampled, rows, completion_mask)
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
@@ -185,7 +191,7 @@ class Rows:
         if self.observed is not None:
             counts = np.bincount(self.completion_indices, weights=self._count_by_row(self.observed)).astype(np.int64)
             environment = EnvironmentTokens(
-                mask=tensor(self._lay_out_flags(self.observed, rows, completion_mask)),
+                mask=tensor(self._lay_out(self.observed, rows, completion_mask)),
                 lengths=tensor(counts[completion_indices]),
             )
         if self.branch_indices.any():
@@ -204,19 +210,66 @@ class Rows:
             row_index=tensor(completion_indices),
             prompt_index=tensor(self.prompt_indices[rows]),
             totals=totals,
-            log_probs=TokenLogProbs(sampling=tensor(log_probs)),
+            log_probs=TokenLogProbs(sampling=tensor(log_probs), mask=self._select_mask(rows, completion_mask, tensor)),
             environment=environment,
             branches=branches,
             pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
         )
 
-    def _lay_out_flags(self, flags: BoolArray, rows: Int64Array, completion_mask: BoolArray) -> BoolArray:
-        """``bool [N, T]`` of the flags of ``rows``, False on padding."""
-        bounds = zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
-        laid_out = np.zeros_like(completion_mask)
-        # Boolean indexing assigns row by row, which is the order of the flags.
-        laid_out[completion_mask] = np.concatenate([np.zeros(0, np.bool_), *(flags[a:b] for a, b in bounds)])
+    def _lay_out(self, values: NDArray[Any], rows: Int64Array, completion_mask: BoolArray) -> NDArray[Any]:
+        """``[N, T]`` of the values of ``rows``, such as flags; 0 on padding."""
+        laid_out = np.zeros(completion_mask.shape, values.dtype)
+        # Boolean indexing assigns row by row, which is the order of the values.
+        laid_out[completion_mask] = _take_rows(values, self.completion_offsets, rows)
         return laid_out
+
+    def _select_mask(
+        self, rows: Int64Array, completion_mask: BoolArray, tensor: Callable[[NDArray[Any]], torch.Tensor]
+    ) -> SamplingMask[torch.Tensor] | None:
+        """The sampling mask of ``rows`` as tensors, sizes ``int64 [N, T]``."""
+        if self.sampling_mask is None:
+            return None
+        sizes = self.sampling_mask.sizes.astype(np.int64)
+        # int64 [rows + 1], where the ids of each row begin.
+        offsets = np.append(0, np.cumsum(sizes))[self.completion_offsets]
+        token_ids = _take_rows(self.sampling_mask.token_ids, offsets, rows)
+        return SamplingMask(tensor(self._lay_out(sizes, rows, completion_mask)), tensor(token_ids))
+
+
+def _take_rows(values: NDArray[Any], offsets: Int64Array, rows: Int64Array) -> NDArray[Any]:
+    """Return the values of ``rows``, one row after the other."""
+    bounds = zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
+    return np.concatenate([values[:0], *(values[start:stop] for start, stop in bounds)])
+
+
+def _join_checked(
+    completions: Sequence[Completion], token_ids: Int64Array, offsets: Int64Array
+) -> SamplingMask[Int32Array] | None:
+    """Return the sampling mask of all tokens, or None if no completion has one.
+
+    Raises:
+        ValueError: sizes that do not match the tokens or the ids, or a token that is not among its ids.
+    """
+    masks = [completion.sampling_mask for completion in completions]
+    if all(mask is None for mask in masks):
+        return None
+    for row, (mask, length) in enumerate(zip(masks, np.diff(offsets).tolist(), strict=True)):
+        if mask is not None and (
+            len(mask.sizes) != length or int(mask.sizes.sum(dtype=np.int64)) != len(mask.token_ids)
+        ):
+            raise ValueError(
+                f"completions[{row}].sampling_mask has {len(mask.sizes)} sizes with the sum {mask.sizes.sum()} and "
+                f"{len(mask.token_ids)} ids, but its token_ids has {length}"
+            )
+    joined = join_masks(masks, np.diff(offsets).tolist())
+    outside = find_outside(joined, token_ids)
+    if len(outside):
+        row = int(np.searchsorted(offsets, outside[0], side="right")) - 1
+        raise ValueError(
+            f"completions[{row}].sampling_mask: token {outside[0] - offsets[row]} is {token_ids[outside[0]]}, which is "
+            "not among the ids from which it was drawn"
+        )
+    return joined
 
 
 def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolArray) -> BoolArray:

@@ -148,6 +148,17 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     return metrics
 
 
+def measure_truncated_mass(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return ``mismatch/truncated_mass``, for log-probs of a truncated sampler and of a trainer that truncates nothing.
+
+    A token's ρ is then the probability that the filters left, π(S), whose mean is 1 + kl_k3 − kl_k1. The value is the
+    probability that they cut off, with the noise of any other mismatch; {} if ``metrics`` has no mismatch.
+    """
+    if "mismatch/kl_k1" not in metrics:
+        return {}
+    return {"mismatch/truncated_mass": metrics["mismatch/kl_k1"] - metrics["mismatch/kl_k3"]}
+
+
 def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
     """Compute the means of :func:`mismatch_metrics` from the update's forward pass, for steps without old log-probs.
 

@@ -27,6 +27,7 @@ import transformers
 from torch import Tensor, nn
 
 from rlox_grpo.batch.build import build_batch, group_prompt, group_tokens
+from rlox_grpo.batch.sampling_mask import select_tokens
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
@@ -34,8 +35,9 @@ from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
 from rlox_grpo.model.packed_row import PackedRow, build_packed_row
 from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree, find_first_rows
+from rlox_grpo.model.tile_columns import exclude_ids
 from rlox_grpo.model.vision import Vision, make_vision
-from rlox_grpo.types import Batch, OutputHead, Prompt, TokenDistributions
+from rlox_grpo.types import Batch, OutputHead, Prompt, SamplingMask, TokenDistributions
 
 if TYPE_CHECKING:
     from rlox_grpo.prompts.pictures import PictureReader
@@ -57,6 +59,7 @@ def refuse_distributions(batch: Batch) -> TokenDistributions:
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
+    With a sampling mask, distributions are over the ids from which each token was drawn.
     If gradients are on, the tokens of ``batch.environment`` have log-probs and entropies too.
     If the batch has the reference's distributions, a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with
     gradient.
@@ -74,7 +77,7 @@ class Forward:
     is_split: bool = False
 
     def __call__(self, batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
-        """Run the model over ``batch``. With ``is_unscaled``, use temperature 1 and all ids of the output layer."""
+        """Run the model over ``batch``. With ``is_unscaled``, use temperature 1, no mask, and all ids of the layer."""
         return self.compute(batch, is_unscaled=is_unscaled)
 
 
@@ -228,6 +231,8 @@ def make_forward(
         has_gradient = torch.is_grad_enabled()
         # A pass with gradients predicts the environment's tokens too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
+        if is_unscaled:
+            batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
         policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
         log_probs, entropy = take_log_probs(
             policy,
@@ -235,6 +240,7 @@ def make_forward(
             temperature=1.0 if is_unscaled else temperature,
             with_entropy=entropy_always or has_gradient,
             entropy_gradient=entropy_gradient and has_gradient,
+            sampling_mask=select_mask(batch, mask) if row is None else row.sampling_mask,
         )
         if row is not None:
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
@@ -246,7 +252,12 @@ def make_forward(
         hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
         if batch.environment is not None:
             hidden = hidden[batch.loss_mask[mask]]
-        kl = distribution_kl(replace(policy, hidden=hidden), batch.log_probs.ref_distributions, temperature=temperature)
+        kl = distribution_kl(
+            replace(policy, hidden=hidden),
+            batch.log_probs.ref_distributions,
+            temperature=temperature,
+            sampling_mask=select_mask(batch, batch.loss_mask),
+        )
         return (*outputs, scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
@@ -256,8 +267,19 @@ def make_forward(
     return Forward(compute, packs, distributions, is_split=split is not None)
 
 
+def select_mask(batch: Batch, chosen: Tensor) -> SamplingMask[Tensor] | None:
+    """Return the sampling mask of the M tokens under ``chosen``, ``bool [N, T]``; None if the batch has none."""
+    return None if batch.sampling_mask is None else select_tokens(batch.sampling_mask, chosen)
+
+
 def take_log_probs(
-    policy: TokenDistributions, token_ids: Tensor, *, temperature: float, with_entropy: bool, entropy_gradient: bool
+    policy: TokenDistributions,
+    token_ids: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    sampling_mask: SamplingMask[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probs ``[M]`` of ``token_ids``, and entropies; see :func:`token_log_probs`."""
     if policy.head is not None:
@@ -268,8 +290,9 @@ def take_log_probs(
             temperature=temperature,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            sampling_mask=sampling_mask,
         )
-    logits = policy.hidden
+    logits = exclude_ids(policy.hidden, sampling_mask)
     # [M, V], the logits of a module without a known output layer, which computes them in any case.
     log_softmax = torch.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
     log_probs = log_softmax.gather(-1, token_ids[:, None]).squeeze(-1)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.log_probs import TileGradients, Tiles, TileSettings, tile_shape
-from rlox_grpo.types import TokenDistributions
+from rlox_grpo.model.tile_columns import exclude_ids
+from rlox_grpo.types import SamplingMask, TokenDistributions
 
 
 def distribution_kl(
@@ -22,6 +23,7 @@ def distribution_kl(
     *,
     temperature: float = 1.0,
     tile: tuple[int, int] | None = None,
+    sampling_mask: SamplingMask[Tensor] | None = None,
 ) -> Tensor:
     """KL(policy ‖ reference) of softmax(logits / temperature) at each of M tokens.
 
@@ -32,6 +34,8 @@ def distribution_kl(
         temperature: positive, for both.
         tile: tokens and vocabulary rows for which logits exist at a time; None:
             :func:`rlox_grpo.model.log_probs.tile_shape`. Without heads, all logits exist already.
+        sampling_mask: the ids over which both distributions of each token are normalised, sizes ``int64 [M]``; None:
+            all ids.
 
     Returns:
         The KL in nats, never negative: ``float32 [M]``, or float64 for float64 ``hidden``.
@@ -53,7 +57,9 @@ def distribution_kl(
         raise ValueError(f"policy has tokens and vocabulary {shapes[0]}, reference {shapes[1]}: they must be equal")
     if policy.head is None or reference.head is None:
         # Without heads, hidden holds the logits [M, V] themselves.
-        log_p, log_q = (_log_softmax(side.hidden, temperature) for side in (policy, reference))
+        log_p, log_q = (
+            _log_softmax(exclude_ids(side.hidden, sampling_mask), temperature) for side in (policy, reference)
+        )
         return (log_p.exp() * (log_p - log_q.detach())).sum(dim=-1)
     tile = tile_shape(shapes[0][1], policy.hidden.device) if tile is None else tile
     settings, ref_settings = (
@@ -62,7 +68,7 @@ def distribution_kl(
     )
     policy_arguments = (policy.hidden, policy.head.weight, policy.head.bias)
     other = (reference.hidden, reference.head.weight, reference.head.bias)
-    kl: Tensor = _TiledKL.apply(*policy_arguments, *other, settings, ref_settings)  # type: ignore[no-untyped-call]
+    kl: Tensor = _TiledKL.apply(*policy_arguments, *other, settings, ref_settings, sampling_mask)  # type: ignore[no-untyped-call]
     return kl
 
 
@@ -71,10 +77,10 @@ class _TiledKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        hidden, weight, bias, *reference, settings, ref_settings = arguments
+        hidden, weight, bias, *reference, settings, ref_settings, mask = arguments
         ref_hidden, ref_weight, ref_bias = reference
         policy_tiles, other = (
-            Tiles(hidden, weight, bias, settings),
+            Tiles(hidden, weight, bias, settings, mask),
             Tiles(ref_hidden, ref_weight, ref_bias, ref_settings),
         )
         kl = torch.empty(hidden.shape[0], dtype=policy_tiles.dtype, device=hidden.device)
@@ -82,7 +88,7 @@ class _TiledKL(torch.autograd.Function):
         for rows in policy_tiles.token_slices():
             # mine has Σ e^z and Σ e^z (z - y), whose quotient is E_p[z - y]; theirs has Σ e^y. Each sum is float64 [m].
             mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
-            for columns in policy_tiles.vocabulary_slices():
+            for columns in policy_tiles.columns(rows):
                 # Logits [m, v] of both models, in two buffers that the next tile overwrites.
                 logits, ref_logits = (
                     policy_tiles.logits(rows, columns),
@@ -98,22 +104,22 @@ class _TiledKL(torch.autograd.Function):
             log_normalisers[rows] = log_normaliser.to(policy_tiles.dtype)
             ref_log_normalisers[rows] = ref_log_normaliser.to(policy_tiles.dtype)
         ctx.save_for_backward(hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl)
-        ctx.settings = settings, ref_settings
+        ctx.settings = settings, ref_settings, mask
         return kl
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
-        settings, ref_settings = ctx.settings
+        settings, ref_settings, mask = ctx.settings
         ref_hidden, ref_weight, ref_bias = reference
         policy_tiles, other = (
-            Tiles(hidden, weight, bias, settings),
+            Tiles(hidden, weight, bias, settings, mask),
             Tiles(ref_hidden, ref_weight, ref_bias, ref_settings),
         )
         gradients = TileGradients(policy_tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
         for rows in policy_tiles.token_slices():
             grad = grad_outputs[0][rows, None] * settings.factor
-            for columns in policy_tiles.vocabulary_slices():
+            for columns in policy_tiles.columns(rows):
                 logits, ref_logits = (
                     policy_tiles.logits(rows, columns),
                     other.logits(rows, columns).to(policy_tiles.dtype),
@@ -125,8 +131,8 @@ class _TiledKL(torch.autograd.Function):
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
-        # There is no gradient for the reference's hidden states, weight and bias, and for both settings.
-        return (*gradients.sums(), *[None] * 5)
+        # There is no gradient for the reference's hidden states, weight and bias, for both settings and the mask.
+        return (*gradients.sums(), *[None] * 6)
 
 
 class _OnlineSum:

@@ -5,17 +5,21 @@ computes the other logits again, tile by tile. The memory for logits therefore d
 vocabulary. Full logits are a known cause of running out of memory (trl#3678, open-r1#615). The softmax of a row over
 several tiles is the online softmax (arXiv:1805.02867). On a CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a
 logit over tiles and 2.8 ns over whole rows of 32,768, and the forward pass takes a third of the time.
+
+With a sampling mask, the columns of a tile are the ids from which any of its tokens was drawn (:mod:`.tile_columns`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlox_grpo.types import OutputHead, TokenDistributions
+from rlox_grpo.model.tile_columns import EXCLUDED, Columns, exclude_ids, list_columns
+from rlox_grpo.types import OutputHead, SamplingMask, TokenDistributions
 
 CPU_TILE = (512, 4096)
 """Tokens and vocabulary rows of a tile on a CPU. Measured on two cores with 32,768 rows of 256: tiles from 512 x
@@ -51,6 +55,7 @@ def token_log_probs(
     entropy_gradient: bool = False,
     tile: tuple[int, int] | None = None,
     stored_bytes: int | None = None,
+    sampling_mask: SamplingMask[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probs of ``token_ids`` under softmax(logits / temperature), and the entropy of that distribution.
 
@@ -63,7 +68,9 @@ def token_log_probs(
         entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
         stored_bytes: memory for logits of the first tokens, which the backward pass does not compute again; None:
-            :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere.
+            :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere. With a sampling mask nothing is stored.
+        sampling_mask: the ids over which the distribution of each token is normalised, sizes ``int64 [M]``, with the
+            token's own id; None: all ids.
 
     Returns:
         ``float32 [M]`` log-probs with gradient (float64 for float64 ``hidden``), and their distributions' entropies
@@ -94,13 +101,14 @@ def token_log_probs(
     if stored_bytes is None:
         stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
     # Logits are stored only if there is a backward pass.
-    if not (torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)):
+    has_backward = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
+    if sampling_mask is not None or not has_backward:
         stored_bytes = 0
     # Number of tokens whose logits [V] fit into the budget.
     stored_tokens = stored_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
     settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, stored_tokens)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, token_ids, settings
+        hidden, head.weight, head.bias, token_ids, settings, sampling_mask
     )
     return log_probs, entropy
 
@@ -112,6 +120,7 @@ def score_norms(
     *,
     temperature: float = 1.0,
     tile: tuple[int, int] | None = None,
+    sampling_mask: SamplingMask[Tensor] | None = None,
 ) -> Tensor:
     """Return 1 − 2 p[y] + Σ p² of p = softmax(logits / temperature) for each token y: ``float32 [M]``, 0 to 2.
 
@@ -123,23 +132,24 @@ def score_norms(
         token_ids: ``int64 [M]``.
         temperature: positive.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
+        sampling_mask: see :func:`token_log_probs`.
     """
     hidden, head = distributions.hidden, distributions.head
     if head is None:
-        probs = torch.softmax(hidden.float() / temperature, dim=-1)
+        probs = torch.softmax(exclude_ids(hidden.float(), sampling_mask) / temperature, dim=-1)
         return 1 - 2 * probs.gather(-1, token_ids[:, None]).squeeze(-1) + probs.square().sum(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
     settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
-    tiles = Tiles(hidden, head.weight, head.bias, settings)
+    tiles = Tiles(hidden, head.weight, head.bias, settings, sampling_mask)
     norms = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
     for rows in tiles.token_slices():
         ids = token_ids[rows]
         top = torch.full((len(ids),), -torch.inf, dtype=torch.float64, device=hidden.device)  # largest logit so far
         mass, squares = torch.zeros_like(top), torch.zeros_like(top)  # Σ exp(logit − top), Σ exp(2 (logit − top))
         taken = torch.zeros_like(top)
-        for columns in tiles.vocabulary_slices():
+        for columns in tiles.columns(rows):
             logits = tiles.logits(rows, columns).double()
-            column, inside = _find_columns(ids, columns)
+            column, inside = columns.find(ids)
             taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
             higher = torch.maximum(top, logits.amax(dim=-1))
             fall, weights = (top - higher).exp(), (logits - higher[:, None]).exp()
@@ -170,9 +180,9 @@ def is_most_likely(
     for rows in tiles.token_slices():
         top = torch.full((len(token_ids[rows]),), -torch.inf, dtype=tiles.dtype, device=hidden.device)
         taken = top.clone()  # the logit of the token, once its tile was seen
-        for columns in tiles.vocabulary_slices():
+        for columns in tiles.columns(rows):
             logits = tiles.logits(rows, columns)
-            column, inside = _find_columns(token_ids[rows], columns)
+            column, inside = columns.find(token_ids[rows])
             taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
             top = torch.maximum(top, logits.amax(dim=-1))
         is_top[rows] = taken >= top
@@ -203,9 +213,15 @@ class _TiledLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, settings: TileSettings
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        settings: TileSettings,
+        mask: SamplingMask[Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        tiles = Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings, mask)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
         # Two tensors [M]. With the stored logits `kept [kept tokens, V]`, they are all that backward needs besides
         # its inputs.
@@ -222,12 +238,12 @@ class _TiledLogProbs(torch.autograd.Function):
             mass = torch.zeros(count, dtype=torch.float64, device=hidden.device)  # Σ exp(logit − top)
             moment = torch.zeros_like(mass)  # Σ exp(logit − top) · (logit − top)
             taken = torch.zeros_like(top)
-            for columns in tiles.vocabulary_slices():
+            for columns in tiles.columns(rows):
                 # Logits [m, v] in the tile's buffer, where `shifted` replaces them. `probs` has a buffer of its own.
                 logits = tiles.logits(rows, columns)
                 if rows.stop <= len(stored):
-                    stored[rows, columns] = logits
-                column, inside = _find_columns(token_ids[rows], columns)
+                    stored[rows, columns.index] = logits
+                column, inside = columns.find(token_ids[rows])
                 taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
                 # A larger logit in this tile becomes the new top: the sums so far are rescaled by exp(fall).
                 higher = torch.maximum(top, logits.amax(dim=-1))
@@ -246,7 +262,7 @@ class _TiledLogProbs(torch.autograd.Function):
             if settings.with_entropy:  # H = log Z − Σ p · logit, both relative to the top
                 entropy[rows] = (mass.log() - moment / mass).to(tiles.dtype)
         ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy, stored)
-        ctx.settings = settings
+        ctx.settings, ctx.mask = settings, mask
         if not settings.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
@@ -256,17 +272,17 @@ class _TiledLogProbs(torch.autograd.Function):
         grad_log_probs, grad_entropy = grad_outputs
         hidden, weight, bias, token_ids, log_normalisers, entropy, stored = ctx.saved_tensors
         settings: TileSettings = ctx.settings
-        tiles = Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings, ctx.mask)
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
         scratch = tiles.buffer() if settings.entropy_gradient else None
         for rows in tiles.token_slices():
             # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.
             grad = grad_log_probs[rows, None] * settings.factor
-            for columns in tiles.vocabulary_slices():
-                logits = stored[rows, columns] if rows.stop <= len(stored) else tiles.logits(rows, columns)
+            for columns in tiles.columns(rows):
+                logits = stored[rows, columns.index] if rows.stop <= len(stored) else tiles.logits(rows, columns)
                 # The slope is computed before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
-                column, inside = _find_columns(token_ids[rows], columns)
+                column, inside = columns.find(token_ids[rows])
                 # The result goes into the tile's buffer, so that stored logits are not changed.
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
@@ -279,13 +295,21 @@ class _TiledLogProbs(torch.autograd.Function):
                     grad_logits = log_p.exp_().mul_(p_slope).neg_()
                 grad_logits.scatter_add_(1, column, torch.where(inside[:, None], grad, 0))
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
-        return (*gradients.sums(), None, None)
+        return (*gradients.sums(), None, None, None)
 
 
 class Tiles:
     """Logits of one tile at a time, in one buffer that the next tile overwrites."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: TileSettings) -> None:
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: TileSettings,
+        mask: SamplingMask[Tensor] | None = None,
+    ) -> None:
+        self._list_columns = list_columns(weight.shape[0], settings.tile_rows, mask)
         self.weight = weight.to(hidden.dtype)
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
@@ -316,13 +340,13 @@ class Tiles:
         """Return slices over the rows of ``hidden``, one for each tile."""
         return _slices(self._hidden.shape[0], self._settings.tile_tokens)
 
-    def vocabulary_slices(self) -> list[slice]:
-        """Return slices over the rows of ``weight``, one for each tile."""
-        return _slices(self.weight.shape[0], self._settings.tile_rows)
+    def columns(self, rows: slice) -> Sequence[Columns]:
+        """Return the columns of the tiles of the tokens ``rows``: rows of ``weight``."""
+        return self._list_columns(rows)
 
-    def logits(self, rows: slice, columns: slice) -> Tensor:
-        """``[m, v]`` logits over the temperature, in float32 or better."""
-        hidden, weight, settings = self._hidden[rows], self.weight[columns], self._settings
+    def logits(self, rows: slice, columns: Columns) -> Tensor:
+        """``[m, v]`` logits over the temperature, in float32 or better; :data:`EXCLUDED` outside the sampling mask."""
+        hidden, weight, settings = self._hidden[rows], self.weight[columns.index], self._settings
         shape = (hidden.shape[0], weight.shape[0])
         size = shape[0] * shape[1]
         logits, product = self._logits[:size].view(shape), self._product[:size].view(shape)
@@ -330,12 +354,14 @@ class Tiles:
         if product is not logits:
             logits.copy_(product)
         if self._bias is not None:
-            logits.add_(self._bias[columns])
+            logits.add_(self._bias[columns.index])
         if settings.softcap is not None:
             # softcap · tanh(scale · x / softcap), as in Gemma 2; the temperature divides after it.
             logits.mul_(settings.scale / settings.softcap).tanh_().mul_(settings.softcap)
         if settings.factor != 1.0:
             logits.mul_(settings.factor)
+        if columns.excluded is not None:
+            logits.masked_fill_(columns.excluded, EXCLUDED)
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
@@ -357,17 +383,20 @@ class TileGradients:
             for operand, want in zip(operands, wanted, strict=True)
         )
 
-    def add(self, rows: slice, columns: slice, grad_logits: Tensor) -> None:
+    def add(self, rows: slice, columns: Columns, grad_logits: Tensor) -> None:
         """Add ``d loss / d (hidden @ weightᵀ + bias)`` of one tile."""
         hidden = self._operands[0]
         # [m, v]. The products run in the dtype of the operands; their sums over tiles are float32 or better.
         factor = grad_logits.to(hidden.dtype)
         if self._hidden is not None:
-            _add_product(self._hidden[rows], factor, self._tiles.weight[columns])
+            _add_product(self._hidden[rows], factor, self._tiles.weight[columns.index])
         if self._weight is not None:
-            _add_product(self._weight[columns], factor.t(), hidden[rows])
+            if isinstance(columns.index, slice):
+                _add_product(self._weight[columns.index], factor.t(), hidden[rows])
+            else:
+                self._weight.index_add_(0, columns.index, (factor.t() @ hidden[rows]).to(self._weight.dtype))
         if self._bias is not None:
-            self._bias[columns] += grad_logits.sum(dim=0)
+            self._bias[columns.index] += grad_logits.sum(dim=0)
 
     def sums(self) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden, weight and bias, each in its operand's dtype; None if not wanted."""
@@ -379,14 +408,6 @@ class TileGradients:
 
 def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def _find_columns(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return each token's column in the tile, ``[m, 1]``, and whether it is in the tile, ``[m]``; if not, column 0."""
-    # Example: ids 5 and 9 in the columns 8 to 12. The columns in the tile are 0 and 1; only the second is inside.
-    column = token_ids - columns.start
-    inside = (column >= 0) & (column < columns.stop - columns.start)
-    return torch.where(inside, column, 0)[:, None], inside
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

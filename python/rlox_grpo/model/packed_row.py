@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlox_grpo.batch.sampling_mask import have_equal_ids, select_tokens
 from rlox_grpo.model.packed_attention import PackedLayout
 from rlox_grpo.model.prefix_tree import PrefixTree, find_first_rows, find_owners
 from rlox_grpo.model.tree_attention import Forest
-from rlox_grpo.types import Batch, Int64Array
+from rlox_grpo.types import Batch, Int64Array, SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,8 @@ class PackedRow:
         predicting: ``int64 [K]``, indices in the packed row whose hidden states predict a token.
         predicted_ids: ``int64 [K]``, the predicted tokens.
         prediction_indices: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
+        sampling_mask: the ids from which the K tokens were drawn, sizes ``int64 [K]``; None: all ids. Rows that share a
+            token have two of the K tokens if their masks differ.
     """
 
     input_ids: Tensor
@@ -51,6 +54,7 @@ class PackedRow:
     predicting: Tensor
     predicted_ids: Tensor
     prediction_indices: Tensor
+    sampling_mask: SamplingMask[Tensor] | None = None
 
 
 def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
@@ -70,10 +74,12 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
+    # int64 [N, T], the row whose prediction is that of this token: its owner, or the row itself if the masks differ.
+    predictor = _separate_masks(tree.owner, batch.sampling_mask)
     # bool [N, T]: the K distinct tokens.
-    predicted = find_owners(tree.owner, loss_mask)
+    predicted = find_owners(predictor, loss_mask)
     row, step = loss_mask.nonzero()
-    prediction_indices = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
+    prediction_indices = np.cumsum(predicted).reshape(predicted.shape)[predictor[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(
@@ -81,8 +87,31 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     )
     layout = _lay_out(tree, packed_index, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices)
-    ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
-    return PackedRow(ids, positions, layout, *read)
+    ids, positions, predicting_states, predicted_ids, indices = (
+        torch.from_numpy(array).to(batch.input_ids.device) for array in arrays
+    )
+    mask = batch.sampling_mask
+    if mask is not None:
+        mask = select_tokens(mask, torch.from_numpy(predicted).to(mask.sizes.device))
+    return PackedRow(ids, positions, layout, predicting_states, predicted_ids, indices, mask)
+
+
+def _separate_masks(owner: Int64Array, mask: SamplingMask[Tensor] | None) -> Int64Array:
+    """Return ``owner [N, T]`` with the row itself for tokens that were drawn from other ids than the owner's token.
+
+    Rows sample the same token from other ids if different weights sampled them, or if an id is at the threshold of a
+    filter and the rows were in different batches.
+    """
+    if mask is None:
+        return owner
+    rows = np.broadcast_to(np.arange(len(owner))[:, None], owner.shape)
+    row, step = (owner != rows).nonzero()
+    sizes, token_ids = mask.sizes.flatten().cpu().numpy(), mask.token_ids.cpu().numpy()
+    width = owner.shape[1]
+    equal = have_equal_ids(sizes, token_ids, row * width + step, owner[row, step] * width + step)
+    separate: Int64Array = owner.copy()
+    separate[row[~equal], step[~equal]] = row[~equal]
+    return separate
 
 
 def _lay_out(

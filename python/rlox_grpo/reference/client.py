@@ -20,7 +20,7 @@ from torch import Tensor
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.reference import TOKEN_VARIABLE as TOKEN_VARIABLE
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.types import Batch
+from rlox_grpo.types import Batch, SamplingMask
 
 _PAUSE_S = 0.5
 _TRY_AGAIN = (408, 429, 502, 503, 504)
@@ -39,6 +39,7 @@ class Question:
         loss_mask: ``bool [N, T]``.
         temperature: the number by which logits are divided.
         vocabulary: ids at or above this are left out; 0 keeps all.
+        sampling_mask: the ids over which the log-probs are normalised, sizes ``int64 [N, T]``; None: all.
     """
 
     input_ids: Tensor
@@ -48,11 +49,15 @@ class Question:
     loss_mask: Tensor
     temperature: float
     vocabulary: int
+    sampling_mask: SamplingMask[Tensor] | None = None
 
     def pack(self) -> bytes:
         """Encode as bytes; :func:`unpack_question` is the inverse."""
         tensors = {name: getattr(self, name).contiguous() for name in _SHAPES}
         settings = torch.tensor([self.temperature, float(self.vocabulary)], dtype=torch.float64)
+        mask = self.sampling_mask
+        if mask is not None:
+            tensors |= {"mask_sizes": mask.sizes.contiguous(), "mask_ids": mask.token_ids.contiguous()}
         return save({**tensors, "settings": settings})
 
 
@@ -63,6 +68,8 @@ _SHAPES = {
     "prompt_index": (torch.int64, 1),
     "loss_mask": (torch.bool, 2),
 }
+_MASK_SHAPES = {"mask_sizes": (torch.int64, 2), "mask_ids": (torch.int32, 1)}
+"""Two further tensors of a question with a sampling mask."""
 
 
 def unpack_question(data: bytes) -> Question:
@@ -75,9 +82,10 @@ def unpack_question(data: bytes) -> Question:
         tensors = load(data)
     except SafetensorError as error:
         raise ValueError(f"not in the safetensors format: {error}") from None
-    if tensors.keys() != {*_SHAPES, "settings"}:
-        raise ValueError(f"holds {sorted(tensors)}: expected {sorted([*_SHAPES, 'settings'])}")
-    for name, (dtype, dimensions) in _SHAPES.items():
+    shapes = {**_SHAPES, **_MASK_SHAPES} if _MASK_SHAPES.keys() & tensors.keys() else _SHAPES
+    if tensors.keys() != {*shapes, "settings"}:
+        raise ValueError(f"holds {sorted(tensors)}: expected {sorted([*shapes, 'settings'])}")
+    for name, (dtype, dimensions) in shapes.items():
         if tensors[name].dtype != dtype or tensors[name].dim() != dimensions:
             raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}: expected {dtype}")
     settings = tensors.pop("settings")
@@ -85,7 +93,8 @@ def unpack_question(data: bytes) -> Question:
     # Comparisons with NaN are false. 2^53: a float64 holds every integer up to there.
     if not valid or not bool(((settings >= 0) & (settings <= 2**53)).all()):
         raise ValueError("settings are not a temperature and a vocabulary")
-    question = Question(**tensors, temperature=float(settings[0]), vocabulary=int(settings[1]))
+    mask = SamplingMask(tensors.pop("mask_sizes"), tensors.pop("mask_ids")) if "mask_ids" in tensors else None
+    question = Question(**tensors, sampling_mask=mask, temperature=float(settings[0]), vocabulary=int(settings[1]))
     _check(question)
     return question
 
@@ -106,6 +115,13 @@ def _check(question: Question) -> None:
     steps = torch.arange(question.loss_mask.shape[1])
     if bool((question.loss_mask & (steps >= lengths[:, None])).any()):
         raise ValueError("loss_mask reaches beyond a completion")
+    if (mask := question.sampling_mask) is not None:
+        sizes, number = mask.sizes, len(mask.token_ids)
+        # Each size within the number of ids first: the sum of large int64 wraps.
+        if sizes.shape != question.loss_mask.shape or not bool(((sizes >= 0) & (sizes <= number)).all()):
+            raise ValueError(f"mask_sizes are not {tuple(question.loss_mask.shape)} numbers of at most {number} ids")
+        if int(sizes.sum()) != number or bool((sizes.bool() & (steps >= lengths[:, None])).any()):
+            raise ValueError(f"mask_sizes do not add up to {number} ids within the completions")
 
 
 def connect(
@@ -139,6 +155,9 @@ def connect(
             loss_mask=batch.loss_mask.cpu(),
             temperature=temperature,
             vocabulary=vocabulary or 0,
+            sampling_mask=None
+            if batch.sampling_mask is None
+            else SamplingMask(batch.sampling_mask.sizes.cpu(), batch.sampling_mask.token_ids.cpu()),
         )
         answer = client.ask(question)
         return answer.to(batch.input_ids.device)

@@ -35,6 +35,7 @@ class Reference:
             name, gathered. The function is called only if the reference takes over the weights.
         state_dict: returns the weights that a checkpoint needs, because they cannot be derived from the initial model.
         load_state_dict: loads the result of ``state_dict``.
+        takes_mask: whether its log-probs are normalised over the ids of the batch's sampling mask, if there is one.
     """
 
     compute: Callable[[Batch], Tensor]
@@ -44,6 +45,7 @@ class Reference:
     after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = lambda step, weights: None
     state_dict: Callable[[], dict[str, Tensor]] = dict
     load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
+    takes_mask: bool = True
 
     def __call__(self, batch: Batch) -> Tensor:
         """Run the reference over ``batch``."""

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 
 from rlox_grpo.batch.build import group_tokens
 from rlox_grpo.batch.rows import Rows
+from rlox_grpo.batch.sampling_mask import split_mask
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.gguf import find_gguf, load_gguf
 from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.reference.client import Question, read_token, unpack_question
 from rlox_grpo.reference.protocol import fingerprint_model
-from rlox_grpo.types import ScoredGroup
+from rlox_grpo.types import Int32Array, SamplingMask, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,10 @@ class Measuring:
             raise ValueError(f"input_ids has rows of {ids.shape[1]} tokens: the model has {self.max_length} positions")
         if bool((ids < 0).any()) or bool((ids >= self.vocabulary).any()) or question.vocabulary > self.vocabulary:
             raise ValueError(f"input_ids or vocabulary go beyond the model's {self.vocabulary} ids")
+        limit = question.vocabulary or self.vocabulary
+        mask = question.sampling_mask
+        if mask is not None and bool(((mask.token_ids < 0) | (mask.token_ids >= limit)).any()):
+            raise ValueError(f"mask_ids go beyond the {limit} ids of the distribution")
         job = _Job(question)
         self._waiting.put_nowait(job)
         return job.answer
@@ -156,9 +161,17 @@ def _list_groups(question: Question) -> list[ScoredGroup]:
         prompts.append(ids[:start])
         completions.append(ids[start : start + len(row_mask)])
         masks.append(row_mask)
+    sampling_masks: Sequence[SamplingMask[Int32Array] | None] = [None] * len(prompts)
+    if (drawn_from := question.sampling_mask) is not None:
+        is_token = torch.arange(drawn_from.sizes.shape[1]) < question.completion_lengths[:, None]
+        numbers = SamplingMask(drawn_from.sizes[is_token].int().numpy(), drawn_from.token_ids.numpy())
+        sampling_masks = split_mask(numbers, list(map(len, completions)))
     _, sizes = torch.unique_consecutive(question.prompt_index, return_counts=True)
-    bounds = pairwise([0, *sizes.cumsum(0).tolist()])
-    return [group_tokens(prompts[start], completions[start:stop], masks[start:stop]) for start, stop in bounds]
+    groups = []
+    for start, stop in pairwise([0, *sizes.cumsum(0).tolist()]):
+        rows = slice(start, stop)
+        groups.append(group_tokens(prompts[start], completions[rows], masks[rows], sampling_masks[rows]))
+    return groups
 
 
 def serve(model: str, *, host: str, port: int, token_file: str | None, token_budget: int, dtype: str) -> None:

@@ -14,7 +14,7 @@ from rlox_grpo.batch.other_prompts import number_loss_tokens
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
-from rlox_grpo.model.forward import Forward, scatter_to_rectangle, take_log_probs
+from rlox_grpo.model.forward import Forward, scatter_to_rectangle, select_mask, take_log_probs
 from rlox_grpo.model.load import count_sampled_ids
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
@@ -81,7 +81,12 @@ class Teacher:
         distributions, mask = self._read_distributions(batch, layouts), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
         log_probs, _ = take_log_probs(
-            distributions, ids, temperature=self.temperature, with_entropy=False, entropy_gradient=False
+            distributions,
+            ids,
+            temperature=self.temperature,
+            with_entropy=False,
+            entropy_gradient=False,
+            sampling_mask=select_mask(batch, mask),
         )
         taken = replace(
             batch.log_probs,

@@ -83,7 +83,7 @@ def connect_to_vllm(
             log_probs[row, steps] = torch.tensor([values[starts[row] + step] for step in steps.tolist()])
         return log_probs.to(batch.input_ids.device)
 
-    return Reference(compute, fingerprint=f"vllm {model}")
+    return Reference(compute, fingerprint=f"vllm {model}", takes_mask=False)
 
 
 def _find_model(client: Client) -> str:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rlox_grpo.config.generation_kwargs import split_generation_kwargs
 from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, join_states
-from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines import GenerationEngine, returns_mask
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -49,7 +52,7 @@ class Sampler:
         """Prepare to sample; ``partial_episodes`` runs the episodes of partial rollouts."""
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
-        self.sampling = make_sampling(config)
+        self.sampling = ask_for_mask(make_sampling(config), config.sampling_mask, engine)
         self.pass_rates = PassRates()
         self.ahead = BatchQueue()
         draws = derive_seed(seed, "partial rollouts", 0)
@@ -184,6 +187,37 @@ def make_sampling(config: SamplingConfig) -> Sampling:
     shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
     also, extra = split_generation_kwargs(config.generation_kwargs)
     return Sampling(**{**{name: getattr(config, name) for name in shared}, **also, "extra": extra})
+
+
+def ask_for_mask(sampling: Sampling, choice: Literal["auto", "require", "none"], engine: GenerationEngine) -> Sampling:
+    """Ask for the ids from which tokens are drawn, if filters exclude ids and the engine returns the others.
+
+    Args:
+        sampling: the sampling parameters of training.
+        choice: the option ``sampling_mask``.
+        engine: the generation engine.
+
+    Raises:
+        ConfigError: the choice is ``"require"``, and the engine does not return the ids.
+    """
+    if not sampling.is_truncated or choice == "none":
+        return sampling
+    if returns_mask(engine):
+        return replace(sampling, return_sampling_mask=True)
+    filters = f"top_p={sampling.top_p:g}, top_k={sampling.top_k} and min_p={sampling.min_p:g}"
+    name = f"engine {type(engine).__name__}"
+    if choice == "require":
+        raise ConfigError(
+            f"sampling_mask='require': {name} does not return the ids that {filters} leave, so the update would train "
+            "another distribution than was sampled from; set engine='hf', or turn the filters off"
+        )
+    logger.warning(
+        "%s does not return the ids that %s leave: the update normalises log-probs over all ids, which is biased. "
+        "mismatch/truncated_mass is the probability that the filters cut off; turn the filters off, or set engine='hf'",
+        name,
+        filters,
+    )
+    return sampling
 
 
 def derive_seed(seed: int, purpose: str, step: int) -> int:

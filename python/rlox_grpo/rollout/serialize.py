@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup, StepScores
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, SamplingMask, ScoredGroup, StepScores
 
 if TYPE_CHECKING:  # it imports torch, and processes of environments import this module
     from rlox_grpo.distributed.ranks import Ranks
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 _ARRAYS = {"prompt_ids": np.int64, "token_ids": np.int64, "log_probs": np.float32, "sampled": np.bool_}
 """The fields of completions, rows and replies that are arrays, with their type."""
+
+_MASK_FIELDS = ("sizes", "token_ids")
+"""The fields of a :class:`rlox_grpo.types.SamplingMask`, ``int32`` arrays."""
 
 _TABLES = {"components": np.float32, "measures": np.float32, "statuses": np.uint8, "outcomes": np.uint8}
 """The fields of ``ScoredGroup`` that are arrays by name, with their type."""
@@ -117,12 +120,17 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """Encode a dataclass of arrays, tuples of integers and JSON values; :func:`decode_fields` is the inverse."""
+    """Encode a dataclass of arrays, a sampling mask, tuples of integers and JSON values.
+
+    :func:`decode_fields` is the inverse.
+    """
     record: dict[str, Any] = {}
     for field in fields(value):
         content = getattr(value, field.name)
         if field.name in _ARRAYS and content is not None:
             content = encode_array(content, _ARRAYS[field.name])
+        elif isinstance(content, SamplingMask):
+            content = {name: encode_array(getattr(content, name), np.int32) for name in _MASK_FIELDS}
         record[field.name] = [*map(int, content)] if isinstance(content, tuple) else content
     return record
 
@@ -134,6 +142,8 @@ def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
         content = record[name]
         if name in _ARRAYS and content is not None:
             content = decode_array(content, _ARRAYS[name])
+        elif name == "sampling_mask" and content is not None:
+            content = SamplingMask(*(decode_array(content[field], np.int32) for field in _MASK_FIELDS))
         arguments[name] = tuple(content) if isinstance(content, list) else content
     return kind(**arguments)
 

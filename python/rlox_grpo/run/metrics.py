@@ -108,6 +108,14 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     if not truncated.all():
         metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
+    sizes = [
+        row.sampling_mask.sizes
+        for completion in completions
+        for row in list_rows(completion)
+        if row.sampling_mask is not None
+    ]
+    if sizes and (drawn := np.concatenate(sizes)).any():
+        metrics["rollout/sampling_mask_size"] = float(drawn[drawn > 0].mean(dtype=np.float64))
     shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
     repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:

@@ -145,6 +145,8 @@ def build_step(
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))
     forward, reference, distiller, updater = build_update(stages, sharded, ref_model, teacher, optimizer, ranks)
+    if sampler.sampling.return_sampling_mask:
+        _check_teacher_masks(config, distiller)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
     batcher = MiniBatcher(
         stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks, teacher is not None
@@ -387,6 +389,22 @@ def _check_teachers(config: GRPOConfig, teachers: Mapping[str, TeacherLike]) -> 
             )
     if config.teacher_kl == "full":
         raise ConfigError("teacher_kl='full' with several teachers was never tried: set teacher_kl='sampled'")
+
+
+def _check_teacher_masks(config: GRPOConfig, teacher: Teacher | Teachers | None) -> None:
+    """Refuse or warn of a teacher that normalises over all ids, where the policy normalises over a sampling mask."""
+    teachers = teacher.by_name.values() if isinstance(teacher, Teachers) else [] if teacher is None else [teacher]
+    if all(each.reference.takes_mask for each in teachers):
+        return
+    problem = (
+        "a teacher on a vLLM server gives log-probs over all ids, and those of the policy are over the ids that top_p, "
+        "top_k and min_p leave"
+    )
+    if config.sampling_mask == "require":
+        raise ConfigError(
+            f"sampling_mask='require': {problem}; serve the teacher with rlox-grpo serve-reference, or turn them off"
+        )
+    logger.warning("%s: the KL to the teacher is biased. Turn them off, or use rlox-grpo serve-reference", problem)
 
 
 def _check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool) -> None:

@@ -25,7 +25,7 @@ from rlox_grpo.config.records import OptimizerConfig, StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
 from rlox_grpo.groups import describe_sample
-from rlox_grpo.loss.importance import gap_shares, mismatch_metrics
+from rlox_grpo.loss.importance import gap_shares, measure_truncated_mass, mismatch_metrics
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.objective import combine_terms
@@ -41,6 +41,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import is_measured
 from rlox_grpo.rollout.engines.calls import fill_texts
+from rlox_grpo.rollout.engines.custom_engine import refuse_missing_masks
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, refill_groups
@@ -318,7 +319,10 @@ class TrainStep:
             ConfigError: a function returned StepScores, which an option excludes. Nothing of the step was trained.
         """
         tokenizer, rewards = self.policy.tokenizer, self.stages.rewards
-        mine = self.scorer.score(fill_texts(batch.groups.result(), tokenizer), rewards.on_reward_error)
+        sampled = batch.groups.result()
+        if self.sampler.sampling.return_sampling_mask:
+            refuse_missing_masks(self.stages.engine.engine, sampled)
+        mine = self.scorer.score(fill_texts(sampled, tokenizer), rewards.on_reward_error)
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
         scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
         for name in {name: None for group in scored for name in group.step_scores}:
@@ -395,6 +399,10 @@ class TrainStep:
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]
+        mismatch = combined(everywhere)
+        sampling = self.sampler.sampling
+        if sampling.is_truncated and not sampling.return_sampling_mask:
+            metrics |= measure_truncated_mass({**metrics, **mismatch})
         if self.runs_episodes:
             # From the groups and not from the EpisodeRunner: with async_steps its last call was for a later batch.
             metrics["perf/prefilled_tokens"] = float(round(sum(group.prefilled_tokens for group in groups)))
@@ -403,7 +411,7 @@ class TrainStep:
             "update/learning_rate": learning_rate,
             **metrics,
             **self.kl_weight.finish(metrics, len(advantages)),
-            **combined(everywhere),
+            **mismatch,
             **rollout.metrics(),
             **measure_staleness(groups, progress.step - 1),
             **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),

@@ -24,7 +24,7 @@ from rlox_grpo.groups import compute_group_offsets
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
 from rlox_grpo.loss.kl import sequence_kl, token_kl
-from rlox_grpo.model.forward import Forward
+from rlox_grpo.model.forward import Forward, select_mask
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
@@ -170,7 +170,12 @@ class FixedTensors:
     def _score_norms(self, batch: Batch) -> Tensor:
         """Return the squared norms ``[M]`` of the scores of the tokens under ``loss_mask``."""
         ids = batch.completion_ids[batch.loss_mask]
-        return score_norms(self.forward.distributions(batch), ids, temperature=self.stages.sampling.temperature)
+        return score_norms(
+            self.forward.distributions(batch),
+            ids,
+            temperature=self.stages.sampling.temperature,
+            sampling_mask=select_mask(batch, batch.loss_mask),
+        )
 
 
 def _in_use(owner: Reference | Teacher | Teachers | None) -> Any:

@@ -45,6 +45,14 @@ class SamplingConfig(Record, title="Sampling"):
     min_p: float = option(
         0.0, "Keep tokens whose probability is at least this share of the most likely token's.", ge=0, lt=1
     )
+    sampling_mask: Literal["auto", "require", "none"] = option(
+        "auto",
+        "With top_p, top_k or min_p, log-probs of the update are normalised over the ids that could be drawn. auto: if "
+        "the engine returns these ids, else with a warning over all ids; require: refuse an engine that does not "
+        "return them; none: over all ids, which trains another distribution than was sampled from.",
+        source="DeepSeek-V3.2, arXiv:2512.02556, section 3.1",
+        only_training=True,
+    )
     stop: tuple[str, ...] = option((), "Strings that end a completion.")
     generation_kwargs: dict[str, bool | int | float | str | list[int] | list[str]] = option(
         {},

@@ -114,6 +114,15 @@ def is_receiving(engine: object) -> TypeGuard[ReceivingEngine]:
     return hasattr(engine, "reads_weights")
 
 
+def returns_mask(engine: object) -> bool:
+    """Return whether an engine has ``returns_sampling_mask = True``.
+
+    Such an engine returns the ids from which it drew each token, if ``Sampling.return_sampling_mask`` asks for them:
+    completions and turns have a :class:`rlox_grpo.types.SamplingMask`.
+    """
+    return bool(getattr(engine, "returns_sampling_mask", False))
+
+
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
     """Create the engine that ``config.engine`` names, for one rank, or return the engine of the user.
 

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.groups import flag_sampled, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.types import Completion, RolloutGroup
+from rlox_grpo.types import Completion, RolloutGroup, SamplingMask
 
 TurnCheck: TypeAlias = Callable[[Any, TurnRequest, SampledTurn], None]
 """``check(engine, request, turn)`` raises EngineError for a reply that cannot be trained on."""
@@ -45,6 +46,7 @@ def check_groups(engine: Any, groups: Sequence[RolloutGroup], max_new_tokens: in
         for number, completion in enumerate(group.completions):
             where = f"{name}, completion {number} of {prompt_name}"
             _check_form(where, completion, max_new_tokens)
+            _check_mask(where, completion)
             descriptions.append(where)
             rows.append((completion.token_ids, completion.log_probs))
     _check_tokens(descriptions, rows, vocabulary)
@@ -62,7 +64,20 @@ def check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: 
     if not isinstance(turn, SampledTurn):
         raise EngineError(f"{where} is {type(turn).__name__}, expected a SampledTurn")
     _check_arrays(where, turn.token_ids, turn.log_probs, request.max_new_tokens)
+    _check_mask(where, turn)
     _check_tokens([where], [(turn.token_ids, turn.log_probs)], vocabulary)
+
+
+def refuse_missing_masks(engine: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Raise EngineError if a row with sampled tokens has no sampling mask, from an engine that was asked for them."""
+    for group in groups:
+        for number, completion in enumerate(group.completions):
+            if any(row.sampling_mask is None and flag_sampled(row).any() for row in list_rows(completion)):
+                raise EngineError(
+                    f"engine {type(engine).__name__}, completion {number} of {group.prompt.name}: sampling_mask is "
+                    "None, and the engine has returns_sampling_mask = True: return a SamplingMask where "
+                    "sampling.return_sampling_mask is True"
+                )
 
 
 def check_version(engine: Any, version: int) -> None:
@@ -89,6 +104,18 @@ def _check_arrays(where: str, token_ids: Any, log_probs: Any, max_new_tokens: in
     _check_array(f"{where}: log_probs", log_probs, "float32", len(token_ids))
     if len(token_ids) > max_new_tokens:
         raise EngineError(f"{where} has {len(token_ids)} tokens, above max_new_tokens={max_new_tokens}")
+
+
+def _check_mask(where: str, reply: Completion | SampledTurn) -> None:
+    """Check the arrays of a sampling mask, if there is one. Whether it has the sampled ids is checked with the rows."""
+    if (mask := reply.sampling_mask) is None:
+        return
+    if not isinstance(mask, SamplingMask):
+        raise EngineError(f"{where}: sampling_mask is {type(mask).__name__}, expected a SamplingMask")
+    _check_array(f"{where}: sampling_mask.sizes", mask.sizes, "int32", len(reply.token_ids))
+    if (mask.sizes < 0).any():
+        raise EngineError(f"{where}: sampling_mask.sizes has {mask.sizes.min()}, expected numbers of at least 0")
+    _check_array(f"{where}: sampling_mask.token_ids", mask.token_ids, "int32", int(mask.sizes.sum(dtype=np.int64)))
 
 
 def _check_array(what: str, array: Any, dtype: str, length: int | None) -> None:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.types import Sampling
+from rlox_grpo.types import Sampling, SamplingMask
 
 # Tokens in one block of the two-level search below.
 _BLOCK = 128
@@ -26,7 +26,9 @@ def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int, turn:
     return np.random.Generator(bits).random(count)
 
 
-def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor, uniforms: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, SamplingMask[Tensor] | None]:
     """Sample one token for each row by inverting its cumulative distribution at the row's uniform number.
 
     The distribution is softmax(logits / temperature) cut to top-k, then top-p, then min-p, and renormalised.
@@ -45,13 +47,14 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
         sampling: Temperature and filters.
 
     Returns:
-        Token ids ``int64 [R]`` and log-probs ``float32 [R]`` under the distribution drawn from. The log-prob is NaN,
+        Token ids ``int64 [R]``, log-probs ``float32 [R]`` under the distribution drawn from, and the ids that it was
+        drawn from, sizes ``int64 [R]``, if ``sampling`` asks for them and has a filter; else None. The log-prob is NaN,
         and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
     """
     logits = logits.float()
     top = logits.amax(dim=-1, keepdim=True)  # [R, 1]
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1), (top - top).squeeze(-1)
+        return logits.argmax(dim=-1), (top - top).squeeze(-1), None
     # Weights are relative to the heaviest token, which has 1. The subtraction comes first, so that a tiny temperature
     # gives finite weights.
     weights = (logits - top).div_(sampling.temperature).exp_()  # [R, V]
@@ -67,7 +70,22 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
         in_block = weights.gather(1, columns).double() * in_vocab  # [R, _BLOCK]
         token_ids = columns.gather(1, _invert(in_block, residual)[0][:, None])
     log_probs = weights.gather(1, token_ids).double().log() - block_weights.sum(dim=-1, keepdim=True).log()
-    return token_ids.squeeze(-1), log_probs.float().squeeze(-1)
+    mask = list_positive(weights, block_weights) if sampling.return_sampling_mask and sampling.is_truncated else None
+    return token_ids.squeeze(-1), log_probs.float().squeeze(-1), mask
+
+
+def list_positive(weights: Tensor, block_weights: Tensor) -> SamplingMask[Tensor]:
+    """List the ids with a weight above 0 in each row of ``weights [R, V]``.
+
+    Only blocks with a weight above 0 are read. On one CPU thread, 64 rows of 151,936 with 16 ids each take 1.6 ms, and
+    ``weights.nonzero()`` takes 11 ms.
+    """
+    row, block = (block_weights > 0).nonzero(as_tuple=True)  # [B] each, the blocks that are read
+    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)  # [B, _BLOCK]
+    in_vocab = columns < weights.shape[1]
+    is_positive = (weights[row[:, None], columns.clamp(max=weights.shape[1] - 1)] > 0) & in_vocab
+    sizes = torch.zeros(len(weights), dtype=torch.long, device=weights.device)
+    return SamplingMask(sizes.index_add_(0, row, is_positive.sum(dim=1)), columns[is_positive].int())
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

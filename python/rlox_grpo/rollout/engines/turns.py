@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from rlox_grpo.types import Completion, Float32Array, Int64Array, Sampling
+from rlox_grpo.types import Completion, Float32Array, Int32Array, Int64Array, Sampling, SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +59,24 @@ class SampledTurn:
         log_probs: ``float32 [T]``.
         stopped: whether an end token or a stop string ended it; otherwise it is truncated.
         policy_version: version of the weights that sampled it, with partial rollouts; None: the engine's version.
+        sampling_mask: the ids from which each token was drawn; None: all, or the engine does not say.
     """
 
     token_ids: Int64Array
     log_probs: Float32Array
     stopped: bool
     policy_version: int | None = None
+    sampling_mask: SamplingMask[Int32Array] | None = None
 
 
 def read_turn(completion: Completion) -> SampledTurn:
     """Convert a completion to a reply."""
-    return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
+    return SampledTurn(
+        completion.token_ids,
+        completion.log_probs,
+        completion.finish_reason == "stop",
+        sampling_mask=completion.sampling_mask,
+    )
 
 
 class TurnSession(Protocol):

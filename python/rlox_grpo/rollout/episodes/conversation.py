@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.batch.sampling_mask import join_masks
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.engines.turns import SampledTurn
@@ -29,7 +30,7 @@ from rlox_grpo.rollout.episodes.messages import (
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.types import FinishReason, Float32Array, Int64Array
+from rlox_grpo.types import FinishReason, Float32Array, Int32Array, Int64Array, SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class ChatTokens:
         turns: offsets in ``token_ids`` at which the replies begin.
         truncated: whether the last reply has no end token or stop string.
         versions: the policy version of each of ``turns``, with partial rollouts; else empty.
+        sampling_mask: the ids from which each token was drawn; None: all, or the engine does not say.
     """
 
     prompt_ids: Int64Array
@@ -53,6 +55,7 @@ class ChatTokens:
     turns: tuple[int, ...]
     truncated: bool
     versions: tuple[int, ...] = ()
+    sampling_mask: SamplingMask[Int32Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,7 @@ class Span:
     log_probs: Float32Array
     sampled: bool
     policy_version: int | None = None
+    sampling_mask: SamplingMask[Int32Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ class Conversation:
     def take(self, turn: SampledTurn, *, continues: bool, with_tools: bool, stop: Sequence[str] = ()) -> Reply:
         """Append a sampled reply. With ``continues``, it is the continuation of a truncated reply."""
         before, state = self.length, self._state
-        self._spans.append(Span(turn.token_ids, turn.log_probs, True, turn.policy_version))
+        self._spans.append(Span(turn.token_ids, turn.log_probs, True, turn.policy_version, turn.sampling_mask))
         last = int(turn.token_ids[-1])
         ended_by = last if last in self._end_ids else None
         ids = turn.token_ids[:-1] if ended_by is not None else turn.token_ids
@@ -306,6 +310,7 @@ class Conversation:
         log_probs = np.concatenate([span.log_probs for span in spans])
         starts = [end - length for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)]
         replies = [span for span, is_sampled in zip(spans, flags, strict=True) if is_sampled]
+        masks = [span.sampling_mask if is_sampled else None for span, is_sampled in zip(spans, flags, strict=True)]
         trained.update(map(id, replies))
         return ChatTokens(
             self._first_prompt,
@@ -315,6 +320,7 @@ class Conversation:
             tuple(start for start, is_sampled in zip(starts, flags, strict=True) if is_sampled),
             self._state.truncated,
             tuple(span.policy_version for span in replies if span.policy_version is not None),
+            None if all(mask is None for mask in masks) else join_masks(masks, lengths),
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.batch.sampling_mask import join_masks
 from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.types import Completion, Episode, Int64Array, Prompt, RolloutGroup
 
@@ -65,6 +66,7 @@ def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenize
     token_ids = np.concatenate([rest, tokens.token_ids])
     sampled = np.concatenate([np.zeros(len(rest), dtype=bool), tokens.sampled])
     log_probs = np.concatenate([np.zeros(len(rest), dtype=np.float32), tokens.log_probs])
+    mask = tokens.sampling_mask and join_masks([None, tokens.sampling_mask], [len(rest), len(tokens.token_ids)])
     text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Completion(
         token_ids,
@@ -75,6 +77,7 @@ def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenize
         tuple(len(rest) + turn for turn in tokens.turns),
         prompt_ids=tokens.prompt_ids if shared is None else None,
         versions=tokens.versions,
+        sampling_mask=mask,
     )
 
 

@@ -96,7 +96,7 @@ def decode_with_cache(
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
         tokens = sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling)
-        rows.append(*tokens, first)
+        rows.append(*tokens, first=first)
         moved = rows.retire()
         if moved is not None:
             lines.move_rows(*moved, remaining=len(rows))

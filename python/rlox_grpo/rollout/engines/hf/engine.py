@@ -63,10 +63,12 @@ class HFEngine:
     boundary between two tokens.
 
     Log-probs are those of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
-    Without filters they are the trainer's log_softmax(logits / temperature).
+    Without filters they are the trainer's log_softmax(logits / temperature); with filters, the trainer normalises over
+    the ids of the completion's sampling mask.
 
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        returns_sampling_mask: see :func:`rlox_grpo.rollout.engines.returns_mask`.
         vocab_limit: ids from here on are never sampled, because they have no text. Log-probs are normalised over the
             ids below it. None: every id can be sampled.
         uses_cache: whether the model runs with a key-value cache.
@@ -76,6 +78,8 @@ class HFEngine:
         uses_slots: whether rows decode without padding on a GPU (:mod:`.slot_cache`).
         uses_graphs: whether these steps are replayed as CUDA graphs (:mod:`.step_graphs`).
     """
+
+    returns_sampling_mask = True
 
     def __init__(
         self,

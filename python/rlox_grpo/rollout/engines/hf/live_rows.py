@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.types import Completion, FinishReason, Int64Array, Sampling
+from rlox_grpo.types import Completion, FinishReason, Int32Array, Int64Array, Sampling, SamplingMask
 
 BoolArray = NDArray[np.bool_]
 Key = TypeVar("Key")
@@ -90,6 +91,8 @@ class LiveRows(Generic[Key]):
         self._lengths = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._most = torch.zeros(max_rows, dtype=torch.long, device=self.device)
         self._rows: list[Row] = []
+        # For each live row, the ids from which its tokens were drawn, int32 [size] for each token; on the host.
+        self._drawn_from: list[list[Int32Array]] = []
         self._stops: list[tuple[str, ...]] = []  # of the live rows, each once
         # These are on the host, because the loop of the decoder branches on them.
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
@@ -120,6 +123,7 @@ class LiveRows(Generic[Key]):
         self._lengths[rows] = 0
         self.keys += keys
         self._rows += new
+        self._drawn_from += [[] for _ in new]
         self._find_stops()
         return first
 
@@ -128,11 +132,14 @@ class LiveRows(Generic[Key]):
         rows = slice(first, len(self))
         return self._uniforms[rows].gather(1, self._lengths[rows, None]).squeeze(1)
 
-    def append(self, token_ids: Tensor, log_probs: Tensor, first: int = 0) -> None:
+    def append(
+        self, token_ids: Tensor, log_probs: Tensor, mask: SamplingMask[Tensor] | None = None, *, first: int = 0
+    ) -> None:
         """Append the next token of the live rows from ``first`` on, and find the rows that have finished.
 
         Args:
             token_ids, log_probs: ``int64 [rows]`` and ``float32 [rows]``, as sampled.
+            mask: the ids from which they were drawn, or None.
             first: index of the first of these rows; the others are all rows after it.
 
         Raises:
@@ -153,6 +160,10 @@ class LiveRows(Generic[Key]):
                 f"the model's logits are not finite at {self._rows[row].name} {int(self._lengths[row]) - 1}: "
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
+        if mask is not None:
+            ids, ends = mask.token_ids.cpu().numpy(), mask.sizes.cumsum(0).tolist()
+            for row, (start, stop) in enumerate(pairwise([0, *ends]), first):
+                self._drawn_from[row].append(ids[start:stop])
         # Stop strings are searched in the text of a row. The last token excludes most rows, so that only a few are
         # decoded.
         for stop, may_end in zip(self._stops, candidates, strict=True):
@@ -202,7 +213,8 @@ class LiveRows(Generic[Key]):
             tensor[device_to] = tensor[device_source]
         for row, from_row in zip(to, source, strict=True):
             self.keys[row], self._rows[row] = self.keys[from_row], self._rows[from_row]
-        del self.keys[remaining:], self._rows[remaining:]
+            self._drawn_from[row] = self._drawn_from[from_row]
+        del self.keys[remaining:], self._rows[remaining:], self._drawn_from[remaining:]
         self._find_stops()
         # The remaining rows have neither stopped nor reached their maximum length.
         self._stopped[:remaining] = self._full[:remaining] = False
@@ -231,5 +243,15 @@ class LiveRows(Generic[Key]):
         for line, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             reason: FinishReason = "stop" if self._stopped[row] else "length"
             self.finished[self.keys[row]] = Completion(
-                token_ids[line, :length].copy(), log_probs[line, :length].copy(), reason
+                token_ids[line, :length].copy(),
+                log_probs[line, :length].copy(),
+                reason,
+                sampling_mask=_join_ids(self._drawn_from[row]),
             )
+
+
+def _join_ids(drawn_from: list[Int32Array]) -> SamplingMask[Int32Array] | None:
+    """The sampling mask of a row, from the ids of each token; None if none were listed."""
+    if not drawn_from:
+        return None
+    return SamplingMask(np.array([len(ids) for ids in drawn_from], np.int32), np.concatenate(drawn_from))

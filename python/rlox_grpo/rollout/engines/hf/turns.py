@@ -140,7 +140,8 @@ class TurnDecoder:
     def _sample(self, logits: Tensor, first: int) -> None:
         """Sample the next token of live rows ``first`` on from ``logits [rows, V]``, and pass them on as they come."""
         rows = self._rows
-        rows.append(*sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling), first)
+        tokens = sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling)
+        rows.append(*tokens, first=first)
         self._tell(first)
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
