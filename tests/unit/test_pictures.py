@@ -483,6 +483,19 @@ def test_a_run_learns_from_pictures_and_is_saved_with_its_processor(
     assert type(whole) is type(processor)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES[1:], "gemma3"])
+def test_a_path_is_loaded_with_its_processor(family: str, tmp_path: Path) -> None:
+    model, processor = make_tiny_vlm(family)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    trainer = GRPO(str(tmp_path), score, **{**SETTINGS, "max_steps": 1})
+    assert type(trainer.model) is type(model)
+    metrics = trainer.train([{"prompt": "x", "images": [PICTURE]}])
+    assert np.isfinite(metrics["mean_reward"])
+    prompt = trainer.prompts.read([{"prompt": "x", "images": [PICTURE]}])[0]
+    assert len(prompt.pictures) == 1
+
+
 def test_a_killed_run_resumes_to_the_same_weights(qwen: tuple[Any, Any], tmp_path: Path) -> None:
     model, processor = qwen
     rows = [{"prompt": "x", "images": [draw_picture(seed)]} for seed in range(4)]
