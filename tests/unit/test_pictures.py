@@ -6,6 +6,8 @@ import base64
 import copy
 import io
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +173,15 @@ def test_the_ids_are_those_of_the_processor(family: str) -> None:
     whole = processor(text=[prompt.text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
     assert sum(picture.num_features for picture in prompt.pictures) == int((whole["input_ids"] == mark).sum())
+
+
+def test_pillow_is_imported_at_the_first_picture() -> None:
+    code = (
+        "import sys, rlox_grpo.prompts.load, rlox_grpo.prompts.pictures, rlox_grpo.prompts.picture_messages\n"
+        "assert not {'PIL', 'torchvision'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- errors ---
