@@ -6,6 +6,8 @@ import base64
 import copy
 import io
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,6 +173,15 @@ def test_the_ids_are_those_of_the_processor(family: str) -> None:
     whole = processor(text=[prompt.text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
     assert sum(picture.num_features for picture in prompt.pictures) == int((whole["input_ids"] == mark).sum())
+
+
+def test_pillow_is_imported_at_the_first_picture() -> None:
+    code = (
+        "import sys, rlox_grpo.prompts.load, rlox_grpo.prompts.pictures, rlox_grpo.prompts.picture_messages\n"
+        "assert not {'PIL', 'torchvision'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- errors ---
@@ -481,6 +492,19 @@ def test_a_run_learns_from_pictures_and_is_saved_with_its_processor(
     assert "trained on text alone" not in caplog.text
     whole = transformers.AutoProcessor.from_pretrained(tmp_path / "out")
     assert type(whole) is type(processor)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES[1:], "gemma3"])
+def test_a_path_is_loaded_with_its_processor(family: str, tmp_path: Path) -> None:
+    model, processor = make_tiny_vlm(family)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    trainer = GRPO(str(tmp_path), score, **{**SETTINGS, "max_steps": 1})
+    assert type(trainer.model) is type(model)
+    metrics = trainer.train([{"prompt": "x", "images": [PICTURE]}])
+    assert np.isfinite(metrics["mean_reward"])
+    prompt = trainer.prompts.read([{"prompt": "x", "images": [PICTURE]}])[0]
+    assert len(prompt.pictures) == 1
 
 
 def test_a_killed_run_resumes_to_the_same_weights(qwen: tuple[Any, Any], tmp_path: Path) -> None:
