@@ -93,6 +93,7 @@ class Episode:
             contains it.
         cancelled_calls: Number of calls that the client cancelled before the reply was complete. Cancelled calls are
             not trained on.
+        parse_errors: Number of replies with a tool call that cannot be parsed.
     """
 
     stop_reason: str
@@ -108,6 +109,7 @@ class Episode:
     error: str | None = None
     branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     cancelled_calls: int = 0
+    parse_errors: int = 0
 
 
 @dataclass(frozen=True, eq=False)

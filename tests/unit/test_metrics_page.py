@@ -35,6 +35,7 @@ ELSEWHERE = {
     *SERVERS,
     *VLLM,
     "episode/cancelled_calls",
+    "episode/parse_errors",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, clients that go

@@ -27,6 +27,7 @@ _NEEDS: tuple[tuple[Condition, Condition, str], ...] = (
     ({"policy_loss": ("gmpo",)}, {"loss_aggregation": ("sequence_mean",)}, "it is one loss for a sequence"),
     ({"policy_loss": ("dro",)}, {"dro_beta": SET}, "for example 0.1"),
     ({"kl_in": ("reward",)}, _SUMMED, "it needs a summed reward"),
+    ({"parse_error_penalty": SET}, {**_SUMMED, "turn_credit": ("episode",)}, "it is of the total of the episode"),
     ({"kl_schedule": ("adaptive",)}, {"kl_target": SET}, ""),
     ({"reference": ("periodic",)}, {"reference_refresh_steps": SET}, ""),
     ({"reference": ("server",)}, {"reference_url": SET}, ""),

@@ -252,6 +252,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
             metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
+    if any(episode.parse_errors for episode in episodes):
+        metrics["episode/parse_errors"] = _mean([episode.parse_errors for episode in episodes])
     for name, values in by_name(episode.metrics for episode in episodes).items():
         metrics[f"environment/{name}"] = _mean(values)
     return metrics

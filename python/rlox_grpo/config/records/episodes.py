@@ -7,6 +7,8 @@ from typing import Literal
 
 from rlox_grpo.config.records.option import LONGEST_TIMEOUT, SET, Record, option
 
+ObservationCut = Literal["middle", "head", "tail"]
+
 _episode_option = partial(option, only_with=({"environment": SET}, {"tools": SET}))
 
 
@@ -79,9 +81,19 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     max_observation_chars: int = _episode_option(
         8192,
-        "Maximum length of tool results and of messages of the environment after the first, in characters. Of longer "
-        "text, the beginning and the end are kept, with a mark of how much was cut between.",
+        "Maximum length of tool results and of messages of the environment after the first, in characters. "
+        "observation_cut cuts longer text. The attribute max_observation_chars of a tool is its own limit.",
         ge=1,
+    )
+    observation_cut: ObservationCut = _episode_option(
+        "middle",
+        "The part of a text longer than max_observation_chars that is cut; a mark says how many characters. The "
+        "attribute observation_cut of a tool sets it for its results.",
+        choices={
+            "middle": "the beginning and the end stay, such as a command and its traceback",
+            "head": "the end stays, such as of a log",
+            "tail": "the beginning stays, such as of a search result",
+        },
     )
     limit_reward: float | None = _episode_option(
         0.0,
@@ -109,6 +121,13 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     on_parse_error: Literal["answer", "end"] = _episode_option(
         "answer", "If a tool call cannot be parsed: answer with an error message, or end the episode."
+    )
+    parse_error_penalty: float = _episode_option(
+        0.0,
+        "Subtracted from the total reward of an episode in training, for each reply with a tool call that cannot be "
+        "parsed. The metric is `episode/parse_errors`.",
+        ge=0,
+        only_training=True,
     )
     on_tool_error: Literal["answer", "end"] = _episode_option(
         "answer", "If a tool call fails: answer with an error message, or end the episode."

@@ -39,6 +39,7 @@ class Chat:
     Attributes:
         seed: seed of this episode, for the environment's random numbers.
         ended: the limit that has ended the episode, or None.
+        parse_errors: number of replies with a tool call that cannot be parsed.
         has_reported_end: whether the endpoint has answered a call with the error ``episode_ended``.
         abandoned: whether the agent ignores the error ``episode_ended`` and keeps calling, so that the episode must be
             cancelled.
@@ -79,6 +80,7 @@ class Chat:
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
         self.ended: str | None = None
+        self.parse_errors = 0
         self.has_reported_end = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
@@ -120,6 +122,16 @@ class Chat:
     def tokens_left(self) -> int | None:
         """Number of tokens left for replies and messages of the episode; None without a limit."""
         return self._usage.count_left(self._conversations.current.length)
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """The same as :attr:`tokens_left`."""
+        return self.tokens_left
+
+    @property
+    def remaining_turns(self) -> int:
+        """Number of replies that ``max_turns`` still allows."""
+        return self._usage.count_turns_left()
 
     @property
     def base_url(self) -> str:
@@ -344,6 +356,7 @@ class Chat:
         self._usage.replies += 1
         self._usage.add(len(sampled.token_ids))
         reply = conversation.take(sampled, continues=continues, with_tools=has_tools, stop=stop)
+        self.parse_errors += reply.parse_error is not None
         if pieces is not None and is_raw:
             pieces.finish(cut_stop(reply.text, stop), None, reply.token_ids.tolist())
         elif pieces is not None:

@@ -38,7 +38,8 @@ class NoReplyError(Exception):
 class PlayedChat:
     """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples replies.
 
-    Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` is None.
+    Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` and ``remaining_tokens`` are
+    None.
 
     Attributes:
         seed: seed of the environment's random numbers.
@@ -47,6 +48,7 @@ class PlayedChat:
     """
 
     tokens_left: int | None = None
+    remaining_tokens: int | None = None
 
     def __init__(
         self,
@@ -69,12 +71,15 @@ class PlayedChat:
         self.ended: str | None = None
         self.turns = 0
         self._read_reply, self._say, self._config = read_reply, say, config
-        self._limits = ToolLimits(
-            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
-        )
+        self._limits = ToolLimits.for_run(config)
         self._messages: list[dict[str, Any]] = []
         self._calls = 0
         self._set_tools(tools)
+
+    @property
+    def remaining_turns(self) -> int:
+        """Number of replies that ``max_turns`` still allows."""
+        return self._config.max_turns - self.turns
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -84,9 +84,7 @@ class EpisodeRunner:
                 f"prompt_template={self._prompts.prompt_template!r} is ignored: the environment writes the prompts"
             )
         self._templates = RunTemplates(tokenizer, config, self._prompts)
-        self._limits = ToolLimits(
-            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
-        )
+        self._limits = ToolLimits.for_run(config)
         self._tokenizer = tokenizer
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
@@ -320,6 +318,7 @@ class EpisodeRunner:
             tool_errors=tools.errors,
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
+            parse_errors=chat.parse_errors,
             error=error,
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
