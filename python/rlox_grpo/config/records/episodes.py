@@ -82,13 +82,13 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     max_observation_chars: int = _episode_option(
         8192,
         "Maximum length of tool results and of messages of the environment after the first, in characters. "
-        "observation_cut cuts longer text. The attribute max_observation_chars of a tool is its own limit.",
+        "The attribute max_observation_chars of a tool is its own limit.",
         ge=1,
     )
     observation_cut: ObservationCut = _episode_option(
         "middle",
-        "The part of a text longer than max_observation_chars that is cut; a mark says how many characters. The "
-        "attribute observation_cut of a tool sets it for its results.",
+        "The part of a text longer than max_observation_chars that is left out; a mark says how many characters. The "
+        "attribute of the same name of a tool sets it for its results.",
         choices={
             "middle": "the beginning and the end stay, such as a command and its traceback",
             "head": "the end stays, such as of a log",
