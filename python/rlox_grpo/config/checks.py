@@ -86,6 +86,7 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             f"zero_variance='refill' samples within a step and async_steps={options.async_steps} ahead of it: "
             "choose one of them"
         )
+    yield from _check_compaction(options)
     turns = options.partial_rollout_turns
     if turns is not None and turns >= options.max_turns:
         yield (
@@ -97,6 +98,23 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             f"zero_variance='refill' plays the episodes of further prompts to their end, and partial_rollout_turns="
             f"{turns} does not: choose one of them"
         )
+
+
+def _check_compaction(options: Options) -> Iterator[str]:
+    at_tokens = options.compact_at_tokens
+    if at_tokens is None:
+        return
+    low, high = at_tokens if isinstance(at_tokens, tuple) else (at_tokens, at_tokens)
+    if not 1 <= low <= high:
+        yield f"compact_at_tokens={at_tokens!r}: expected at least 1, and a range as [low, high]"
+    if options.max_turns <= options.compact_keep + 1:
+        yield (
+            f"compact_at_tokens={at_tokens!r} with max_turns={options.max_turns} and compact_keep="
+            f"{options.compact_keep}: no conversation has replies to summarise and a later turn; raise max_turns to at "
+            f"least {options.compact_keep + 2}"
+        )
+    if not options.compact_prompt.strip():
+        yield "compact_prompt is empty: write a message that asks for a summary"
 
 
 def _check_advantages(options: Options) -> Iterator[str]:

@@ -24,6 +24,26 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "context length of the model.",
         ge=1,
     )
+    compact_at_tokens: int | tuple[int, int] | None = _episode_option(
+        None,
+        "Compaction: length of a conversation, in tokens, above which the policy writes a summary that replaces it. "
+        "[low, high]: each prompt draws a length once. The summary is trained like other replies. None: no compaction.",
+        source="CompactionRL, arXiv:2607.05378",
+    )
+    compact_prompt: str = option(
+        "The conversation has become too long and will be replaced by your summary of it. Write the summary now, "
+        "without calling a tool: the task as it was asked, what was done and learned, every value that is still "
+        "needed, and what is left to do.",
+        "Message that asks the policy for the summary.",
+        only_with={"compact_at_tokens": SET},
+    )
+    compact_keep: int = option(
+        1,
+        "Number of last replies that stay after the summary, with the messages between them. System messages and "
+        "tools always stay.",
+        ge=1,
+        only_with={"compact_at_tokens": SET},
+    )
     turn_timeout: float | None = _episode_option(
         None,
         "Timeout of the environment between two turns, in seconds, after which the episode ends with `timeout`. With a "

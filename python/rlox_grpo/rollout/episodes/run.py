@@ -29,6 +29,7 @@ from rlox_grpo.rollout.episodes.adapters import (
 )
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.compaction import draw_compaction
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
@@ -255,6 +256,7 @@ class EpisodeRunner:
                     give_template=self._templates.give,
                     system_prompt=self._prompts.system_prompt,
                     open_endpoint=endpoints.open,
+                    compaction=draw_compaction(config, seed, key[0]),
                 )
                 running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
             try:
@@ -319,6 +321,7 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             parse_errors=chat.parse_errors,
+            compactions=tuple((each.before, each.after, each.summary) for each in chat.compactions),
             error=error,
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
