@@ -24,6 +24,7 @@ import warm
 from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.environments import Outcome, Reply
+from rlox_grpo.rollout.episodes.compaction import HEADING
 from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.history import checkpoints
 
@@ -77,7 +78,8 @@ def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) 
 
 def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
     """A trainer of a random transformers policy of two layers."""
-    tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE)
+    phrases = (f"{HEADING}\n\n",) if "compact_at_tokens" in changes else ()
+    tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE, phrases=phrases)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen2",

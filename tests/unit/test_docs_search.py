@@ -72,6 +72,7 @@ MORE = {
     "stale weights in vllm": "guides/vllm",
     "lora merged bfloat16": "guides/lora",
     "context compaction": "guides/long_agents",
+    "several environments": "guides/mixtures",
     "summarize a long conversation": "guides/long_agents",
     "compact_at_tokens": "guides/long_agents",
     "long tool results": "guides/several_turns",

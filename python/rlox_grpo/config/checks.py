@@ -87,6 +87,9 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             "choose one of them"
         )
     yield from _check_compaction(options)
+    for source, most in options.max_live_by_source.items():
+        if most < 1:
+            yield f"max_live_by_source has {most} for {source!r}: expected at least 1"
     turns = options.partial_rollout_turns
     if turns is not None and turns >= options.max_turns:
         yield (

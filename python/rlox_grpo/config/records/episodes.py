@@ -67,6 +67,14 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         ge=1,
         resumable=True,
     )
+    max_live_by_source: dict[str, int] = _episode_option(
+        {},
+        "Maximum number of episodes of a source of a mixture that run at the same time on each rank, by the name of "
+        "the source, so that a slow environment does not hold the others. The samples do not depend on it, except with "
+        "partial_rollout_turns.",
+        resumable=True,
+        only_training=True,
+    )
     partial_rollout_turns: int | None = _episode_option(
         None,
         "Partial rollouts: maximum number of replies of an episode in each round. Episodes that began "
