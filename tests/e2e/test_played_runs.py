@@ -60,7 +60,7 @@ def test_ranks_play_the_episodes_of_one_process(async_steps, whole, tmp_path):
 
 
 def test_ranks_compact_the_episodes_of_one_process(tmp_path):
-    options = {"compact_at_tokens": [16, 24], "compact_prompt": "low", "max_steps": 2}
+    options = {"compact_at_tokens": [90, 130], "compact_prompt": "sum up", "max_steps": 2}
     for ranks in (0, 2):
         done = launch(ranks, tmp_path / str(ranks), **options)
         assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import count_sampled, list_rows
+from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -298,6 +299,17 @@ def test_the_update_trains_every_sampled_token_once_where_it_was_sampled(model: 
     completions = [completion for group in scored for completion in group.group.completions]
     assert tokens == sum(map(count_sampled, completions))
     assert sum(len(completion.episode.compactions) for completion in completions) > 0
+    # A common beginning is forwarded once: as many tokens as there are different beginnings, without whole rows.
+    step = trainer._step
+    parts = step.batcher.make_mini_batches(*step.compute_advantages(scored, 0, 1), 0)
+    forwarded = sum(build_prefix_tree(batch).num_tokens for part in parts for batch in part)
+    beginnings, num_row_tokens = 0, 0
+    for group in (scored_group.group for scored_group in scored):
+        prompt = group.prompt.token_ids.tolist()
+        rows = [(*prompt, *row.token_ids.tolist()) for c in group.completions for row in list_rows(c)]
+        beginnings += len({row[:end] for row in rows for end in range(1, len(row))})
+        num_row_tokens += sum(map(len, rows))
+    assert forwarded == beginnings < 0.8 * num_row_tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"partial_rollout_turns": 2}], ids=["whole episodes", "partial rollouts"])
