@@ -178,7 +178,8 @@ def test_a_call_stays_with_its_result_and_a_summary_calls_nothing(byte_tokenizer
     call = json.dumps({"name": "look_up", "arguments": {"word": "ab"}})
     call = f"<tool_call>\n{call}\n</tool_call>"
     chat, policy = converse(byte_tokenizer, ["hm", call, call, "done"], ["q", "r"], at_tokens=120, tools=[look_up])
-    assert chat.tools.calls == 1, "the call in the summary is text"
+    assert chat.tools.calls == 1
+    assert chat.messages[5] == {"role": "assistant", "content": call}, "the call in the summary is text"
     assert policy.shown(3).endswith("<|im_start|>tool\nabab<|im_end|>\n<|im_start|>assistant\n")
     assert chat.messages[-2]["content"] == "abab"
     assert chat.parse_errors == 0
