@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import chatml
 import warm
 from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
@@ -78,6 +79,10 @@ def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) 
 def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
     """A trainer of a random transformers policy of two layers."""
     tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE)
+    if "compact_at_tokens" in changes:  # summaries are encoded again, and no word may be missing
+        from conftest import build_byte_tokenizer
+
+        tokenizer = chatml.make_tokenizer(build_byte_tokenizer())
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen2",
@@ -87,7 +92,7 @@ def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=512 if "compact_at_tokens" in changes else 128,
         initializer_range=0.2,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -133,7 +133,8 @@ class Episode:
         reward: The reward of the environment. None: unscored; an episode that failed has then no score at all.
         turn_rewards: One reward for each turn, if the environment returned them.
         metrics: Metrics of the environment.
-        messages: The whole conversation; with branches, the conversation that ``chat.turn`` continues.
+        messages: The whole conversation; with branches, the conversation that ``chat.turn`` continues. With
+            compactions, the messages before each, the request for a summary, the summary, and what followed.
         prompt_messages: Number of messages of the first prompt.
         tool_calls, tool_errors, observations_cut: Numbers of tool calls, of failed calls and of truncated observations.
         tool_seconds: Time of the tool calls.
@@ -143,6 +144,8 @@ class Episode:
             contains it.
         cancelled_calls: Number of calls that the client cancelled before the reply was complete. Cancelled calls are
             not trained on.
+        parse_errors: Number of replies with a tool call that cannot be parsed.
+        compactions: For each compaction, the tokens of the conversation before and after it, and of the summary.
     """
 
     stop_reason: str
@@ -158,6 +161,8 @@ class Episode:
     error: str | None = None
     branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     cancelled_calls: int = 0
+    parse_errors: int = 0
+    compactions: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

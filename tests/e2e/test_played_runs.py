@@ -59,6 +59,19 @@ def test_ranks_play_the_episodes_of_one_process(async_steps, whole, tmp_path):
     assert difference(whole[async_steps], tmp_path) < SAME_WEIGHTS
 
 
+def test_ranks_compact_the_episodes_of_one_process(tmp_path):
+    options = {"compact_at_tokens": [90, 130], "compact_prompt": "sum up", "max_steps": 2}
+    for ranks in (0, 2):
+        done = launch(ranks, tmp_path / str(ranks), **options)
+        assert done.returncode == 0, done.stderr
+    assert episodes(tmp_path / "0") == episodes(tmp_path / "2")
+    assert difference(tmp_path / "0", tmp_path / "2") < SAME_WEIGHTS
+    metrics = [read_jsonl(tmp_path / ranks / "metrics.jsonl") for ranks in ("0", "2")]
+    shown = [[row["episode/compactions"] for row in rows] for rows in metrics]
+    assert shown[0] == shown[1]
+    assert min(shown[0]) > 0
+
+
 # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
 PREDICTS = {
     "environment_loss_coef": 0.5,

@@ -35,6 +35,11 @@ ELSEWHERE = {
     *SERVERS,
     *VLLM,
     "episode/cancelled_calls",
+    "episode/parse_errors",
+    "episode/compactions",
+    "episode/compaction_tokens_before",
+    "episode/compaction_tokens_after",
+    "episode/summary_token_share",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, clients that go

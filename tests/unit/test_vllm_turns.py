@@ -269,6 +269,23 @@ def play(engine: Any, tokenizer: Any, environment: Any) -> tuple[Any, int]:
     return groups, runner.prefilled_tokens
 
 
+def test_a_compacted_episode_samples_the_same_again(engine: Any, tokenizer: Any) -> None:
+    async def talk(row: Any, chat: Any) -> float:
+        for turn in range(4):
+            await chat.turn(f"{row['secret']} {turn} zzzz")
+        return 1.0
+
+    config = GRPOConfig.create(compact_at_tokens=100, compact_prompt="sum up").split().episodes
+    runner = EpisodeRunner(talk, (), config, tokenizer)
+    played = [runner(engine, load_rows(test_episodes.ROWS), [2, 2], Sampling(max_new_tokens=5), 7) for _ in range(2)]
+    assert test_episodes.list_tokens(played[0]) == test_episodes.list_tokens(played[1])
+    for completion in (completion for group in played[0] for completion in group.completions):
+        assert len(completion.episode.compactions) == len(completion.branches) > 0
+        rows = [completion, *completion.branches]
+        assert sum(len(row.turns) for row in rows) == 4 + len(completion.branches)
+        assert all((row.log_probs[row.sampled] < 0).all() for row in rows)
+
+
 def test_episodes_run_beside_each_other(engine: Any, tokenizer: Any) -> None:
     ended: list[int] = []
 

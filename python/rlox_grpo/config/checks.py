@@ -27,6 +27,7 @@ _NEEDS: tuple[tuple[Condition, Condition, str], ...] = (
     ({"policy_loss": ("gmpo",)}, {"loss_aggregation": ("sequence_mean",)}, "it is one loss for a sequence"),
     ({"policy_loss": ("dro",)}, {"dro_beta": SET}, "for example 0.1"),
     ({"kl_in": ("reward",)}, _SUMMED, "it needs a summed reward"),
+    ({"parse_error_penalty": SET}, {**_SUMMED, "turn_credit": ("episode",)}, "it is of the total of the episode"),
     ({"kl_schedule": ("adaptive",)}, {"kl_target": SET}, ""),
     ({"reference": ("periodic",)}, {"reference_refresh_steps": SET}, ""),
     ({"reference": ("server",)}, {"reference_url": SET}, ""),
@@ -85,6 +86,10 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             f"zero_variance='refill' samples within a step and async_steps={options.async_steps} ahead of it: "
             "choose one of them"
         )
+    yield from _check_compaction(options)
+    for source, most in options.max_live_by_source.items():
+        if most < 1:
+            yield f"max_live_by_source has {most} for {source!r}: expected at least 1"
     turns = options.partial_rollout_turns
     if turns is not None and turns >= options.max_turns:
         yield (
@@ -96,6 +101,23 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             f"zero_variance='refill' plays the episodes of further prompts to their end, and partial_rollout_turns="
             f"{turns} does not: choose one of them"
         )
+
+
+def _check_compaction(options: Options) -> Iterator[str]:
+    at_tokens = options.compact_at_tokens
+    if at_tokens is None:
+        return
+    low, high = at_tokens if isinstance(at_tokens, tuple) else (at_tokens, at_tokens)
+    if not 1 <= low <= high:
+        yield f"compact_at_tokens={at_tokens!r}: expected at least 1, and a range as [low, high]"
+    if options.max_turns <= options.compact_keep + 1:
+        yield (
+            f"compact_at_tokens={at_tokens!r} with max_turns={options.max_turns} and compact_keep="
+            f"{options.compact_keep}: no conversation has replies to summarise and a later turn; raise max_turns to at "
+            f"least {options.compact_keep + 2}"
+        )
+    if not options.compact_prompt.strip():
+        yield "compact_prompt is empty: write a message that asks for a summary"
 
 
 def _check_advantages(options: Options) -> Iterator[str]:

@@ -56,6 +56,16 @@ class EnvironmentReward:
             raise RewardError(f"environment {self.__name__} returned no reward for any of {describe_failed(groups)}")
 
 
+def subtract_parse_errors(scored: ScoredGroup, penalty: float) -> ScoredGroup:
+    """Subtract ``penalty`` from the total reward for each reply with a tool call that cannot be parsed.
+
+    An episode without a score stays without one.
+    """
+    episodes = [completion.episode for completion in scored.group.completions]
+    errors = np.array([0 if episode is None else episode.parse_errors for episode in episodes], dtype=np.float32)
+    return replace(scored, rewards=scored.rewards - np.float32(penalty) * errors)
+
+
 def add_turn_rewards(scored: ScoredGroup, weight: float) -> ScoredGroup:
     """Add the reward of each turn, times the weight of the environment; 0 for turns without a reward."""
     completions = scored.group.completions

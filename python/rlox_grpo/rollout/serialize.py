@@ -172,6 +172,7 @@ def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
     arrays = {
         "messages": tuple(record["messages"]),
         "turn_rewards": None if paid is None else tuple(paid),
+        "compactions": tuple(map(tuple, record.get("compactions", ()))),
         "branch_messages": tuple(tuple(messages) for messages in record.get("branch_messages", ())),
     }
     return Episode(**{**record, **arrays})

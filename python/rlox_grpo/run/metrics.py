@@ -12,7 +12,7 @@ from rlox_grpo.groups import RIGHT, count_sampled, has_zero_variance, list_rows,
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
-from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
+from rlox_grpo.types import Episode, Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
 """Repetition is measured on at most this many completions of a step: 0.1 s for completions of 8,192 tokens."""
@@ -168,7 +168,7 @@ def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[
     return {f"{prefix}/{name}": float(statistics[name]) for name in wanted if name in statistics}
 
 
-def _mean(values: Sequence[float] | NDArray[np.bool_]) -> float:
+def _mean(values: Sequence[float] | NDArray[np.bool_] | NDArray[np.float64]) -> float:
     return float(np.mean(values))
 
 
@@ -260,6 +260,22 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
             metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
+    if any(episode.compactions for episode in episodes):
+        metrics |= _measure_compactions(episodes, sum(count_sampled(completion) for completion, _ in played))
+    if any(episode.parse_errors for episode in episodes):
+        metrics["episode/parse_errors"] = _mean([episode.parse_errors for episode in episodes])
     for name, values in by_name(episode.metrics for episode in episodes).items():
         metrics[f"environment/{name}"] = _mean(values)
     return metrics
+
+
+def _measure_compactions(episodes: Sequence[Episode], num_sampled: int) -> dict[str, float]:
+    """Return the compactions of an episode, the tokens before and after one, and the share of summaries."""
+    compactions = [compaction for episode in episodes for compaction in episode.compactions]
+    before, after, summary = np.array(compactions, np.float64).T
+    return {
+        "episode/compactions": len(compactions) / len(episodes),
+        "episode/compaction_tokens_before": _mean(before),
+        "episode/compaction_tokens_after": _mean(after),
+        "episode/summary_token_share": float(summary.sum()) / max(1, num_sampled),
+    }

@@ -429,13 +429,17 @@ def _count_most_sampled_tokens(stages: StageConfigs) -> int:
 
 
 def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:
-    """Refuse options that need episodes of one row, if the chat template rewrites history."""
-    if not episodes.rewrites_history:
+    """Refuse options that need episodes of one row, if there are branches: from the chat template or compaction."""
+    compacts = config.compact_at_tokens is not None
+    if not episodes.rewrites_history and not compacts:
         return
+    cause, remedy = "the chat template rewrites history", "history='keep'"
+    if compacts:
+        cause, remedy = f"compact_at_tokens={config.compact_at_tokens!r} is set", "compact_at_tokens=None"
     for name in (*_FOR_EPISODES, "teacher_prompt"):
         value, default = getattr(config, name), GRPOConfig.model_fields[name].default
         if value != default:
             raise ConfigError(
-                f"{name}={value!r} needs episodes of one row, but the chat template rewrites history, which opens "
-                f"branches: set history='keep' or {name}={default!r}"
+                f"{name}={value!r} needs episodes of one row, but {cause}, which opens branches: set {remedy} or "
+                f"{name}={default!r}"
             )

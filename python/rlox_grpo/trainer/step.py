@@ -37,6 +37,7 @@ from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.copies import copy_value
+from rlox_grpo.rewards.environment import subtract_parse_errors
 from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import is_measured
@@ -323,6 +324,8 @@ class TrainStep:
         if self.sampler.sampling.return_sampling_mask:
             refuse_missing_masks(self.stages.engine.engine, sampled)
         mine = self.scorer.score(fill_texts(sampled, tokenizer), rewards.on_reward_error)
+        if penalty := self.stages.episodes.parse_error_penalty:
+            mine = [subtract_parse_errors(group, penalty) for group in mine]
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
         scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
         for name in {name: None for group in scored for name in group.step_scores}:

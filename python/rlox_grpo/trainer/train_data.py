@@ -156,6 +156,10 @@ class DataReader:
         Raises:
             ConfigError, TypeError, ValueError, RewardError: the prompts cannot be used; the message names the source.
         """
+        limits = self.reader.config.max_live_by_source
+        if unknown := [name for name in limits if not is_mixture(prompts) or name not in prompts]:
+            names = ", ".join(map(repr, prompts)) if is_mixture(prompts) else "none: they are no mixture"
+            raise ConfigError(f"max_live_by_source names {unknown[0]!r}; the sources of the prompts are {names}")
         if not is_mixture(prompts):
             return TrainData({"": open_source(self.reader, prompts, progress.draws)})
         asked = list_sources(prompts, self.reader.config.prompts_per_step)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from rlox_grpo.config.records.option import LONGEST_TIMEOUT, SET, Record, option
 
+ObservationCut = Literal["middle", "head", "tail"]
+
 _episode_option = partial(option, only_with=({"environment": SET}, {"tools": SET}))
 
 
@@ -21,6 +23,26 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Maximum length of an episode after its first prompt, in tokens, including messages to the policy. None: the "
         "context length of the model.",
         ge=1,
+    )
+    compact_at_tokens: int | tuple[int, int] | None = _episode_option(
+        None,
+        "Compaction: length of a conversation, in tokens, above which the policy writes a summary that replaces it. "
+        "[low, high]: each prompt draws a length once. The summary is trained like other replies. None: no compaction.",
+        source="CompactionRL, arXiv:2607.05378",
+    )
+    compact_prompt: str = option(
+        "The conversation has become too long and will be replaced by your summary of it. Write the summary now, "
+        "without calling a tool: the task as it was asked, what was done and learned, every value that is still "
+        "needed, and what is left to do.",
+        "Message that asks the policy for the summary.",
+        only_with={"compact_at_tokens": SET},
+    )
+    compact_keep: int = option(
+        1,
+        "Number of last replies that stay after the summary, with the messages between them. System messages and "
+        "tools always stay.",
+        ge=1,
+        only_with={"compact_at_tokens": SET},
     )
     turn_timeout: float | None = _episode_option(
         None,
@@ -44,6 +66,14 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "with partial_rollout_turns. None: all episodes of a batch, or 32 for an agent program.",
         ge=1,
         resumable=True,
+    )
+    max_live_by_source: dict[str, int] = _episode_option(
+        {},
+        "Maximum number of episodes of a source of a mixture that run at the same time on each rank, by the name of "
+        "the source, so that a slow environment does not hold the others. The samples do not depend on it, except with "
+        "partial_rollout_turns.",
+        resumable=True,
+        only_training=True,
     )
     partial_rollout_turns: int | None = _episode_option(
         None,
@@ -79,9 +109,19 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     max_observation_chars: int = _episode_option(
         8192,
-        "Maximum length of tool results and of messages of the environment after the first, in characters. Of longer "
-        "text, the beginning and the end are kept, with a mark of how much was cut between.",
+        "Maximum length of tool results and of messages of the environment after the first, in characters. "
+        "The attribute max_observation_chars of a tool is its own limit.",
         ge=1,
+    )
+    observation_cut: ObservationCut = _episode_option(
+        "middle",
+        "The part of a text longer than max_observation_chars that is left out; a mark says how many characters. The "
+        "attribute of the same name of a tool sets it for its results.",
+        choices={
+            "middle": "the beginning and the end stay, such as a command and its traceback",
+            "head": "the end stays, such as of a log",
+            "tail": "the beginning stays, such as of a search result",
+        },
     )
     limit_reward: float | None = _episode_option(
         0.0,
@@ -109,6 +149,13 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     on_parse_error: Literal["answer", "end"] = _episode_option(
         "answer", "If a tool call cannot be parsed: answer with an error message, or end the episode."
+    )
+    parse_error_penalty: float = _episode_option(
+        0.0,
+        "Subtracted from the total reward of an episode in training, for each reply with a tool call that cannot be "
+        "parsed. The metric is `episode/parse_errors`.",
+        ge=0,
+        only_training=True,
     )
     on_tool_error: Literal["answer", "end"] = _episode_option(
         "answer", "If a tool call fails: answer with an error message, or end the episode."

@@ -51,9 +51,13 @@ class Usage:
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None
 
+    def count_turns_left(self) -> int:
+        """Return the number of replies that may still be asked for."""
+        return max(0, self._budget.max_turns - self.replies - self.pending - self.cancelled_replies)
+
     def check_turn(self) -> None:
         """Raise EpisodeEnded if no turn is left."""
-        if self.replies + self.pending + self.cancelled_replies >= self._budget.max_turns:
+        if not self.count_turns_left():
             raise EpisodeEnded("max_turns")
 
     def find_room(self, length: int, added: int, asked: int | None) -> int:

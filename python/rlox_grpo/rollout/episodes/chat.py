@@ -13,6 +13,7 @@ from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
+from rlox_grpo.rollout.episodes.compaction import Compacted, Compaction
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.messages import (
@@ -39,6 +40,8 @@ class Chat:
     Attributes:
         seed: seed of this episode, for the environment's random numbers.
         ended: the limit that has ended the episode, or None.
+        compactions: the compactions so far.
+        parse_errors: number of replies with a tool call that cannot be parsed.
         has_reported_end: whether the endpoint has answered a call with the error ``episode_ended``.
         abandoned: whether the agent ignores the error ``episode_ended`` and keeps calling, so that the episode must be
             cancelled.
@@ -60,6 +63,7 @@ class Chat:
         give_template: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
         system_prompt: str | None = None,
         open_endpoint: Callable[[Chat], tuple[str, str]] | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         """Begin an empty conversation.
 
@@ -75,17 +79,20 @@ class Chat:
             give_template: returns the template for JSON schemas of tools.
             system_prompt: text of a system message before the first message, or None.
             open_endpoint: opens the episode's OpenAI-compatible endpoint; returns its URL and key.
+            compaction: when :meth:`turn` compacts the conversation; None: never.
         """
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
         self.ended: str | None = None
+        self.parse_errors = 0
+        self.compactions: list[Compacted] = []
         self.has_reported_end = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
         self._make_tools = make_tools
         self._give_template = give_template or functools.partial(Template, template.tokenizer)
-        self._open_endpoint = open_endpoint
+        self._open_endpoint, self._compaction = open_endpoint, compaction
         self._template = template
         self._end_ids = frozenset(end_ids)
         self._conversations = Conversations(template, self._end_ids)
@@ -93,8 +100,8 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far; a copy."""
-        return [copy_value(message) for message in self._conversations.current.messages]
+        """The conversation so far, with the messages before a compaction; a copy."""
+        return [copy_value(message) for message in self._conversations.current.transcript]
 
     @property
     def prompt_messages(self) -> int:
@@ -108,7 +115,7 @@ class Chat:
 
     @property
     def turns(self) -> int:
-        """Number of replies so far."""
+        """Number of replies so far, without summaries."""
         return self._usage.replies
 
     @property
@@ -120,6 +127,16 @@ class Chat:
     def tokens_left(self) -> int | None:
         """Number of tokens left for replies and messages of the episode; None without a limit."""
         return self._usage.count_left(self._conversations.current.length)
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """The same as :attr:`tokens_left`."""
+        return self.tokens_left
+
+    @property
+    def remaining_turns(self) -> int:
+        """Number of replies that ``max_turns`` still allows."""
+        return self._usage.count_turns_left()
 
     @property
     def base_url(self) -> str:
@@ -160,7 +177,8 @@ class Chat:
         """Append ``messages`` and sample one reply.
 
         If the chat template rewrites earlier messages, for example because it drops earlier reasoning, the reply
-        opens a branch. A branch is another row of the episode, whose prompt is the rewritten history.
+        opens a branch. A branch is another row of the episode, whose prompt is the rewritten history. With the option
+        ``compact_at_tokens``, a reply to a long conversation opens one too, after the policy's summary.
 
         Args:
             messages: the text of one user message; a list of messages; or None, to continue a truncated reply or to
@@ -192,6 +210,7 @@ class Chat:
             schemas = make_schemas(tools)
             self.tools = self._make_tools(tools)
             self._template = current.template = self._give_template(schemas)
+        current, new = await self._compact(current, new)
         return await self._reply(current, new, max_new_tokens, stop)
 
     async def complete(
@@ -284,6 +303,31 @@ class Chat:
         keys = [("token ids", ("",), None, (), "")] * len(new)  # equal to no message's key
         return await self._reply(conversation, new, max_new_tokens, stop, keys, added, on_delta)
 
+    async def _compact(
+        self, conversation: Conversation, new: list[dict[str, Any]]
+    ) -> tuple[Conversation, list[dict[str, Any]]]:
+        """Sample a summary if ``new`` messages would make ``conversation`` too long.
+
+        Returns:
+            The conversation to continue, and its new messages.
+        """
+        compaction, messages = self._compaction, [*conversation.messages]
+        goes_on = not new and conversation.can_go_on
+        if compaction is None or goes_on or not compaction.shortens(messages) or not self.remaining_turns:
+            return conversation, new
+        continued, added = conversation, new
+        if conversation.is_rewritten_by(new):
+            continued, added, _ = conversation.begin_again(new)
+        before = continued.length + len(continued.encode(added))
+        if before <= compaction.at_tokens:
+            return conversation, new
+        reply = await self._reply(conversation, [compaction.request], None, (), is_summary=True)
+        rebuilt = compaction.rebuild(messages, reply.content or reply.text)
+        continued = self._conversations.current.compact(len(rebuilt))
+        after = len(continued.encode([*rebuilt, *new]))
+        self.compactions.append(Compacted(before, after, len(reply.token_ids)))
+        return continued, [*rebuilt, *new]
+
     async def _reply(
         self,
         conversation: Conversation,
@@ -293,16 +337,20 @@ class Chat:
         keys: Sequence[MessageKey] | None = None,
         added: Int64Array | None = None,
         on_delta: Callable[[Delta], None] | None = None,
+        *,
+        is_summary: bool = False,
     ) -> Reply:
         """Append messages to a conversation, or the token ids ``added`` instead, and sample the reply.
 
-        If the chat template rewrites the conversation, the reply is in a branch. A new branch is stored here.
+        If the chat template rewrites the conversation, the reply is in a branch. A new branch is stored here. A summary
+        has no tool calls and is not counted as a turn.
         """
         is_raw = added is not None
         if added is None and conversation.is_rewritten_by(new):
             conversation, new, keys = conversation.begin_again(new, keys)
         try:
-            self._usage.check_turn()
+            if not is_summary:
+                self._usage.check_turn()
             added = conversation.encode(new) if added is None else added
             counted = conversation.count_added(added)
             room = self._usage.find_room(conversation.length + len(added), counted, max_new_tokens)
@@ -315,7 +363,8 @@ class Chat:
         context = conversation.token_ids
         is_new = conversation.branch < 0 or not conversation.turns
         self._conversations.add(conversation, context)
-        has_tools = bool(self.tools if conversation.template is self._template else conversation.template.tools)
+        tools = self.tools if conversation.template is self._template else conversation.template.tools
+        has_tools = bool(tools) and not is_summary
         pieces = on_delta and begin_pieces(
             conversation.template, context, self._end_ids, stop, on_delta, has_tools, is_raw
         )
@@ -341,9 +390,10 @@ class Chat:
                 pieces.is_sampled.set()
             if not self._usage.pending:
                 self.waiting_since = time.monotonic()
-        self._usage.replies += 1
+        self._usage.replies += not is_summary
         self._usage.add(len(sampled.token_ids))
         reply = conversation.take(sampled, continues=continues, with_tools=has_tools, stop=stop)
+        self.parse_errors += reply.parse_error is not None
         if pieces is not None and is_raw:
             pieces.finish(cut_stop(reply.text, stop), None, reply.token_ids.tolist())
         elif pieces is not None:

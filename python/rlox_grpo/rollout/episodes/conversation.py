@@ -101,7 +101,9 @@ class Conversation:
         busy: whether a reply is being sampled.
         is_cancelled: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
             branch off instead of continuing here.
-        rewrites: the conversation whose rewritten history is the first prompt of this one, or None.
+        rewrites: the conversation whose rewritten or summarised history is the first prompt of this one, or None.
+        earlier: the messages before the last compaction, its request and its summary included.
+        num_repeated: number of the first messages that repeat or replace those of ``earlier``.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class Conversation:
     ) -> None:
         self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
+        self.earlier: list[dict[str, Any]] = []
+        self.num_repeated = 0
         self.prompt_messages = 0
         self.busy = self.is_cancelled = False
         self._end_ids = end_ids
@@ -122,6 +126,11 @@ class Conversation:
     def turns(self) -> int:
         """Number of replies, those before the beginning of a branch included."""
         return sum(span.sampled for span in self._spans)
+
+    @property
+    def transcript(self) -> list[dict[str, Any]]:
+        """The messages of all pieces between compactions, each once."""
+        return [*self.earlier, *self.messages[self.num_repeated :]]
 
     @property
     def can_go_on(self) -> bool:
@@ -187,7 +196,17 @@ class Conversation:
         """Return an empty conversation for the rewritten history, the messages of that history, and their keys."""
         message_keys = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
         conversation = Conversation(self.template, self._end_ids, -1, self)
+        conversation.earlier, conversation.num_repeated = self.earlier, self.num_repeated
         return conversation, [dict(message) for message in (*self.messages, *new)], message_keys
+
+    def compact(self, num_rebuilt: int) -> Conversation:
+        """Return an empty conversation that goes on after a summary.
+
+        ``num_rebuilt`` is the number of its first messages that repeat or replace those of this conversation.
+        """
+        conversation = Conversation(self.template, self._end_ids, -1, self)
+        conversation.earlier, conversation.num_repeated = self.transcript, num_rebuilt
+        return conversation
 
     def count_added(self, added: Int64Array) -> int:
         """Count the tokens of ``added`` against ``max_episode_tokens``.
@@ -290,6 +309,7 @@ class Conversation:
         conversation.messages, conversation._keys = self.messages[: mark.messages], self._keys[: mark.messages]
         conversation.prompt_messages, conversation._prompt_ids = self.prompt_messages, self._prompt_ids
         conversation._spans = self._spans[: mark.spans]
+        conversation.earlier, conversation.num_repeated = self.earlier, self.num_repeated
         conversation._marks = self._marks[: self._marks.index(mark) + 1]
         return conversation
 

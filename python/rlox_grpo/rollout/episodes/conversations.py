@@ -94,12 +94,12 @@ class Conversations:
     def list_branch_messages(self) -> list[list[dict[str, Any]]]:
         """Copy the messages of all rows but :attr:`current`, in the order of the rows.
 
-        A conversation that was rewritten is left out, because its rewritten form has the same messages.
+        A conversation that was rewritten or compacted is left out, because what follows it has the same messages.
         """
         rewritten = {id(conversation.rewrites) for conversation in self._all}
         rows = [conversation for conversation, _ in self.list_rows()]
         return [
-            [copy_value(message) for message in conversation.messages]
+            [copy_value(message) for message in conversation.transcript]
             for conversation in rows
             if conversation is not self.current and id(conversation) not in rewritten
         ]

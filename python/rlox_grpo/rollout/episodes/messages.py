@@ -105,13 +105,21 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     return listed
 
 
-def bound_messages(messages: Sequence[Message], bound: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return copies of ``messages``, with ``bound(text)`` in place of each text of their contents."""
-    return [{**message, "content": _bound_content(message["content"], bound)} for message in messages]
+def bound_messages(messages: Sequence[Message], bound: Callable[[str, str | None], str]) -> list[dict[str, Any]]:
+    """Return copies of ``messages``, with ``bound(text, tool)`` in place of each text of their contents.
+
+    ``tool`` is the name of the tool whose result a message is, or None.
+    """
+
+    def bound_message(message: Message) -> dict[str, Any]:
+        tool = message.get("name") if message["role"] == "tool" else None
+        return {**message, "content": _bound_content(message["content"], lambda text: bound(text, tool))}
+
+    return [*map(bound_message, messages)]
 
 
-def refuse_long_prompt(text: str) -> str:
-    """Return ``text``; raise ValueError if it has more than :data:`MAX_PROMPT_CHARS` characters."""
+def refuse_long_prompt(text: str, tool: str | None = None) -> str:
+    """Return ``text``, of any message; raise ValueError if it has more than :data:`MAX_PROMPT_CHARS` characters."""
     if len(text) > MAX_PROMPT_CHARS:
         raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
     return text

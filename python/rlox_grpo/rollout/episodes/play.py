@@ -14,6 +14,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
+from rlox_grpo.rollout.episodes.compaction import draw_compaction
 from rlox_grpo.rollout.episodes.messages import (
     Message,
     bound_messages,
@@ -30,6 +31,9 @@ from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 MAX_SHOWN = 2000
 """Maximum characters of a message that are shown."""
 
+TOKEN_CHARS = 4
+"""Characters that count as a token of ``compact_at_tokens``, because there is no tokenizer."""
+
 
 class NoReplyError(Exception):
     """The person or the script has no further reply."""
@@ -38,7 +42,8 @@ class NoReplyError(Exception):
 class PlayedChat:
     """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples replies.
 
-    Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` is None.
+    Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` and ``remaining_tokens`` are
+    None.
 
     Attributes:
         seed: seed of the environment's random numbers.
@@ -47,6 +52,7 @@ class PlayedChat:
     """
 
     tokens_left: int | None = None
+    remaining_tokens: int | None = None
 
     def __init__(
         self,
@@ -69,12 +75,17 @@ class PlayedChat:
         self.ended: str | None = None
         self.turns = 0
         self._read_reply, self._say, self._config = read_reply, say, config
-        self._limits = ToolLimits(
-            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
-        )
+        self._limits = ToolLimits.for_run(config)
         self._messages: list[dict[str, Any]] = []
+        self._context: list[dict[str, Any]] = []  # what the policy sees; shorter than the messages after a compaction
+        self._compaction = draw_compaction(config, seed, 0)
         self._calls = 0
         self._set_tools(tools)
+
+    @property
+    def remaining_turns(self) -> int:
+        """Number of replies that ``max_turns`` still allows."""
+        return self._config.max_turns - self.turns
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -110,8 +121,9 @@ class PlayedChat:
         if self.turns >= self._config.max_turns:
             self.ended = "max_turns"
             raise EpisodeEnded("max_turns")
+        self._compact(new)
         for message in new:
-            self._messages.append(message)
+            self._add(message)
             self._say(_describe_message(message))
         text = _cut_at(self._read_reply(), stop)
         self.turns += 1
@@ -122,7 +134,7 @@ class PlayedChat:
         )
         self._calls += len(calls)
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
-        self._messages.append(copy_value(message))
+        self._add(message)
         empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, message, parsed.error)
 
@@ -138,6 +150,30 @@ class PlayedChat:
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
+
+    def _add(self, message: Message) -> None:
+        """Append a message to the conversation, and to what the policy sees of it."""
+        self._messages.append(copy_value(dict(message)))
+        self._context.append(copy_value(dict(message)))
+
+    def _compact(self, new: Sequence[Message]) -> None:
+        """Read a summary if ``new`` messages would make the conversation too long, and show what stays."""
+        compaction, before = self._compaction, self._context
+        if compaction is None or not compaction.shortens(before):
+            return
+        num_chars = sum(len(str(message.get("content") or "")) for message in (*before, *new))
+        if num_chars <= TOKEN_CHARS * compaction.at_tokens:
+            return
+        self._messages.append(compaction.request)
+        self._say(f"--- compaction: the conversation has about {num_chars // TOKEN_CHARS} tokens ---")
+        self._say(_describe_message(compaction.request))
+        summary = parse_reply(self._read_reply(), with_tools=False)
+        self._messages.append(make_reply_message(summary.content, summary.reasoning))
+        self._context = compaction.rebuild(before, summary.content)
+        self._say(f"--- the policy now sees these {len(self._context)} of {len(before)} messages ---")
+        for message in self._context:
+            self._say(_describe_message(message))
+        self._say("--- and what follows ---")
 
     def _set_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
         self.tools = Tools(tools, self._limits)

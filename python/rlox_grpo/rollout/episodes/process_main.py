@@ -20,12 +20,12 @@ from rlox_grpo.environments.outcome import read_outcome
 from rlox_grpo.rewards.worker import ORPHAN_GRACE, describe_error, read_frame, set_alarm, take_streams
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
-from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, cut_text, show_result
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
 
 LONGEST_ANSWER = 4_000_000
 """Maximum bytes of one answer; a longer answer is an error of the environment."""
 
-CHAT_FACTS = ("messages", "turns", "tokens_left", "base_url", "api_key")
+CHAT_FACTS = ("messages", "turns", "tokens_left", "remaining_tokens", "remaining_turns", "base_url", "api_key")
 """Properties of a chat that a worker can request."""
 
 
@@ -214,8 +214,9 @@ def main() -> None:
 
 def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
-        text = show_result(setup.tools[job.tool_index](**job.arguments))
-        cut = cut_text(text, setup.limits.max_chars)
+        tool = setup.tools[job.tool_index]
+        text = show_result(tool(**job.arguments))
+        cut = setup.limits.for_tool(tool).cut_text(text)
         pipe.answer(text=cut.encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call
         pipe.answer(error=describe_error(error))

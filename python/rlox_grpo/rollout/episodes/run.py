@@ -29,6 +29,7 @@ from rlox_grpo.rollout.episodes.adapters import (
 )
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.compaction import draw_compaction
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
@@ -84,9 +85,7 @@ class EpisodeRunner:
                 f"prompt_template={self._prompts.prompt_template!r} is ignored: the environment writes the prompts"
             )
         self._templates = RunTemplates(tokenizer, config, self._prompts)
-        self._limits = ToolLimits(
-            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
-        )
+        self._limits = ToolLimits.for_run(config)
         self._tokenizer = tokenizer
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
@@ -257,6 +256,7 @@ class EpisodeRunner:
                     give_template=self._templates.give,
                     system_prompt=self._prompts.system_prompt,
                     open_endpoint=endpoints.open,
+                    compaction=draw_compaction(config, seed, key[0]),
                 )
                 running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
             try:
@@ -320,6 +320,8 @@ class EpisodeRunner:
             tool_errors=tools.errors,
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
+            parse_errors=chat.parse_errors,
+            compactions=tuple((each.before, each.after, each.summary) for each in chat.compactions),
             error=error,
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),

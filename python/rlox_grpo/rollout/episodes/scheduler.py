@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -129,15 +129,16 @@ async def run_episodes(
     on_ended: Callable[[int, int], None] | None,
     must_stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Run every episode to its end, at most ``max_live`` at a time. The first exception cancels all episodes.
+    """Run every episode to its end, at most ``max_live`` at a time, and of a source as ``config`` says.
 
-    With a gate, episodes run in rounds. ``must_stop()`` is called after each round; True cancels unfinished episodes.
+    The first exception cancels all episodes. With a gate, episodes run in rounds. ``must_stop()`` is called after each
+    round; True cancels unfinished episodes.
 
     Args:
         running: the episodes, in the order in which they start.
         replies: the pending requests of the episodes.
         play: runs one episode.
-        config: options of the episodes; only ``turn_timeout`` and ``episode_timeout`` are used.
+        config: options of the episodes; only the timeouts and ``max_live_by_source`` are used.
         max_live: maximum number of concurrent episodes; None: all.
         on_ended: called with the numbers of finished and of all episodes.
         must_stop: see above.
@@ -145,10 +146,17 @@ async def run_episodes(
     gate = replies.gate
     waiting = deque(running)
     live: dict[tuple[int, int], Running] = {}
+
+    def find_next() -> Running | None:
+        """Return the first waiting episode that may start now."""
+        if len(live) >= (max_live or len(running)):
+            return None
+        return _find_startable(waiting, live.values(), config)
+
     try:
         while waiting or live:
-            while waiting and len(live) < (max_live or len(running)):
-                episode = waiting.popleft()
+            while (episode := find_next()) is not None:
+                waiting.remove(episode)
                 live[episode.key] = episode
                 episode.chat.resume()
                 episode.task = asyncio.ensure_future(play(episode))
@@ -167,7 +175,7 @@ async def run_episodes(
             if len(replies.session):
                 replies.step()
             # The round is over if every live episode waits at the gate.
-            elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
+            elif gate is not None and live and held >= live.keys() and find_next() is None:
                 for episode in live.values():
                     if episode.started is not None:
                         episode.started = gate.shift_start(episode.key, episode.started)
@@ -196,6 +204,16 @@ async def run_episodes(
 def _note_end(episode: Running, changed: asyncio.Event, _: object) -> None:
     episode.end_endpoint()
     changed.set()
+
+
+def _find_startable(waiting: Collection[Running], live: Iterable[Running], config: EpisodeConfig) -> Running | None:
+    """Return the first waiting episode whose source has fewer live episodes than ``max_live_by_source``."""
+    limits = config.max_live_by_source
+    if not limits:
+        return next(iter(waiting), None)
+    counts = Counter(episode.prompt.data_source for episode in live)
+    sources = ((episode, episode.prompt.data_source) for episode in waiting)
+    return next((episode for episode, name in sources if name not in limits or counts[name] < limits[name]), None)
 
 
 async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> None:

@@ -8,9 +8,10 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
+from rlox_grpo.config.records.episodes import EpisodeConfig, ObservationCut
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.copies import copy_value
@@ -25,7 +26,8 @@ class ToolLimits:
 
     Attributes:
         timeout: seconds for one call; None: no deadline.
-        max_chars: maximum length of a message; a longer message is cut in its middle, with a mark.
+        max_chars: maximum length of a message; a longer message is cut, with a mark.
+        cut: the part of a longer message that is cut.
         on_parse_error, on_tool_error: with ``"answer"`` the policy gets an error message, with ``"end"`` the episode
             ends.
     """
@@ -34,11 +36,46 @@ class ToolLimits:
     max_chars: int = 8192
     on_parse_error: Literal["answer", "end"] = "answer"
     on_tool_error: Literal["answer", "end"] = "answer"
+    cut: ObservationCut = "middle"
+
+    @classmethod
+    def for_run(cls, config: EpisodeConfig) -> ToolLimits:
+        """Return the limits that the options set."""
+        return cls(
+            config.tool_timeout,
+            config.max_observation_chars,
+            config.on_parse_error,
+            config.on_tool_error,
+            config.observation_cut,
+        )
+
+    def for_tool(self, function: Callable[..., Any] | None) -> ToolLimits:
+        """Return the limits of a tool, which its attributes ``max_observation_chars`` and ``observation_cut`` change.
+
+        Raises:
+            ConfigError: an attribute has a value that the option of its name does not take.
+        """
+        chars = getattr(function, "max_observation_chars", self.max_chars)
+        cut = getattr(function, "observation_cut", self.cut)
+        name = getattr(function, "__name__", "tool")
+        if isinstance(chars, bool) or not isinstance(chars, int) or chars < 1:
+            raise ConfigError(f"{name}.max_observation_chars is {chars!r}: expected a whole number of at least 1")
+        if cut not in get_args(ObservationCut):
+            raise ConfigError(f"{name}.observation_cut is {cut!r}: expected 'middle', 'head' or 'tail'")
+        return replace(self, max_chars=chars, cut=cut)
+
+    def cut_text(self, text: str) -> str:
+        """Return ``text``, cut with a mark if it is longer than ``max_chars``."""
+        cut = len(text) - self.max_chars
+        if cut <= 0:
+            return text
+        head = {"middle": (self.max_chars + 1) // 2, "head": 0, "tail": self.max_chars}[self.cut]
+        return text[:head] + CUT_MARK.format(count=cut) + text[head + cut :]
 
 
 RunElsewhere = Callable[[Callable[..., Any], Mapping[str, Any]], Awaitable[tuple[str, int]]]
-"""Calls a sync tool in a process that a deadline can kill. Returns its result, cut by :func:`cut_text`, and the
-length before the cut."""
+"""Calls a sync tool in a process that a deadline can kill. Returns its result, cut by
+:meth:`ToolLimits.cut_text`, and the length before the cut."""
 
 
 def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
@@ -79,8 +116,8 @@ class Tools:
         limits: ToolLimits | None = None,
         run_elsewhere: RunElsewhere | None = None,
     ) -> None:
-        self.bind(functions)
         self._limits = limits or ToolLimits()
+        self.bind(functions)
         self._run_elsewhere = run_elsewhere
         self.calls = self.errors = self.cut = 0
         self.seconds = 0.0
@@ -88,6 +125,7 @@ class Tools:
     def bind(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Replace the functions by others with the same schemas, such as methods of an instance."""
         self._functions = {function.__name__: function for function in functions}
+        self._tool_limits = {name: self._limits.for_tool(function) for name, function in self._functions.items()}
 
     def add(self, calls: int, errors: int, cut: int, seconds: float) -> None:
         """Add the counts of calls in another process."""
@@ -119,7 +157,7 @@ class Tools:
         if failed and self._limits.on_tool_error == "end":
             raise EpisodeEnded("tool_error", failed[0])
         return [
-            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": self.bound(text, length)}
+            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": self.bound(text, call.name, length)}
             for call, (text, length, _) in zip(reply.tool_calls, results, strict=True)
         ]
 
@@ -146,30 +184,23 @@ class Tools:
         except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  any exception of a tool is a message
             return f"error: {describe_failure(error)}", None, True
 
-    def bound(self, text: str, length: int | None = None) -> str:
-        """Cut a text for the policy by :func:`cut_text`, and count the cut.
+    def bound(self, text: str, tool: str | None = None, length: int | None = None) -> str:
+        """Cut a text for the policy by :meth:`ToolLimits.cut_text`, and count the cut.
 
         Args:
             text: the text.
+            tool: the name of the tool whose result it is; None: a message of the environment.
             length: the length of the text before a worker cut it; None: it was not cut.
         """
         text = text.encode("utf-8", "replace").decode()  # tokenizers refuse lone surrogates
-        most = self._limits.max_chars
+        limits = self._tool_limits.get(tool or "", self._limits)
+        most = limits.max_chars
         if (len(text) if length is None else length) <= most:
             return text
         if length is None and len(text) <= most + 64 and _CUT.search(text):  # a message that was cut before
             return text
         self.cut += 1
-        return cut_text(text, most) if length is None else text
-
-
-def cut_text(text: str, max_chars: int) -> str:
-    """Return ``text``, cut in the middle with a mark if it is longer than ``max_chars``: errors are at the end."""
-    cut = len(text) - max_chars
-    if cut <= 0:
-        return text
-    head = (max_chars + 1) // 2
-    return text[:head] + CUT_MARK.format(count=cut) + text[head + cut :]
+        return limits.cut_text(text) if length is None else text
 
 
 def show_result(result: Any) -> str:

@@ -1,0 +1,170 @@
+"""Several environments in a run: the source of a row chooses one, with limits, rewards and metrics by source."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import chatml
+from rlox_grpo import GRPO, TrainSource
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.environments import Outcome
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.types import Sampling
+
+TEMPLATE = "{% if tools %}<|im_start|>tools\n{{ tools | length }}<|im_end|>\n{% endif %}" + chatml.CHATML
+
+
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+async def game(row: Any, chat: Any) -> Outcome:
+    reply = await chat.turn(f"{row['secret']}?", tools=[look_up])
+    reply = await chat.turn("again")
+    return Outcome(float(len(reply.token_ids) % 2), metrics={"turns": 2})
+
+
+async def question(row: Any, chat: Any) -> float | None:
+    await chat.turn(row["text"])
+    return None
+
+
+ENVIRONMENTS = {"game": game, "questions": question}
+
+
+async def by_source(row: Any, chat: Any) -> Any:
+    return await ENVIRONMENTS[row["source"]](row, chat)
+
+
+def first_is_even(completion_ids: Any, **_: Any) -> list[float]:
+    return [float(ids[0] % 2 == 0) for ids in completion_ids]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    return chatml.make_tokenizer(byte_tokenizer, TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model: Any, tokenizer: Any) -> Any:
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
+
+
+def make_prompts() -> dict[str, Any]:
+    games = [{"secret": number} for number in range(4)]
+    questions = [{"text": f"q{number}"} for number in range(4)]
+    return {"game": games, "questions": TrainSource(questions, rewards=first_is_even)}
+
+
+def make_trainer(model: Any, tokenizer: Any, environment: Any = by_source, **options: Any) -> GRPO:
+    return GRPO(
+        copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=2, prompts_per_step=4,
+        max_new_tokens=5, zero_variance="keep", learning_rate=1e-2, log_to=(), **options,
+    )  # fmt: skip
+
+
+def test_rows_of_each_source_have_their_environment_rewards_and_metrics(model: Any, tokenizer: Any) -> None:
+    trainer = make_trainer(model, tokenizer, max_steps=2)
+    metrics = trainer.train(make_prompts())
+    groups = trainer._step.last_rollout[0]
+    assert [group.group.prompt.data_source for group in groups] == ["game", "questions"] * 2
+    for group in groups:
+        is_game = group.group.prompt.data_source == "game"
+        asked = tokenizer.decode(group.group.prompt.token_ids)
+        assert asked.startswith("<|im_start|>tools\n1" if is_game else "<|im_start|>user\nq")
+        scored = "by_source" if is_game else "first_is_even"
+        assert {name for name, values in group.components.items() if not np.isnan(values).all()} == {scored}
+        np.testing.assert_array_equal(group.rewards, group.components[scored])
+    for name in ENVIRONMENTS:
+        rewards = [group.rewards for group in groups if group.group.prompt.data_source == name]
+        assert metrics[f"source/{name}/reward"] == pytest.approx(np.concatenate(rewards).mean())
+        assert metrics[f"source/{name}/prompts"] == 2
+    assert metrics["episode/turns_mean"] == 1.5
+    assert metrics["environment/turns"] == 2, "the mean over the episodes that returned it"
+
+
+def play(model: Any, tokenizer: Any, environment: Any, **options: Any) -> Any:
+    runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).split().episodes, tokenizer)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=8)
+    rows = load_rows([{"source": source} for source in ("slow", "slow", "quick", "quick", "quick", "quick")])
+    prompts = [replace(prompt, data_source=prompt.columns["source"]) for prompt in rows]
+    return runner(engine, prompts, [2] * 6, Sampling(max_new_tokens=3), 7)
+
+
+def test_a_slow_environment_does_not_hold_the_others(model: Any, tokenizer: Any) -> None:
+    """With two episodes at a time, two slow ones would leave no room; one of them does."""
+    live: dict[str, set[Any]] = {"slow": set(), "quick": set()}
+    most = {"slow": 0, "quick": 0}
+    ended: list[str] = []
+
+    async def environment(row: Any, chat: Any) -> float:
+        source = row["source"]
+        live[source].add(chat)
+        most[source] = max(most[source], len(live[source]))
+        await chat.turn("a")
+        for _ in range(500):
+            if source == "quick" or ended.count("quick") == 8:
+                break
+            await asyncio.sleep(0.01)
+        live[source].remove(chat)
+        ended.append(source)
+        return 1.0
+
+    groups = play(model, tokenizer, environment, max_live_episodes=2, max_live_by_source={"slow": 1})
+    assert ended == ["quick"] * 8 + ["slow"] * 4
+    assert most == {"slow": 1, "quick": 2} or most == {"slow": 1, "quick": 1}
+
+    async def quickly(row: Any, chat: Any) -> float:
+        await chat.turn("a")
+        return 1.0
+
+    def list_ids(groups: Any) -> list[list[int]]:
+        return [completion.token_ids.tolist() for group in groups for completion in group.completions]
+
+    assert list_ids(groups) == list_ids(play(model, tokenizer, quickly)), "the samples do not depend on the limits"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"partial_rollout_turns": 1, "max_live_by_source": {"game": 1}}], ids=["whole", "partial"]
+)
+def test_a_resumed_run_ends_with_the_same_weights(model: Any, tokenizer: Any, tmp_path: Path, options: Any) -> None:
+    def train(folder: Path) -> dict[str, Any]:
+        trainer = make_trainer(
+            model, tokenizer, max_steps=3, output_dir=folder, checkpoint_steps=1, keep_checkpoints=9, **options
+        )
+        trainer.train(make_prompts())
+        return {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
+
+    whole = train(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for later in (2, 3):
+        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{later:06d}")
+    resumed = train(tmp_path / "resumed")
+    assert all(bool((whole[key] == resumed[key]).all()) for key in whole)
+    assert any(not bool((whole[key] == value).all()) for key, value in model.state_dict().items())
+
+
+def test_a_limit_of_no_source_is_named(model: Any, tokenizer: Any) -> None:
+    trainer = make_trainer(model, tokenizer, max_live_by_source={"games": 2})
+    with pytest.raises(ConfigError, match=r"names 'games'; the sources of the prompts are 'game', 'questions'"):
+        trainer.train(make_prompts())
+    with pytest.raises(ConfigError, match="they are no mixture"):
+        trainer.train([{"source": "game", "secret": 1}])
+    with pytest.raises(ConfigError, match="max_live_by_source has 0 for 'game'"):
+        GRPOConfig.create(max_live_by_source={"game": 0})
