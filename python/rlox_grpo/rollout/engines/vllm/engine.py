@@ -22,6 +22,7 @@ from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
+from rlox_grpo.rollout.engines.vllm.experts import make_converter, repack_experts, use_checkpoint_names
 from rlox_grpo.rollout.engines.vllm.requests import (
     SCORING,
     derive_prompt_seeds,
@@ -134,6 +135,7 @@ class VLLMEngine:
         self._expected = build_manifest(model.config)
         self._config = model.config if torch.cuda.is_available() else untie_output_layer(model.config)
         self._tied_layers = {} if torch.cuda.is_available() else find_tied_layers(model.config)
+        self._experts = make_converter(self._config)
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
         self._asleep: set[str] = set()
@@ -313,12 +315,14 @@ class VLLMEngine:
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake({"weights"})
-        stream = add_tied_layers(weights, self._tied_layers)
+        stream = use_checkpoint_names(add_tied_layers(weights, self._tied_layers), self._experts)
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         finally:
             for _ in stream:  # of shards: the other ranks gather all of them
                 pass
+        if self._experts is not None:
+            self._llm.apply_model(repack_experts)
         # The blocks of the cache have keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlox_grpo.rollout.engines.vllm.experts import make_converter, repack_experts, use_checkpoint_names
 from rlox_grpo.rollout.engines.weight_file import opened_weights
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, add_tied_layers, build_manifest, find_tied_layers
 
@@ -58,12 +59,14 @@ class WeightReceiver:
 
         def read() -> Iterator[tuple[str, Tensor]]:
             nonlocal count
-            for weight in add_tied_layers(weights, self._rlox_tied_layers):
+            for weight in use_checkpoint_names(add_tied_layers(weights, self._rlox_tied_layers), self._rlox_experts):
                 yield weight
                 count += 1
 
         try:
             self.reload_weights(weights_iterator=read())  # type: ignore[attr-defined]  # the worker's
+            if self._rlox_experts is not None:
+                repack_experts(self.get_model())  # type: ignore[attr-defined]  # the worker's
         except BaseException:  # noqa: BLE001  the process ends
             traceback.print_exc()
             logger.critical("the reload from %s failed half-way: this server ends", path)
@@ -76,6 +79,7 @@ class WeightReceiver:
         if not hasattr(self, "_rlox_manifest"):
             config = AutoConfig.from_pretrained(self.model_config.model)
             self._rlox_manifest = build_manifest(config)
+            self._rlox_experts = make_converter(config)
             # If the launcher gave vLLM a separate output layer, this layer gets the weights of the embeddings.
             is_tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False)
             self._rlox_tied_layers = {} if is_tied else find_tied_layers(config)
