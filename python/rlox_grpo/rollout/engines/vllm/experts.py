@@ -49,12 +49,10 @@ def repack_experts(model: Any) -> int:
     reads them as packed: log-probs are then off by 0.2 to 0.4 nats, without an error. On a GPU there is no such
     layout, and nothing is done.
     """
-    if torch.cuda.is_available():
-        return 0
     packed = 0
     for module in model.modules():
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(module, "w13_weight"):
+        if kernel is not None and hasattr(module, "w13_weight") and module.w13_weight.device.type == "cpu":
             kernel.fused_experts.process_weights_after_loading(module)
             packed += 1
     return packed
