@@ -43,6 +43,7 @@ class PackedRow:
         predicting: ``int64 [K]``, indices in the packed row whose hidden states predict a token.
         predicted_ids: ``int64 [K]``, the predicted tokens.
         prediction_indices: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
+        sources: ``int64 [S]``, the index of each packed token in ``Batch.input_ids.flatten()``.
     """
 
     input_ids: Tensor
@@ -51,23 +52,27 @@ class PackedRow:
     predicting: Tensor
     predicted_ids: Tensor
     prediction_indices: Tensor
+    sources: Tensor
 
 
 def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
     packed_index = _index_tokens(tree, middles, ends)
-    input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
+    input_ids, position_ids, sources = np.zeros((3, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
+    width = rows.shape[1]
     # int64 [groups]: the first row of each tree, from which its prompt is copied.
     first_rows = np.searchsorted(tree.group_indices, np.arange(len(starts)))
     for row, start, length in zip(first_rows, starts, tree.prompt_lengths, strict=True):
         input_ids[start : start + length] = rows[row, :length]
         position_ids[start : start + length] = np.arange(length)
+        sources[start : start + length] = row * width + np.arange(length)
     completion_ids: Any = batch.completion_ids.cpu().numpy()
     row, step = tree.forwarded.nonzero()
     input_ids[packed_index[row, step]] = completion_ids[row, step]
     position_ids[packed_index[row, step]] = tree.prompt_lengths[tree.group_indices[row]] + step
+    sources[packed_index[row, step]] = row * width + tree.prompt_lengths[tree.group_indices[row]] + step
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
@@ -81,7 +86,7 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
         step == 0, middles[tree.group_indices[row]] - 1, packed_index[tree.owner[row, before], before]
     )
     layout = _lay_out(tree, packed_index, (starts, middles, ends))
-    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices)
+    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices, sources)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
