@@ -368,6 +368,23 @@ class TokenLogProbs:
 
 
 @dataclass(frozen=True, eq=False)
+class Routing:
+    """What is known of the experts of a micro-batch's tokens before its update, in a mixture of experts.
+
+    Attributes:
+        choices: ``int16 [N, L, layers, k]``, the experts that the update uses for each token of ``Batch.input_ids``; −1
+            where the router chooses. None: it chooses everywhere.
+        counts: ``float64 [layers, E]``, the loss tokens of the micro-batch that the old policy routes to each expert.
+        load: ``float64 [layers, E]``, the share of the loss tokens that are routed to each expert, over all
+            micro-batches and ranks of the optimizer step; each layer adds up to k.
+    """
+
+    choices: Tensor | None = None
+    counts: Tensor | None = None
+    load: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class PolicyWeights:
     """Masks and factors of the policy term of single tokens. They do not change any denominator.
 
@@ -376,11 +393,13 @@ class PolicyWeights:
         importance: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         measured: this micro-batch's part of what the policy loss measured over the whole optimizer step; see
             :class:`rlox_grpo.loss.inputs.PolicyLoss`.
+        routing: the experts of the tokens, in a mixture of experts.
     """
 
     mask: Tensor | None = None
     importance: Tensor | None = None
     measured: Any = None
+    routing: Routing = Routing()
 
 
 @dataclass(frozen=True, eq=False)

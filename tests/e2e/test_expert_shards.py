@@ -20,6 +20,13 @@ RUNS = {
     "whole": {**SHORT, "shard_parameters": False},
     "adapter": {**SHORT, "lora_rank": 2},
     "smooth": {**SHORT, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    "losses": {
+        **SHORT,
+        **{"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.1, "updates_per_batch": 2},
+        **{"adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    },
+    "replayed": {**SHORT, "router_replay": "trainer", "updates_per_batch": 2, "router_aux_loss_coef": 0.3},
+    "replayed recomputed": {**SHORT, "router_replay": "trainer", "gradient_checkpointing": True},
     # Two rows in one micro-batch: the other rank has none, and every expert of its stand-in joins the sum.
     "few": {**SHORT, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
 }
@@ -53,6 +60,10 @@ def test_two_ranks_take_the_step_of_one_process(name, two_ranks, tmp_path):
     assert largest < SAME_WEIGHTS
     one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
     assert many["update/grad_norm"] == pytest.approx(one["update/grad_norm"], rel=1e-3)
+    for metric in ("router/busiest_share", "router/load_entropy", "router/aux_loss", "router/z_loss"):
+        assert (metric in many) == (metric in one), metric
+        if metric in one:
+            assert many[metric] == pytest.approx(one[metric], rel=1e-3), metric
 
 
 def test_a_checkpoint_whose_experts_are_stacked_is_read_whole_and_sharded(two_ranks, tmp_path):

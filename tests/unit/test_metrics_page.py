@@ -25,6 +25,7 @@ SERVERS = {
     *(f"engines/<i>/{name}" for name in ("tokens_per_s", "requests_max", "restarts", "transfer_s")),
 }
 VLLM = {"mismatch/canary_gap_max", "weights/adapter_change_kept", "weights/adapter_matrices_unchanged"}
+ROUTERS = {f"router/{name}" for name in ("busiest_share", "load_entropy", "idle_share", "aux_loss", "z_loss")}
 JUDGES = {"rewards/<name>/no_verdict", "rewards/<name>/unanswered"}
 ELSEWHERE = {
     "perf/mfu",
@@ -32,6 +33,7 @@ ELSEWHERE = {
     *TOOLS,
     *PROGRAMS,
     *JUDGES,
+    *ROUTERS,
     *SERVERS,
     *VLLM,
     "episode/cancelled_calls",
@@ -42,8 +44,8 @@ ELSEWHERE = {
     "episode/summary_token_share",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
-"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, clients that go
-away, tasks of reasoning_gym, or a rule on final answers."""
+"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
+that go away, tasks of reasoning_gym, or a rule on final answers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

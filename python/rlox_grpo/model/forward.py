@@ -35,6 +35,7 @@ from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
 from rlox_grpo.model.packed_row import PackedRow, build_packed_row
 from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree, find_first_rows
+from rlox_grpo.model.routing import Routers, find_routers, refuse_other_routers
 from rlox_grpo.model.tile_columns import exclude_ids
 from rlox_grpo.model.vision import Vision, make_vision
 from rlox_grpo.types import Batch, OutputHead, Prompt, SamplingMask, TokenDistributions
@@ -69,12 +70,15 @@ class Forward:
         shares_prompts: Whether common prefixes of neighbouring rows are forwarded once, if this saves enough tokens.
         is_split: Whether the model runs as a decoder and an output layer.
         distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
+        routers: The routers of a mixture of experts, which record each forward pass; None: there are none, or they are
+            not watched.
     """
 
     compute: Callable[..., tuple[Tensor, ...]]
     shares_prompts: bool
     distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     is_split: bool = False
+    routers: Routers | None = None
 
     def __call__(self, batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
         """Run the model over ``batch``. With ``is_unscaled``, use temperature 1, no mask, and all ids of the layer."""
@@ -146,6 +150,8 @@ def make_forward(
     is_rounded: bool = False,
     like: Forward | None = None,
     reader: PictureReader | None = None,
+    watch_routers: bool = False,
+    replay: bool = False,
 ) -> Forward:
     """Choose the forward pass that fits ``model``.
 
@@ -164,11 +170,15 @@ def make_forward(
         is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
         like: the forward pass of a model with the same architecture. The same choice is made without running the model.
         reader: reads the pictures of prompts; its excluded ids have the probability 0.
+        watch_routers: record what the routers of a mixture of experts do.
+        replay: also check that their choices can be replayed.
 
     Raises:
-        ConfigError: there is a ``reader``, and the model takes no pictures, or its output layer is not linear.
+        ConfigError: there is a ``reader``, and the model takes no pictures, or its output layer is not linear; or with
+            ``replay``, the model has no routers whose choices can be replayed.
     """
     vision = make_vision(model, reader)
+    routers = find_routers(model) if watch_routers else None
 
     def choose() -> tuple[SplitModel | None, bool]:
         if like is not None:
@@ -177,6 +187,8 @@ def make_forward(
                 _set_packed_attention(tried.decoder if vision is None else vision.text)
             return tried, like.shares_prompts
         split = split_model(model)
+        if replay:
+            _check_replay(split, routers)
         if split is None or not share_prompts:
             return split, False
         return split, can_pack(split, autocast_dtype, is_rounded=is_rounded, vision=vision)
@@ -204,7 +216,8 @@ def make_forward(
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         if vision is None and any(batch.pictures):
             raise ValueError("a prompt has pictures, and this forward pass has no processor: the model is text only")
-        with set_autocast(batch.input_ids.device, autocast_dtype):
+        watch = nullcontext() if routers is None else routers.watch(_lay_out_choices(batch, row))
+        with set_autocast(batch.input_ids.device, autocast_dtype), watch:
             if split is None:
                 output = model(batch.input_ids)
             elif row is None:
@@ -234,6 +247,9 @@ def make_forward(
         if is_unscaled:
             batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
         policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
+        if routers is not None:
+            routers.last.predicting = _locate_predicting(batch, mask, row)
+            routers.last.sources = None if row is None else row.sources
         log_probs, entropy = take_log_probs(
             policy,
             batch.completion_ids[mask] if row is None else row.predicted_ids,
@@ -264,7 +280,38 @@ def make_forward(
         policy, row = read(batch, vocabulary)
         return policy if row is None else replace(policy, hidden=_select_rows(policy.hidden, row.prediction_indices))
 
-    return Forward(compute, packs, distributions, is_split=split is not None)
+    return Forward(compute, packs, distributions, is_split=split is not None, routers=routers)
+
+
+def _check_replay(split: SplitModel | None, routers: Routers | None) -> None:
+    """Raise ConfigError if the choices of the routers cannot be replayed; this runs the model on a few tokens."""
+    if split is None or routers is None:
+        raise ConfigError(
+            "router_replay needs a mixture of experts of transformers whose class lists its routers (router_logits), "
+            "and this model has none: set router_replay='none'"
+        )
+    decoder = split.decoder
+    input_ids = torch.arange(8, device=split.head.weight.device)[None] % split.head.weight.shape[0]
+    refuse_other_routers(routers, lambda: decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0])
+
+
+def _lay_out_choices(batch: Batch, row: PackedRow | None) -> Tensor | None:
+    """Return the forced choices of the S tokens that run, ``int64 [S, layers, k]``; None if nothing is forced."""
+    if batch.policy.routing.choices is None:
+        return None
+    choices = batch.policy.routing.choices.flatten(0, 1).long()
+    return choices if row is None else choices[row.sources]
+
+
+def _locate_predicting(batch: Batch, mask: Tensor, row: PackedRow | None) -> Tensor:
+    """Return the index among the S tokens that ran of the one that predicts each token under ``loss_mask``, ``[M]``.
+
+    ``mask`` are the tokens whose log-probs were computed, ``loss_mask`` among them.
+    """
+    if row is None:
+        rows, columns = _find_predicting_positions(batch)
+        return rows * batch.input_ids.shape[1] + columns
+    return row.predicting[row.prediction_indices][batch.loss_mask[mask]]
 
 
 def select_mask(batch: Batch, chosen: Tensor) -> SamplingMask[Tensor] | None:

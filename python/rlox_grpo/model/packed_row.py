@@ -44,6 +44,7 @@ class PackedRow:
         predicting: ``int64 [K]``, indices in the packed row whose hidden states predict a token.
         predicted_ids: ``int64 [K]``, the predicted tokens.
         prediction_indices: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
+        sources: ``int64 [S]``, the index of each packed token in ``Batch.input_ids.flatten()``.
         sampling_mask: the ids from which the K tokens were drawn, sizes ``int64 [K]``; None: all ids. Rows that share a
             token have two of the K tokens if their masks differ.
     """
@@ -54,6 +55,7 @@ class PackedRow:
     predicting: Tensor
     predicted_ids: Tensor
     prediction_indices: Tensor
+    sources: Tensor
     sampling_mask: SamplingMask[Tensor] | None = None
 
 
@@ -61,16 +63,19 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
     packed_index = _index_tokens(tree, middles, ends)
-    input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
+    input_ids, position_ids, sources = np.zeros((3, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
+    width = rows.shape[1]
     # The prompt of a tree is copied from its first row.
     for row, start, length in zip(find_first_rows(tree), starts, tree.prompt_lengths, strict=True):
         input_ids[start : start + length] = rows[row, :length]
         position_ids[start : start + length] = np.arange(length)
+        sources[start : start + length] = row * width + np.arange(length)
     completion_ids: Any = batch.completion_ids.cpu().numpy()
     row, step = tree.forwarded.nonzero()
     input_ids[packed_index[row, step]] = completion_ids[row, step]
     position_ids[packed_index[row, step]] = tree.prompt_lengths[tree.group_indices[row]] + step
+    sources[packed_index[row, step]] = row * width + tree.prompt_lengths[tree.group_indices[row]] + step
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
@@ -86,14 +91,12 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
         step == 0, middles[tree.group_indices[row]] - 1, packed_index[tree.owner[row, before], before]
     )
     layout = _lay_out(tree, packed_index, (starts, middles, ends))
-    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices)
-    ids, positions, predicting_states, predicted_ids, indices = (
-        torch.from_numpy(array).to(batch.input_ids.device) for array in arrays
-    )
+    arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices, sources)
+    ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     mask = batch.sampling_mask
     if mask is not None:
         mask = select_tokens(mask, torch.from_numpy(predicted).to(mask.sizes.device))
-    return PackedRow(ids, positions, layout, predicting_states, predicted_ids, indices, mask)
+    return PackedRow(ids, positions, layout, *read, sampling_mask=mask)
 
 
 def _separate_masks(owner: Int64Array, mask: SamplingMask[Tensor] | None) -> Int64Array:

@@ -52,6 +52,7 @@ from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
+from rlox_grpo.update.expert_routing import ExpertRouting
 from rlox_grpo.update.fixed_tensors import FixedTensors
 from rlox_grpo.update.mini_batches import MiniBatcher, needs_no_advantage
 from rlox_grpo.update.protocol import Updater
@@ -175,9 +176,15 @@ def build_step(
             level=level,
             # With an exact engine and one update for each batch, the old log-probs are those of the update, detached.
             needs_old_log_probs=not config.bypass_old_log_probs
-            and (level is not None or not is_exact or config.updates_per_batch * config.mini_batches > 1),
+            and (
+                level is not None
+                or not is_exact
+                or config.updates_per_batch * config.mini_batches > 1
+                or config.router_replay == "trainer"
+            ),
             batcher=batcher,
             ranks=ranks,
+            routers=forward.routers,
         ),
         teacher_prompts=None
         if config.teacher_prompt is None
@@ -188,6 +195,7 @@ def build_step(
             vocabulary,
             find_max_positions(policy.model),
         ),
+        routing=None if forward.routers is None else ExpertRouting(stages.experts, forward.routers, forward, ranks),
         policy_loss=policy_loss,
         max_length=config.max_new_tokens if episodes is None else _count_most_sampled_tokens(stages),
         updater=updater,
@@ -227,6 +235,8 @@ def build_update(
         entropy_always=stages.loss.top_entropy_share < 1,
         run=policy.get_runner(),
         is_rounded=policy.shards is not None and policy.shards.gather_dtype is not None,
+        watch_routers=stages.sharding.updater == "torch" and not stages.update.torch_compile,
+        replay=stages.experts.router_replay != "none",
         **forward_options,
     )
     is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
@@ -268,7 +278,12 @@ def build_update(
     elif teacher is not None and teacher != SELF:
         distiller = build_teacher(teacher, plain)
     updater = make_updater(stages, policy, plain, ranks, optimizer)
-    forward = replace(updater.forward, distributions=plain.distributions)
+    forward = replace(updater.forward, distributions=plain.distributions, routers=plain.routers)
+    if plain.routers is None and (stages.experts.router_aux_loss_coef > 0 or stages.experts.router_z_loss_coef > 0):
+        raise ConfigError(
+            "router_aux_loss_coef and router_z_loss_coef need a mixture of experts of transformers whose class lists "
+            "its routers (router_logits), and this model has none: leave them out"
+        )
     if is_policy:
         reference = build_reference(forward)
     if teacher == SELF:

@@ -53,6 +53,7 @@ from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
 from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.types import Batch, Float32Array, LossOutput, Prompt, ScoredGroup, UpdateStats
+from rlox_grpo.update.expert_routing import ExpertRouting
 from rlox_grpo.update.fixed_tensors import FixedTensors
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.mutual_information import measure_mutual_information
@@ -125,6 +126,7 @@ class TrainStep:
         batcher: lays out groups as mini-batches of micro-batches.
         fixed_tensors: computes what stays fixed during the updates.
         teacher_prompts: writes the prompts of a teacher that has its own, or None.
+        routing: the routing of a mixture of experts, or None.
         policy_loss: the policy term of a micro-batch.
         max_length: maximum number of sampled tokens of a sequence, for the aggregation of the loss.
         updater: takes gradients and optimizer steps.
@@ -150,6 +152,7 @@ class TrainStep:
     batcher: MiniBatcher
     fixed_tensors: FixedTensors
     teacher_prompts: TeacherPrompts | None
+    routing: ExpertRouting | None
     policy_loss: Callable[[LossInputs], PolicyTerm]
     max_length: int
     updater: Updater
@@ -219,6 +222,8 @@ class TrainStep:
                 for batches in trained:
                     # The number of optimizer steps so far is part of the seed: each step draws other tokens.
                     batches = self._add_step_statistics(batches, seed=(stages.run.seed, step, len(updates)))
+                    if self.routing is not None:
+                        batches = self.routing.add_load(batches, is_first=not updates)
                     updates.append(
                         take_optimizer_step(self.updater, self._compute_loss, batches, learning_rate, self.ranks)
                     )
@@ -278,6 +283,8 @@ class TrainStep:
             distribution_kl=distribution_kl,
             max_length=self.max_length,
         )
+        if self.routing is not None:
+            output = self.routing.add_losses(output, batch)
         if batch.log_probs.old is None or self.stages.importance.bypass_old_log_probs:  # else measured before
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
@@ -311,6 +318,8 @@ class TrainStep:
             message = f"step {self.progress.step + 1}: {error}{describe_sample(scored, error.rows)}"
             raise type(error)(message, error.rows) from error
         finally:  # an error may come before the first change, between two optimizer steps, or within one
+            if self.routing is not None:
+                self.routing.routers.release()  # the engine may sample from the same model
             self.progress.weights_are_whole = not updates and self.updater.weights_are_whole
 
     def _score(self, batch: PendingBatch) -> list[ScoredGroup]:
@@ -421,6 +430,7 @@ class TrainStep:
             **({} if self.sampler.partial is None else self.sampler.partial.metrics(progress.step - 1)),
             **self.sampler.pass_rates.metrics(),
             **self.moving_baselines.finish(),
+            **({} if self.routing is None else self.routing.finish()),
             **episode_metrics(rollout.groups),
             **source_metrics(rollout.groups, self.is_constant),
             PROMPT_TOKENS: float(progress.prompt_tokens),

@@ -26,10 +26,11 @@ from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
 from rlox_grpo.loss.kl import sequence_kl, token_kl
 from rlox_grpo.model.forward import Forward, select_mask
 from rlox_grpo.model.log_probs import score_norms
+from rlox_grpo.model.routing import Routers
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
 from rlox_grpo.reference.teachers import Teachers
-from rlox_grpo.types import Batch, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.types import Batch, Float32Array, Int64Array, Routing, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
 
@@ -48,6 +49,7 @@ class FixedTensors:
             for each batch, the log-probs of the update, detached, are used instead.
         batcher: makes the micro-batches of a KL penalty in the reward.
         ranks: the ranks that share the micro-batches; every rank calls each method.
+        routers: the routers of a mixture of experts, or None. Their choices in the pass of the old log-probs are added.
     """
 
     stages: StageConfigs
@@ -58,6 +60,7 @@ class FixedTensors:
     needs_old_log_probs: bool
     batcher: MiniBatcher
     ranks: Ranks
+    routers: Routers | None = None
 
     def add(
         self,
@@ -115,17 +118,21 @@ class FixedTensors:
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:
+            routing = batch.policy.routing
             # The ratio is then against the log-probs that the engine reported, so no forward pass is needed before
             # the update.
             if self.stages.importance.bypass_old_log_probs:
                 batch = replace(batch, log_probs=replace(batch.log_probs, old=batch.log_probs.sampling))
             if self.needs_old_log_probs or share < 1:
                 log_probs, entropy = self.forward(batch)
+                routing = self._read_routing(batch)
                 entropies.append(entropy)
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
-            filled.append(self._add_teacher(batch, teacher_prompts, names))
+            batch = self._add_teacher(batch, teacher_prompts, names)
+            # After the reference and the teacher, which may be this model without its adapter, and choose themselves.
+            filled.append(replace(batch, policy=replace(batch.policy, routing=routing)))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
             return filled
@@ -135,6 +142,14 @@ class FixedTensors:
         return [
             replace(batch, policy=replace(batch.policy, mask=mask)) for batch, mask in zip(filled, masks, strict=True)
         ]
+
+    def _read_routing(self, batch: Batch) -> Routing:
+        """Return what the routers did in the forward pass of ``batch`` that has just run."""
+        if self.routers is None:
+            return batch.policy.routing
+        last, replays = self.routers.last, self.stages.experts.router_replay == "trainer"
+        choices = last.spread(batch.input_ids.shape) if replays else None
+        return Routing(choices, last.count(self.routers.num_experts))
 
     def _add_reference(self, reference: Reference, batch: Batch) -> Batch:
         if self.stages.loss.kl_estimator == "full":

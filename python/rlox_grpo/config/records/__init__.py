@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from pydantic import create_model
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
+from rlox_grpo.config.records.experts import ExpertConfig
 from rlox_grpo.config.records.loss import ImportanceConfig, LossConfig, ReferenceConfig
 from rlox_grpo.config.records.option import Record
 from rlox_grpo.config.records.prompts import PromptConfig
@@ -23,6 +24,7 @@ __all__ = [
     "AdvantageConfig",
     "EngineConfig",
     "EpisodeConfig",
+    "ExpertConfig",
     "ImportanceConfig",
     "LoraConfig",
     "LossConfig",
@@ -60,6 +62,7 @@ class StageConfigs:
     optimizer: OptimizerConfig
     sharding: UpdaterConfig
     lora: LoraConfig
+    experts: ExpertConfig
     run: RunConfig
 
 
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     # the fields would state name and type of each option twice. At run time the one base is Record.
     class Options(  # the last base has the first fields
         RunConfig,
+        ExpertConfig,
         LoraConfig,
         UpdaterConfig,
         OptimizerConfig,
