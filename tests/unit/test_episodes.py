@@ -592,7 +592,7 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
         log_probs = torch.zeros(2, 5)
         rows = torch.ones(2, 5, dtype=torch.bool)
         batch = Batch(
-            *[torch.zeros(2, 6, dtype=torch.int64)] * 2,
+            torch.zeros(2, 6, dtype=torch.int64),
             prompt_lengths=torch.ones(2, dtype=torch.int64),
             completion_ids=torch.zeros(2, 5, dtype=torch.int64),
             completion_mask=rows,
