@@ -92,13 +92,13 @@ def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     )
     layout = _lay_out(tree, packed_index, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], prediction_indices, sources)
-    ids, positions, states, predicted_ids, indices, places = (
+    ids, positions, states, predicted_ids, indices, source_ids = (
         torch.from_numpy(array).to(batch.input_ids.device) for array in arrays
     )
     mask = batch.sampling_mask
     if mask is not None:
         mask = select_tokens(mask, torch.from_numpy(predicted).to(mask.sizes.device))
-    return PackedRow(ids, positions, layout, states, predicted_ids, indices, places, mask)
+    return PackedRow(ids, positions, layout, states, predicted_ids, indices, source_ids, mask)
 
 
 def _separate_masks(owner: Int64Array, mask: SamplingMask[Tensor] | None) -> Int64Array:
