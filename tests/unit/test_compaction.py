@@ -193,6 +193,13 @@ def test_reasoning_of_a_summary_does_not_stay(byte_tokenizer: Any) -> None:
     assert check_rows(chat, policy) == 2
 
 
+def test_reasoning_does_not_stay_in_place_of_an_empty_summary(byte_tokenizer: Any) -> None:
+    replies = ["a", "b", "<think>\nhm\n</think>\n\n", "c"]
+    chat, policy = converse(byte_tokenizer, replies, ["q"] * 3, at_tokens=1)
+    assert policy.shown(3) == write(("user", f"{HEADING}\n\n"), ("assistant", "b"), ("user", "q"))
+    assert check_rows(chat, policy) == 2
+
+
 def test_a_template_that_rewrites_history_is_compacted_too(byte_tokenizer: Any) -> None:
     replies = ["a", "b", "c", "S1", "d", "e", "S2", "f"]
     chat, policy = converse(byte_tokenizer, replies, ["q" * 40] * 6, at_tokens=260, template=chatml.FORGETS)

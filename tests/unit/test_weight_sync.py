@@ -143,10 +143,12 @@ def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):
     assert digest_weights([("a", big)]) != digest_weights([("a", big.index_fill(0, torch.tensor([2**24 + 1]), 1.0))])
 
 
-def test_dora_is_refused(make_tiny_model):
+@pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_bias": True}, {"alora_invocation_tokens": [1]}])
+def test_an_adapter_with_more_than_two_matrices_is_refused(make_tiny_model, more):
+    """A bias of B, for example, would not be in the merged weights."""
     import peft
 
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", **more)
     with pytest.raises(ValueError, match=r"q_proj.*only plain LoRA adapters can be merged"):
         list(collect_weights(peft.get_peft_model(make_tiny_model("qwen2"), config)))
 

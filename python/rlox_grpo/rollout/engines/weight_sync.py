@@ -334,8 +334,9 @@ def _merge_adapters(
     """
     weight = unpack(take(name)).detach()
     is_stacked = weight.dim() == 3 and hasattr(layer, "num_experts")
+    # peft's variants, such as DoRA, and biases of B change the output by more than B A.
     if (
-        any(getattr(layer, "use_dora", {}).values())
+        any(any(getattr(layer, name, {}).values()) for name in ("use_dora", "lora_variant", "lora_bias"))
         or not (weight.dim() == 2 or is_stacked)
         or not hasattr(layer, "lora_A")
     ):

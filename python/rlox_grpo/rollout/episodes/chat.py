@@ -322,7 +322,7 @@ class Chat:
         if before <= compaction.at_tokens:
             return conversation, new
         reply = await self._reply(conversation, [compaction.request], None, (), is_summary=True)
-        rebuilt = compaction.rebuild(messages, reply.content or reply.text)
+        rebuilt = compaction.rebuild(messages, reply.content)
         continued = self._conversations.current.compact(len(rebuilt))
         after = len(continued.encode([*rebuilt, *new]))
         self.compactions.append(Compacted(before, after, len(reply.token_ids)))
