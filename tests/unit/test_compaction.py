@@ -313,6 +313,7 @@ def test_the_samples_do_not_depend_on_what_is_decoded_together(model: Any, token
     made = [compaction for episode in episodes for compaction in episode.compactions]
     sampled = sum(count_sampled(completion) for group in groups for completion in group.completions)
     assert metrics["episode/compactions"] == len(made) / 6
+    assert (metrics["episode/turns_mean"], metrics["episode/turns_max"]) == (5, 7), "as chat.turns, without summaries"
     assert metrics["episode/compaction_tokens_before"] == pytest.approx(
         sum(before for before, _, _ in made) / len(made)
     )
