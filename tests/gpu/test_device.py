@@ -136,3 +136,20 @@ def test_replayed_steps_see_new_weights(device: Any, make_tiny_model: Any):
         each.generate(PROMPTS, 2, Sampling(12), seed=1) for each in (engine, HFEngine(model, cuda_graphs=False))
     )
     np.testing.assert_array_equal(first.completions[0].token_ids, expected.completions[0].token_ids)
+
+
+@pytest.mark.skipif("RLOX_GRPO_CUDA_SIM" in os.environ, reason="no kernels to capture")
+def test_a_forward_that_cannot_be_captured_leaves_the_current_stream(device: Any, make_tiny_model: Any):
+    """torch.cuda.graph leaves its own stream behind if a capture fails, here because the forward waits for the host."""
+    model = make_tiny_model("qwen2").to(device)
+
+    def wait(module: Any, inputs: Any, output: Any) -> None:
+        output.logits.sum().item()
+
+    model.register_forward_hook(wait)
+    before = torch.cuda.current_stream(device)
+    engine = HFEngine(model, max_rows=8)
+    assert engine.uses_slots
+    assert not engine.uses_graphs
+    assert torch.cuda.current_stream(device) == before
+    assert len(engine.generate(PROMPTS, 2, Sampling(12), seed=0)) == len(PROMPTS)

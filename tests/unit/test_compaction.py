@@ -225,6 +225,36 @@ def test_a_truncated_reply_goes_on_before_a_summary(byte_tokenizer: Any) -> None
     check_rows(chat, policy)
 
 
+def test_a_summary_that_was_cancelled_is_asked_for_again(byte_tokenizer: Any) -> None:
+    """An environment limits the time of a turn: the first request for a summary does not stay in the context."""
+    tokenizer = chatml.make_tokenizer(byte_tokenizer)
+    policy = Policy(tokenizer, ["a", "b", "S", "c"])
+    starts = 0
+
+    async def sample(request: TurnRequest) -> SampledTurn:
+        nonlocal starts
+        starts += 1
+        if starts == 3:
+            await asyncio.Event().wait()
+        return await policy(request)
+
+    chat = Chat(
+        Template(tokenizer), sample, Budget(99, 999), end_ids=[tokenizer.eos_token_id],
+        compaction=Compaction(1, "SUM UP", 1),
+    )  # fmt: skip
+
+    async def run() -> None:
+        await chat.turn("q")
+        await chat.turn("r")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(chat.turn("s"), 0.01)
+        await chat.turn("t")
+
+    asyncio.run(run())
+    assert policy.shown(3) == write(("user", f"{HEADING}\n\nS"), ("assistant", "b"), ("user", "t"))
+    assert check_rows(chat, policy) == 2
+
+
 def test_each_prompt_draws_its_limit_once() -> None:
     config = GRPOConfig.create(compact_at_tokens=[100, 200]).split().episodes
     drawn = [draw_compaction(config, 3, prompt) for prompt in range(50)]
@@ -283,6 +313,7 @@ def test_the_samples_do_not_depend_on_what_is_decoded_together(model: Any, token
     made = [compaction for episode in episodes for compaction in episode.compactions]
     sampled = sum(count_sampled(completion) for group in groups for completion in group.completions)
     assert metrics["episode/compactions"] == len(made) / 6
+    assert (metrics["episode/turns_mean"], metrics["episode/turns_max"]) == (5, 7), "as chat.turns, without summaries"
     assert metrics["episode/compaction_tokens_before"] == pytest.approx(
         sum(before for before, _, _ in made) / len(made)
     )

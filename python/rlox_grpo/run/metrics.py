@@ -242,7 +242,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if not played:
         return {}
     episodes = [episode for _, episode in played]
-    turns = np.array([sum(len(row.turns) for row in list_rows(completion)) for completion, _ in played])
+    # Summaries of a compaction are replies in the rows, but no turns: max_turns does not count them.
+    turns = np.array([sum(len(row.turns) for row in list_rows(c)) - len(episode.compactions) for c, episode in played])
     # Only of first rows: a branch repeats the tokens before it, which would be counted twice.
     observed = sum(int((~c.sampled).sum()) for c, _ in played if c.sampled is not None)
     tokens = observed + sum(count_sampled(completion) for completion, _ in played)

@@ -311,9 +311,12 @@ class Chat:
         Returns:
             The conversation to continue, and its new messages.
         """
-        compaction, messages = self._compaction, [*conversation.messages]
-        goes_on = not new and conversation.can_go_on
-        if compaction is None or goes_on or not compaction.shortens(messages) or not self.remaining_turns:
+        compaction, goes_on = self._compaction, not new and conversation.can_go_on
+        if compaction is None or goes_on or not self.remaining_turns:
+            return conversation, new
+        # An environment may have cancelled its turn while the summary was sampled; this request does not stay.
+        messages = [message for message in conversation.messages if message != compaction.request]
+        if not compaction.shortens(messages):
             return conversation, new
         continued, added = conversation, new
         if conversation.is_rewritten_by(new):

@@ -80,8 +80,13 @@ class StepGraphs:
         # which are not allowed or not kept within. The replay of this step writes the same keys and values again.
         self._forward(rows)
         graph = torch.cuda.CUDAGraph()
+        # If a capture fails, torch.cuda.graph leaves its own stream as the current one of this thread. The outer
+        # context restores the stream from before, on which the run goes on without graphs.
         # thread_local: during asynchronous generation the trainer's thread may allocate and wait.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._cache.device)),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             logits = self._forward(rows)
         self._graphs[rows] = graph, logits
 
