@@ -162,7 +162,7 @@ def _naming(where: str) -> Iterator[None]:
     """Raise ValueError with the name of the picture for whatever a decoder raises for a broken file."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         raise ValueError(f"{where} is broken or cut off: {type(error).__name__}: {error}") from None
 
 
@@ -214,7 +214,7 @@ class PictureReader:
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        # The prompts hold the records: those of a long stream, with the pictures of their rows, go when they are trained.
+        # The prompts hold the records. Those of a stream, with the pictures of their rows, go after their step.
         self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
         self._tensors = TensorCache(cache_bytes)
         self.features = TensorCache(cache_bytes)
