@@ -622,16 +622,23 @@ def test_check_names_every_row_whose_gold_cannot_be_read(tmp_path, capsys):
 
 def test_check_reads_rows_as_training_does(tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"question": "2 + 2?", "answer": "4", "image": "a.png"}\n')
+    file.write_text('{"question": "2 + 2?", "answer": "4", "video": "a.mp4"}\n')
     arguments = ["check", str(file), "--reward", "math"]
     assert main(arguments) == 2
-    assert "prompts[0], column 'image' holds the path 'a.png'" in capsys.readouterr().err
-    renamed = [*arguments, "--columns", "{drawn='image'}"]
+    assert "prompts[0], column 'video' holds the path 'a.mp4'" in capsys.readouterr().err
+    renamed = [*arguments, "--columns", "{drawn='video'}"]
     assert main([*renamed, "--prompt_column", "problem"]) == 2
     assert "prompt_column='problem': prompts[0] has no 'problem' column" in capsys.readouterr().err
     assert main([*renamed, "--prompt_template", "countdown_think"]) == 2
     assert "prompt_template 'countdown_think' reads nums" in capsys.readouterr().err
     assert main([*renamed, "--prompt_template", "boxed"]) == 0
+
+
+def test_check_takes_pictures_as_training_of_a_vision_model_does(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "2 + 2?", "answer": "4", "images": ["a.png"]}\n')
+    assert main(["check", str(file), "--reward", "math"]) == 0
+    assert "all 1 rows fit math" in capsys.readouterr().out
 
 
 def test_check_names_a_missing_column(tmp_path, capsys):

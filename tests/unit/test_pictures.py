@@ -209,7 +209,9 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "truncated": (lambda: ENCODED[: len(ENCODED) // 2], "is broken or cut off: OSError"),
     "header alone": (lambda: ENCODED[:20], "is no picture|cannot be read|broken or cut off"),
     "line": (lambda: encode(Image.new("RGB", (40000, 1))), "40000 × 1 pixels: a side is more than 200 times the other"),
-    "animated": (animate, "is animated, with 2 frames: pass the frame"),
+    "animated": (animate, "is animated: pass the frame"),
+    # Cut after the second frame's separator: Pillow raises struct.error and IndexError where it looks for a frame.
+    "cut animation": (lambda: animate()[: animate().rindex(b",\0\0\0\0") + 3], "is broken or cut off: error"),
     "16 bits": (lambda: encode(Image.fromarray(np.zeros((8, 8), np.uint16))), "mode 'I;16', more than 8 bits"),
     "text": (lambda: b"a text file named a.png", "is no picture: expected PNG"),
     "SVG": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no picture: expected PNG"),
@@ -433,6 +435,21 @@ def test_freeze_vision_needs_a_vision_tower() -> None:
         GRPO(ToyLM(), share_of_target, freeze_vision=True, log_to=())
     with pytest.raises(ConfigError, match="freeze_vision"):
         GRPO(ToyLM(), share_of_target, freeze_vision=True, lora_rank=4, log_to=())
+
+
+def test_pictures_of_a_stream_are_dropped_with_their_prompts(qwen: tuple[Any, Any]) -> None:
+    processor = qwen[1]
+    reader = PictureReader(processor, processor.tokenizer, image_token_id=5, excluded_ids=(5, 6))
+    rows = [[{"prompt": "x", "images": [encode(draw_picture(seed))]}] for seed in range(3)]
+    first = load(rows[0], reader)
+    for row in rows:
+        load(row, reader)
+    assert list(reader._pictures) == [first[0].pictures[0].digest]
+    assert load(rows[0], reader)[0].pictures[0] is first[0].pictures[0]
+    load(rows[1], reader)  # its tensors are still there, and are counted once
+    entries = list(reader._tensors._entries.values())
+    assert len(entries) == 3
+    assert reader._tensors._bytes == sum(size for _, size in entries)
 
 
 def test_the_cache_of_tensors_is_bounded_and_pictures_are_read_again(qwen: tuple[Any, Any], tmp_path: Path) -> None:

@@ -269,6 +269,7 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         options.columns,
         needs_prompt=False,
         needs_template=template is not None,
+        no_pictures="",  # a vision-language model reads them
     )
     token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
     prompts = [Prompt(token, index, None, source, row) for index, (source, row) in enumerate(rows)]

@@ -12,7 +12,9 @@ import hashlib
 import io
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,15 +141,28 @@ def _refuse_size(width: int, height: int, where: str) -> None:
 def _decode(opened: Image, where: str) -> Image:
     """Return an opened picture as RGB and upright."""
     _refuse_size(*opened.size, where)
-    if getattr(opened, "n_frames", 1) > 1:
-        raise ValueError(f"{where} is animated, with {opened.n_frames} frames: pass the frame to show")  # type: ignore[attr-defined]
+    if _is_animated(opened, where):
+        raise ValueError(f"{where} is animated: pass the frame to show")
     if opened.mode not in _MODES:
         raise ValueError(f"{where} has the mode {opened.mode!r}, more than 8 bits a channel: convert it to 8 bits")
     from PIL import ImageOps
 
-    try:
+    with _naming(where):
         return ImageOps.exif_transpose(opened).convert("RGB")
-    except Exception as error:  # noqa: BLE001  whatever a decoder raises for a broken file
+
+
+def _is_animated(opened: Image, where: str) -> bool:
+    """Whether there is a second frame. ``n_frames`` would go through all frames, of which a small GIF has millions."""
+    with _naming(where):
+        return bool(getattr(opened, "is_animated", False))
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Raise ValueError with the name of the picture for whatever a decoder raises for a broken file."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
         raise ValueError(f"{where} is broken or cut off: {type(error).__name__}: {error}") from None
 
 
@@ -199,7 +214,8 @@ class PictureReader:
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._pictures: dict[str, Picture] = {}
+        # The prompts hold the records. Those of a stream, with the pictures of their rows, go after their step.
+        self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
         self._tensors = TensorCache(cache_bytes)
         self.features = TensorCache(cache_bytes)
 
@@ -223,8 +239,8 @@ class PictureReader:
         image = read_picture(value, folder, where)
         digest = digest_picture(image)
         with self._lock:
-            if digest in self._pictures:
-                return self._pictures[digest]
+            if (before := self._pictures.get(digest)) is not None:
+                return before
             token_ids = self._process(digest, image, where)
 
         def read_tensors() -> Mapping[str, Tensor]:

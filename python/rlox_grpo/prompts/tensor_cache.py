@@ -30,8 +30,8 @@ class TensorCache:
     def add(self, key: Hashable, entry: Any) -> None:
         """Store an entry, and drop those that were not used for longest."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in _list_tensors(entry))
+        self._bytes += size - self._entries.pop(key, (None, 0))[1]
         self._entries[key] = entry, size
-        self._bytes += size
         while len(self._entries) > 1 and self._bytes > self._most_bytes:
             self._bytes -= self._entries.popitem(last=False)[1][1]
 
