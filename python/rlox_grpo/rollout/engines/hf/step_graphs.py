@@ -8,6 +8,7 @@ captured once and replayed (https://docs.pytorch.org/docs/stable/notes/cuda.html
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import torch
@@ -39,7 +40,8 @@ class StepGraphs:
 
     def __init__(self, model: nn.Module, cache: SlotCache, *, patience: int = PATIENCE) -> None:
         """Begin without graphs. With a ``patience`` of 0, the first step of a size is replayed already."""
-        self._model, self._cache, self._patience = model, cache, patience
+        self._model, self._cache = model, cache
+        self._patience: float = patience
         self._ids = torch.zeros(cache.max_rows, 1, dtype=torch.long, device=cache.device)
         self._capacity = cache.capacity
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # by rows: the graph and its logits
@@ -56,13 +58,14 @@ class StepGraphs:
             self._capacity = self._cache.capacity
             self._graphs.clear()
             self._seen.clear()
+            # A pool without graphs is freed, and must not be used again.
+            self._pool = torch.cuda.graph_pool_handle()
         size = min(1 << (lines - 1).bit_length(), self._cache.max_rows)
         self._ids[:lines] = newest
         larger = min((rows for rows in self._graphs if rows >= size), default=None)
         if larger != size:
             self._seen[size] = self._seen.get(size, 0) + 1
-            if self._seen[size] > self._patience:
-                self._capture(size)
+            if self._seen[size] > self._patience and self._try_capture(size):
                 larger = size
         if larger is None:
             return self._forward(size)[:lines]
@@ -74,6 +77,16 @@ class StepGraphs:
         logits: Tensor = self._model(input_ids=self._ids[:rows], use_cache=True, **self._cache.model_options(rows))
         logits = getattr(logits, "logits", logits)
         return logits[:, -1]
+
+    def _try_capture(self, rows: int) -> bool:
+        """Capture a step; without memory for it, go on without further graphs and return False."""
+        try:
+            self._capture(rows)
+        except torch.OutOfMemoryError as error:
+            logger.warning("no memory for a CUDA graph of %d rows, so steps go on without: %s", rows, error)
+            self._patience = math.inf
+            return False
+        return True
 
     def _capture(self, rows: int) -> None:
         # A step outside of the graph first: kernels load their code and plans, and autocast its copies of the weights,
