@@ -298,6 +298,14 @@ WRONG_ROWS = [
     ),
     ({"prompt": "x", "image": "a red circle"}, r"prompts\[0\], picture 0 is the path 'a red circle': there is no such"),
     ({"prompt": "x", "photo": PICTURE}, r"prompts\[0\], column 'photo' holds a PIL Image"),
+    (
+        {"prompt": user([{"type": "image", "source": {"data": "AA=="}}]), "image": PICTURE},
+        r"prompts\[0\] has an entry of the type 'image' with the key 'source', which is not read: put its picture",
+    ),
+    (
+        {"prompt": user({"type": "image", "image": PICTURE})},
+        r"prompts\[0\], message 0 has a part of the type 'image'",
+    ),
 ]
 
 

@@ -350,6 +350,7 @@ def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictu
         content = message.get("content")
         if not no_pictures and isinstance(content, list):  # its pictures are read
             content = [entry for entry in content if not is_picture(entry)]
+        content = [content] if is_picture(content) else content  # alone, without a list: templates write nothing for it
         if media := find_media_in_message({**message, "content": content}):
             raise ValueError(f"{where} has {media}: leave it out; {no_pictures or NO_PROCESSOR}")
         for entry in content if isinstance(content, list) else ():

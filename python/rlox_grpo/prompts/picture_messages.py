@@ -18,6 +18,9 @@ TAG = "<image>"
 _KEYS = ("image", "image_url", "url", "path", "base64", "data")
 """Keys of an entry of a message that hold its picture."""
 
+_EMPTY_KEYS = frozenset({"type", "text", "index", "detail", *_KEYS})
+"""Keys of an entry without a picture. Another key, such as ``source``, may hold a picture that would be left out."""
+
 
 def list_pictures(row: Mapping[str, Any], where: str) -> list[Any]:
     """Return the pictures of a row's columns ``images`` or ``image``.
@@ -62,6 +65,12 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
         raise ValueError(f"{where} is token ids and has pictures: give its prompt as text or as chat messages")
     else:
         return source, []
+    for entry in filter(_is_empty_picture, _list_entries(messages)):
+        if names := sorted(str(key) for key in entry.keys() - _EMPTY_KEYS if entry[key] is not None):
+            raise ValueError(
+                f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
+                f"its picture under 'image', or drop the key"
+            )
     waiting, ordered = iter(pictures), []
     count = sum(_is_empty_picture(entry) for entry in _list_entries(messages))
     if count == 0 and pictures:
