@@ -276,6 +276,10 @@ WRONG_ROWS = [
         {"prompt": user([{"type": "image"}]), "images": []},
         r"prompts\[0\] has 1 entries of the type 'image' without a pic",
     ),
+    (
+        {"prompt": user([{"type": "image", "index": 1}, {"type": "image", "index": 0}]), "images": [PICTURE] * 2},
+        r"prompts\[0\] has an entry of the type 'image' with the index 1, and it is entry 0",
+    ),
     ({"prompt": "x", "images": [PICTURE], "image": PICTURE}, r"prompts\[0\] has pictures in the columns 'images' and"),
     ({"prompt": [1, 2], "images": [PICTURE]}, r"prompts\[0\] is token ids and has pictures"),
     (

@@ -71,7 +71,7 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
                 f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
                 f"its picture under 'image', or drop the key"
             )
-    waiting, ordered = iter(pictures), []
+    waiting, ordered = list(pictures), []
     count = sum(_is_empty_picture(entry) for entry in _list_entries(messages))
     if count == 0 and pictures:
         messages = _write_entries(messages, len(pictures), where)
@@ -85,7 +85,17 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
             entries = []
             for entry in message["content"]:
                 if is_picture(entry):
-                    ordered.append(next(waiting) if _is_empty_picture(entry) else _take_picture(entry, where))
+                    if _is_empty_picture(entry):
+                        first = len(pictures) - len(waiting)
+                        if isinstance(entry, Mapping) and entry.get("index") not in (None, first):
+                            raise ValueError(
+                                f"{where} has an entry of the type 'image' with the index {entry['index']!r}, and it is "
+                                f"entry {first}: pictures are shown in their order; reorder the column, and leave the "
+                                "index out"
+                            )
+                        ordered.append(waiting.pop(0))
+                    else:
+                        ordered.append(_take_picture(entry, where))
                     entry = {"type": "image"}
                 entries.append({"type": "text", "text": entry} if isinstance(entry, str) else entry)
             message["content"] = entries
