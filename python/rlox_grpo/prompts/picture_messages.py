@@ -89,9 +89,9 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
                         first = len(pictures) - len(waiting)
                         if isinstance(entry, Mapping) and entry.get("index") not in (None, first):
                             raise ValueError(
-                                f"{where} has an entry of the type 'image' with the index {entry['index']!r}, and it is "
-                                f"entry {first}: pictures are shown in their order; reorder the column, and leave the "
-                                "index out"
+                                f"{where} has an entry of the type 'image' with the index {entry['index']!r}, and "
+                                f"it is entry {first}: pictures are shown in their order; reorder the column, and "
+                                "leave the index out"
                             )
                         ordered.append(waiting.pop(0))
                     else:
