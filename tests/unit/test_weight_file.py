@@ -197,6 +197,7 @@ def test_the_server_reads_one_tensor_at_a_time(tmp_path):
     worker = WeightReceiver()
     worker.model_config = SimpleNamespace(model="", hf_config=SimpleNamespace(tie_word_embeddings=True))
     worker._rlox_manifest, worker._rlox_tied_layers = EXPECTED, {"head": "layers.0.weight"}
+    worker._rlox_experts = None
     names = []
 
     def reload(weights_iterator):
