@@ -67,7 +67,7 @@ def list_columns(
     whole = [Columns(slice(*bound)) for bound in bounds]
     if mask is None:
         return lambda rows: whole
-    ends = torch.cat([mask.sizes.new_zeros(1), mask.sizes.cumsum(0)]).tolist()
+    ends = torch.cat([mask.sizes.new_zeros(1), mask.sizes.cumsum(0)]).cpu().tolist()
 
     def list_masked(rows: slice) -> list[Columns]:
         sizes, token_ids = mask.sizes[rows], mask.token_ids[ends[rows.start] : ends[rows.stop]].long()

@@ -161,7 +161,7 @@ class LiveRows(Generic[Key]):
                 "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
             )
         if mask is not None:
-            ids, ends = mask.token_ids.cpu().numpy(), mask.sizes.cumsum(0).tolist()
+            ids, ends = mask.token_ids.cpu().numpy(), mask.sizes.cumsum(0).cpu().tolist()
             for row, (start, stop) in enumerate(pairwise([0, *ends]), first):
                 self._drawn_from[row].append(ids[start:stop])
         # Stop strings are searched in the text of a row. The last token excludes most rows, so that only a few are
