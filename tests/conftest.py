@@ -21,9 +21,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def pytest_configure(config: Any) -> None:
     """Hide a GPU from tests that do not ask for it by ``-m gpu``: they expect float32, and tensors on the CPU.
 
-    Before torch is imported, and for the processes that tests start. The simulated device is none of the driver's.
+    Before torch is imported, and for the processes that tests start. The simulated device is none of the driver's, and
+    the GPUs of the Ray clusters that tests start are numbers alone, which Ray refuses beside an empty list.
     """
-    if config.option.markexpr != "gpu" and "RLOX_GRPO_CUDA_SIM" not in os.environ:
+    if config.option.markexpr not in ("gpu", "cluster") and "RLOX_GRPO_CUDA_SIM" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
