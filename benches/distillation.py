@@ -33,9 +33,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from paired_statistics import bootstrap_interval
 from rlox_grpo import GRPO
 from rlox_grpo.demo import run as demo
-from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
-from rlox_grpo.demo.warm_start import warm_start
-from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
 from rlox_grpo.run.files import append_line, json_line, read_jsonl
 from rlox_grpo.types import ScoredGroup
 
@@ -99,21 +96,9 @@ def train(way: str, seed: int, folder: Path) -> list[dict[str, float]]:
     """Train the warm start of a seed in one of the ways; return the evaluations."""
     rows, held_out = demo.problems(seed)
 
-    def examples(rng: Any, count: int) -> list[tuple[str, str]]:
-        drawn = rng.integers(len(rows), size=count)
-        return [demo.write_worked_example(rows[index], rng, demo.LARGEST) for index in drawn]
-
-    first = warm_start(
-        folder / f"warm_start_{seed}",
-        build_countdown_tokenizer(demo.LARGEST),
-        examples,
-        seed=seed,
-        steps=demo.WARM_START_STEPS,
-        rows=demo.WARM_START_ROWS,
-        learning_rate=demo.WARM_START_RATE,
-    )
+    first = demo.make_warm_start(folder / f"warm_start_{seed}", rows, seed)
     teacher = folder / f"teacher_{seed}"
-    rewards = [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.3)]
+    rewards = demo.make_rewards()
     watch = Watch()
     # The rewards are for the evaluations: with a teacher no advantage comes from them.
     distilled: dict[str, Any] = {} if way == "grpo" else {"teacher": teacher, "advantage_fn": no_advantage}

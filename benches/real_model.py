@@ -211,6 +211,7 @@ def naive(folder: str, shape: Shape, dtype: str) -> Step:
                 ids = model.generate(
                     prompts, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=shape.new
                 )  # [N, P + T]
+            wait()
             generated = time.perf_counter() - start
             completions = ids[:, shape.prompt :]
             rewards = torch.tensor(reward(completions.tolist()), device=device).view(-1, shape.group)

@@ -47,11 +47,8 @@ from paired_statistics import bootstrap_interval
 from rlox_grpo import GRPO
 from rlox_grpo.config.eval_set import EvalSet
 from rlox_grpo.demo import run as demo
-from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
-from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.groups import list_rows
 from rlox_grpo.log_probs import token_log_probs
-from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
 from rlox_grpo.run.files import append_line, json_line, read_jsonl
 from rlox_grpo.types import OutputHead, SamplingMask, ScoredGroup
 
@@ -71,30 +68,6 @@ SETTINGS: dict[str, Any] = {
     "log_to": [],
     "guards": False,
 }
-
-
-def make_warm_start(folder: Path, seed: int) -> Path:
-    """Return the demo's model before its training."""
-    rows, _ = demo.problems(seed)
-
-    def examples(rng: Any, count: int) -> list[tuple[str, str]]:
-        drawn = rng.integers(len(rows), size=count)
-        return [demo.write_worked_example(rows[index], rng, demo.LARGEST) for index in drawn]
-
-    return warm_start(
-        folder / f"warm_start_{seed}",
-        build_countdown_tokenizer(demo.LARGEST),
-        examples,
-        seed=seed,
-        steps=demo.WARM_START_STEPS,
-        rows=demo.WARM_START_ROWS,
-        learning_rate=demo.WARM_START_RATE,
-    )
-
-
-def make_rewards() -> list[Any]:
-    """Return the reward functions of the demo."""
-    return [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.3)]
 
 
 class Watch:
@@ -129,7 +102,8 @@ def train(way: str, seed: int, folder: Path, steps: int, top_p: float) -> dict[s
     rows, held_out = demo.problems(seed)
     watch = Watch()
     settings = {**SETTINGS, "max_steps": steps, "seed": seed, "top_p": top_p, **WAYS[way]}
-    trainer = GRPO(make_warm_start(folder, seed), make_rewards(), callbacks=[watch], **settings)
+    first = demo.make_warm_start(folder / f"warm_start_{seed}", rows, seed)
+    trainer = GRPO(first, demo.make_rewards(), callbacks=[watch], **settings)
     metrics = trainer.train(demo.prompts(rows, seed))
     asked = demo.prompts(held_out, seed)
     sets = {"top_p": EvalSet(asked, samples=2), "whole": EvalSet(asked, samples=2, top_p=1.0)}
@@ -242,7 +216,7 @@ def run_cost(model: Path | None, out: Path, rounds: int) -> None:
     rows, _ = demo.problems(0)
     asked = demo.prompts(rows, 0)
     settings: dict[str, Any] = {**SETTINGS, "prompts_per_step": 32, "mini_batches": 1}
-    folder = model or make_warm_start(out, 0)
+    folder = model or demo.make_warm_start(out / "warm_start_0", rows, 0)
     if model is not None:
         settings |= {"group_size": 4, "prompts_per_step": 4, "max_new_tokens": 64}
         texts = ("The history of the bridge", "A recipe for bread", "How plants grow", "Rules of chess")
@@ -257,7 +231,7 @@ def run_cost(model: Path | None, out: Path, rounds: int) -> None:
         for way, record in seconds.items():
             policy.load_state_dict(weights)
             options = {**settings, "top_p": 0.95, "sampling_mask": way, "zero_variance": "keep", "seed": turn}
-            trainer = GRPO(policy, [*make_rewards()], tokenizer=tokenizer, max_steps=2, **options)
+            trainer = GRPO(policy, demo.make_rewards(), tokenizer=tokenizer, max_steps=2, **options)
             begin = time.process_time()
             metrics = trainer.train(asked)
             spent = time.process_time() - begin

@@ -39,6 +39,17 @@ def _no_waits_for_the_disk():
         yield
 
 
+@pytest.fixture
+def one_thread():
+    """Tiny matrices: handing them to more threads costs ten times what it saves."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 # --- tiny models and a tokenizer, made from scratch (engines) ---
 
 TINY_VOCAB = 97

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from test_ranks import difference, launch
-from test_shards import weights
+from test_shards import compare_with_one_process
 
 import ranked
 
@@ -52,14 +52,7 @@ def two_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_ranks_take_the_step_of_one_process(name, two_ranks, tmp_path):
-    ranked.train(tmp_path, **RUNS[name])
-    one, many = weights(tmp_path), weights(two_ranks / name)
-    assert one.keys() == many.keys()
-    largest = max(float((one[key] - many[key]).abs().max()) for key in one)
-    print(f"{name}: {largest:.1e}")
-    assert largest < SAME_WEIGHTS
-    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
-    assert many["update/grad_norm"] == pytest.approx(one["update/grad_norm"], rel=1e-3)
+    one, many = compare_with_one_process(RUNS[name], two_ranks / name, tmp_path)
     for metric in ("router/busiest_share", "router/load_entropy", "router/aux_loss", "router/z_loss"):
         assert (metric in many) == (metric in one), metric
         if metric in one:

@@ -76,16 +76,25 @@ def two_ranks(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_shards_take_the_step_of_one_process(name, two_ranks, tmp_path):
-    ranked.train(tmp_path, **RUNS[name])
-    one, many = weights(tmp_path), weights(two_ranks / name)
+def compare_with_one_process(changes, many_folder, one_folder):
+    """Train on one process into ``one_folder``; assert the weights and gradient norms of ``many_folder``.
+
+    Returns the metrics of one process and of many.
+    """
+    ranked.train(one_folder, **changes)
+    one, many = weights(one_folder), weights(many_folder)
     assert one.keys() == many.keys()
     largest = max(float((one[key] - many[key]).abs().max()) for key in one)
-    print(f"{name}: {largest:.1e}")
+    print(f"{many_folder.name}: {largest:.1e}")
     assert largest < SAME_WEIGHTS
-    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
+    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (one_folder, many_folder))
     assert many["update/grad_norm"] == pytest.approx(one["update/grad_norm"], rel=1e-3)
+    return one, many
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_shards_take_the_step_of_one_process(name, two_ranks, tmp_path):
+    one, many = compare_with_one_process(RUNS[name], two_ranks / name, tmp_path)
     assert many["policy/kl"] == pytest.approx(one["policy/kl"], rel=1e-3, abs=1e-6)
 
 

@@ -24,17 +24,9 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Batch, Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CLOSE = 2e-6  # float32 rounding in the models' norms, relative to the largest entry; measured 2e-7
 EXCLUDED = {"qwen3_vl": (5, 6), "qwen2_5_vl": (5, 6), "idefics3": (3,), "internvl": (5,), "gemma3": (7,)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: handing them to more threads costs ten times what it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_reader(family: str, processor: Any) -> PictureReader:

@@ -14,6 +14,7 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine, NonFiniteLogitsError
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 from versions import skip_if_not_packed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CACHED = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox"]
 VOCAB = 97
 
@@ -24,15 +25,6 @@ def make_prompts(*lengths: int) -> list[Prompt]:
 
 
 MIXED = make_prompts(3, 17, 9, 17, 1, 30)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: handing them to more threads costs ten times what it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Recurrent(nn.Module):

@@ -32,19 +32,11 @@ from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
 from toy import ToyLM, share_of_target
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS: dict[str, Any] = {
     **{"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 5, "max_steps": 2, "log_to": ()},
     **{"learning_rate": 1e-2, "seed": 0},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny matrices: handing them to more threads costs ten times what it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -113,26 +113,36 @@ def run_demo(
     train, held_out = problems(seed)
     print(f"{len(train)} problems to train on, {len(held_out)} held out")
 
-    def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        return [write_worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
-
-    first = warm_start(
-        out / "warm_start",
-        build_countdown_tokenizer(LARGEST),
-        examples,
-        seed=seed,
-        steps=warm_start_steps or WARM_START_STEPS,
-        rows=WARM_START_ROWS,
-        learning_rate=WARM_START_RATE,
-    )
     trainer = GRPO(
-        first,
-        [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.3)],
+        make_warm_start(out / "warm_start", train, seed, warm_start_steps or WARM_START_STEPS),
+        make_rewards(),
         **{**SETTINGS, "seed": seed, "output_dir": out, **(settings or {})},
     )
     trainer.train(prompts(train, seed), eval_prompts=prompts(held_out, seed))
     trainer.save(out / "final")
     return print_results(out, start)
+
+
+def make_warm_start(folder: Path, train: Sequence[CountdownRow], seed: int, steps: int = WARM_START_STEPS) -> Path:
+    """Return ``folder`` with the model before GRPO, fine-tuned on worked examples of ``train`` if it is not there."""
+
+    def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        return [write_worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
+
+    return warm_start(
+        folder,
+        build_countdown_tokenizer(LARGEST),
+        examples,
+        seed=seed,
+        steps=steps,
+        rows=WARM_START_ROWS,
+        learning_rate=WARM_START_RATE,
+    )
+
+
+def make_rewards() -> list[Any]:
+    """Return the reward functions of the demo."""
+    return [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.3)]
 
 
 def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:
