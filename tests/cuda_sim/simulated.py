@@ -153,8 +153,11 @@ VIEWS = (
 """How the names of operators begin that start no kernel."""
 
 
-def _refuse_graphs(*arguments, **options):
-    raise RuntimeError("the simulated device has no kernels to capture")
+class _NoGraph:
+    """Stands for ``torch.cuda.CUDAGraph``; a class, because torch's own modules name it in types."""
+
+    def __init__(self, *arguments, **options):
+        raise RuntimeError("the simulated device has no kernels to capture")
 
 
 class SimulatedCuda(TorchDispatchMode):
@@ -180,7 +183,7 @@ class SimulatedCuda(TorchDispatchMode):
         SimulatedCuda.active = self
         self._lift = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") is made on the host and moved
-        self._graph, torch.cuda.CUDAGraph = torch.cuda.CUDAGraph, _refuse_graphs
+        self._graph, torch.cuda.CUDAGraph = torch.cuda.CUDAGraph, _NoGraph
         return super().__enter__()
 
     def __exit__(self, *a):

@@ -36,7 +36,7 @@ from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
 from rlox_grpo.model.packed_row import PackedRow, build_packed_row
 from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree, find_first_rows
 from rlox_grpo.model.routing import Routers, find_routers, refuse_other_routers
-from rlox_grpo.model.tile_columns import exclude_ids
+from rlox_grpo.model.tile_columns import EXCLUDED, exclude_ids
 from rlox_grpo.model.vision import Vision, make_vision
 from rlox_grpo.types import Batch, OutputHead, Prompt, SamplingMask, TokenDistributions
 
@@ -105,10 +105,6 @@ class ForwardModule(nn.Module):
         assert forward is not None
         assert batch is not None
         return forward(batch, is_unscaled=is_unscaled)
-
-
-EXCLUDED = -1e9
-"""Added to the logits of ids that are never sampled. It is finite, because an entropy has terms 0 · log p."""
 
 
 @dataclass(frozen=True, eq=False)

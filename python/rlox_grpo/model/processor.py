@@ -13,6 +13,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, describe_error, import_extra
 from rlox_grpo.model.load_checks import reads_pictures, refuse_unusable_processor
+from rlox_grpo.model.vision import find_language_model, list_outer_parameters
 from rlox_grpo.prompts.media import NO_PROCESSOR
 from rlox_grpo.prompts.pictures import PictureReader
 
@@ -141,26 +142,20 @@ def freeze_vision(model: Any) -> None:
     """
     if not reads_pictures(model):
         raise ConfigError(f"freeze_vision=True, and model is a {type(model).__name__}, which has no vision tower")
-    core = _get_base(model).base_model
-    text = next(module for _, module in core.named_modules() if getattr(module, "config", None) is _text_config(model))
-    inner = {id(parameter) for parameter in text.parameters()}
-    outer = [parameter for parameter in core.parameters() if id(parameter) not in inner]
+    base = _get_base(model)
+    outer = list_outer_parameters(base.base_model, find_language_model(base))
     for parameter in outer:
         parameter.requires_grad_(False)
     count = sum(parameter.numel() for parameter in outer)
     logger.info("freeze_vision: %d parameters of the vision tower and its projection are frozen", count)
 
 
-def _text_config(model: Any) -> Any:
-    return _get_base(model).config.get_text_config()
-
-
 def list_outer_layers(model: Any) -> list[str] | None:
     """Return the linear layers of a vision-language model outside its language model; None for other models."""
     if not reads_pictures(model):
         return None
-    config = _text_config(model)
-    text = next((name for name, module in model.named_modules() if getattr(module, "config", None) is config), None)
+    language_model = find_language_model(_get_base(model))
+    text = next((name for name, module in model.named_modules() if module is language_model), None)
     if not text or text == "model":
         return None
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]

@@ -25,6 +25,18 @@ Shown = tuple[Int64Array, tuple[Picture, ...]]
 """The token ids ``int64 [P]`` of a prompt, and its pictures in order."""
 
 
+def find_language_model(model: Any) -> Any:
+    """Return the module of a vision-language model that has its text config; None if there is none."""
+    config = model.config.get_text_config()
+    return next((module for module in model.base_model.modules() if getattr(module, "config", None) is config), None)
+
+
+def list_outer_parameters(core: nn.Module, text: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of the vision tower and its projection: those of ``core`` outside of ``text``."""
+    inner = {id(parameter) for parameter in text.parameters()}
+    return [parameter for parameter in core.parameters() if id(parameter) not in inner]
+
+
 class Vision:
     """The parts of a vision-language model that pictures need.
 
@@ -46,20 +58,14 @@ class Vision:
         base = base.get_base_model() if hasattr(model, "get_base_model") else base
         self.reader = reader
         self.core: Any = base.base_model
-        config = base.config.get_text_config()
-        several = [module for module in self.core.modules() if getattr(module, "config", None) is config]
-        if not hasattr(self.core, "get_image_features") or not several:
+        text = find_language_model(base)
+        if not hasattr(self.core, "get_image_features") or text is None:
             raise ConfigError(
                 f"processor: pictures need a vision-language model that transformers loads by "
                 f"AutoModelForImageTextToText, and model is a {type(base).__name__}"
             )
-        self.text: Any = several[0]
+        self.text: Any = text
         self.attends_both_ways = "token_type_ids" in inspect.signature(self.core.forward).parameters
-
-    def list_outer_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the vision tower and its projection."""
-        inner = {id(parameter) for parameter in self.text.parameters()}
-        return [parameter for parameter in self.core.parameters() if id(parameter) not in inner]
 
     def prepare_rows(self, rows: Sequence[Shown], width: int, *, padded_left: bool = False) -> dict[str, Any]:
         """Return the inputs beside ``input_ids [N, width]``: features, and positions for M-RoPE; none without pictures.
@@ -163,7 +169,7 @@ class Vision:
     def _encode(self, shown: Sequence[Picture]) -> Any:
         """Return the features of pictures in the order in which rows show them, as the model takes them."""
         distinct = {picture.digest: picture for picture in shown}
-        outer = self.list_outer_parameters()
+        outer = list_outer_parameters(self.core, self.text)
         if any(parameter.requires_grad for parameter in outer):
             features = self._run_tower(list(distinct.values()))
         else:

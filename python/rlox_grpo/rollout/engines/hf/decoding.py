@@ -124,10 +124,12 @@ def find_faster_cache(
 
 
 def find_graphs(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether decoding steps over a `SlotCache` can be replayed as CUDA graphs, by a test of a few steps."""
-    split = split_model(model)
-    if split is None:
-        return False
+    """Whether decoding steps can be replayed as CUDA graphs, by a test of a few steps.
+
+    Called after `find_faster_cache` has returned `SlotCache`.
+    """
+    split = split_model(model, is_tried=True)
+    assert split is not None
     head = split.head.weight
     ids = np.arange(5) % head.shape[0]
     with in_evaluation(model), nullcontext() if autocast is None else torch.autocast(head.device.type, autocast):

@@ -74,9 +74,9 @@ class StepGraphs:
         return logits[:lines]
 
     def _forward(self, rows: int) -> Tensor:
-        logits: Tensor = self._model(input_ids=self._ids[:rows], use_cache=True, **self._cache.model_options(rows))
-        logits = getattr(logits, "logits", logits)
-        return logits[:, -1]
+        output = self._model(input_ids=self._ids[:rows], use_cache=True, **self._cache.model_options(rows))
+        logits: Tensor = output.logits[:, -1]
+        return logits
 
     def _try_capture(self, rows: int) -> bool:
         """Capture a step; without memory for it, go on without further graphs and return False."""
