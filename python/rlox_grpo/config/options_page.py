@@ -121,12 +121,12 @@ def _page() -> Iterator[str]:
     yield "`rlox-grpo options WORD` lists the options with this word in their name, meaning, values or stage."
     yield "\n- A preset sets some options; see [presets.md](presets.md). An option that you give overrides the preset."
     yield f"- Where no upper limit is shown, an integer is at most {LARGEST_INTEGER}, and a number at most {LARGEST:g}."
-    yield "- *Read only with* names the options that an option depends on. Setting an option that would be ignored is"
-    yield "  an error, unless the value is the default or the preset's."
+    yield "- *Read only with* names the options that an option depends on. Setting an option that would be ignored"
+    yield "  raises an error, unless the value is the default or the preset's."
     yield "- *Resume*: whether a resumed run may change the option."
-    yield "- Options stand in three tiers: those of a first run, those that many runs set, and special ones. A tier has"
-    yield "  no effect on what an option does."
-    yield "- *Read only with* a `policy_loss`: a policy loss of your own may read any of these options."
+    yield "- The options are listed in three tiers: options of a first run, options that many runs set, and special"
+    yield "  options. The tier has no effect on what an option does."
+    yield "- A policy loss of your own may also read the options that are *read only with* a built-in `policy_loss`."
     for tier, heading in TIERS.items():
         yield f"\n## {heading}"
         yield from _list_by_stage(tier)

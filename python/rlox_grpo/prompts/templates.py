@@ -91,15 +91,15 @@ TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
     {
         "countdown_think": PromptTemplate(
             _countdown,
-            "chat: system, numbers and target with an example, the assistant's turn begun up to <think>",
+            "chat: system message, numbers and target with an example, beginning of the assistant's turn up to <think>",
             columns=("nums", "target"),
         ),
         "r1_think": PromptTemplate(
-            _asking("{question}", system=_R1), "chat: system with think and answer tags, question"
+            _asking("{question}", system=_R1), "chat: system message that asks for think and answer tags, question"
         ),
         "lm_book": PromptTemplate(
             lambda question: f"{_REASONING_TAGS}\n{question}",
-            "text: reasoning and answer tags, question; no chat template",
+            "text without a chat template: instruction to use reasoning and answer tags, question",
         ),
         "rl_from_scratch": PromptTemplate(
             _asking(
@@ -107,22 +107,22 @@ TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
                 system=_REASONING_TAGS,
                 turns=("What is 2 + 2?", "<reasoning>Two and two more are four.</reasoning>\n<answer>4</answer>"),
             ),
-            "chat: system with reasoning and answer tags, one worked exchange, question",
+            "chat: system message that asks for reasoning and answer tags, one worked example, question",
         ),
         "verl_gsm8k": PromptTemplate(
             _asking('{question} Reason step by step and give the final answer after "####".'),
-            "chat: question, step by step, answer after ####",
+            "chat: question, instruction to reason step by step and answer after ####",
         ),
         "verl_dapo": PromptTemplate(
             _asking(
                 "Solve this problem step by step. The last line of your reply is the answer alone, in the form "
                 "Answer: <the answer>\n\n{question}"
             ),
-            "chat: step by step, a last line Answer:, question",
+            "chat: instruction to reason step by step and end with a line Answer:, question",
         ),
         "boxed": PromptTemplate(
             _asking("{question}\nReason step by step and put the answer in \\boxed{}."),
-            "chat: question, step by step, answer in a box",
+            "chat: question, instruction to reason step by step and answer in a box",
         ),
     }
 )

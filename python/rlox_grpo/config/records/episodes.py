@@ -27,7 +27,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     compact_at_tokens: int | tuple[int, int] | None = _episode_option(
         None,
         "Compaction: length of a conversation, in tokens, above which the policy writes a summary that replaces it. "
-        "[low, high]: each prompt draws a length once. The summary is trained like other replies. None: no compaction.",
+        "[low, high]: a length in this range is drawn once for each prompt. The summary is trained like other "
+        "replies. None: no compaction.",
         source="CompactionRL, arXiv:2607.05378",
     )
     compact_prompt: str = option(
@@ -54,24 +55,24 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     episode_timeout: float | None = _episode_option(
         None,
-        "Timeout of an episode, in seconds, after which it ends with `timeout`, even within a reply. With a timeout, "
-        "sync environments run in worker processes.",
+        "Timeout of an episode, in seconds, after which the episode ends with `timeout`, even within a reply. With a "
+        "timeout, sync environments run in worker processes.",
         gt=0,
         le=LONGEST_TIMEOUT,
         resumable=True,
     )
     max_live_episodes: int | None = _episode_option(
         None,
-        "Maximum number of episodes that run at the same time on each rank. The samples do not depend on it, except "
-        "with partial_rollout_turns. None: all episodes of a batch, or 32 for an agent program.",
+        "Maximum number of episodes that run at the same time on each rank. The samples do not depend on this limit, "
+        "except with partial_rollout_turns. None: all episodes of a batch, or 32 for an agent program.",
         ge=1,
         resumable=True,
     )
     max_live_by_source: dict[str, int] = _episode_option(
         {},
         "Maximum number of episodes of a source of a mixture that run at the same time on each rank, by the name of "
-        "the source, so that a slow environment does not hold the others. The samples do not depend on it, except with "
-        "partial_rollout_turns.",
+        "the source, so that a slow environment does not delay the others. The samples do not depend on this limit, "
+        "except with partial_rollout_turns.",
         resumable=True,
         only_training=True,
     )
@@ -102,49 +103,52 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     episode_workers: int = option(
         32,
-        "Maximum number of worker processes for a sync environment, and for sync tools. Each running episode uses one.",
+        "Maximum number of worker processes for a sync environment, and for sync tools. Each running episode uses one "
+        "process.",
         ge=1,
         only_with=({"turn_timeout": SET}, {"episode_timeout": SET}, {"tool_timeout": SET}),
         resumable=True,
     )
     max_observation_chars: int = _episode_option(
         8192,
-        "Maximum length of tool results and of messages of the environment after the first, in characters. "
-        "The attribute max_observation_chars of a tool is its own limit.",
+        "Maximum length of tool results and of messages of the environment after the first, in characters. A tool can "
+        "set its own limit in the attribute max_observation_chars.",
         ge=1,
     )
     observation_cut: ObservationCut = _episode_option(
         "middle",
-        "The part of a text longer than max_observation_chars that is left out; a mark says how many characters. The "
-        "attribute of the same name of a tool sets it for its results.",
+        "The part of a text longer than max_observation_chars that is left out; a mark says how many characters are "
+        "missing. A tool can set the part for its results in the attribute observation_cut.",
         choices={
             "middle": "the beginning and the end stay, such as a command and its traceback",
-            "head": "the end stays, such as of a log",
-            "tail": "the beginning stays, such as of a search result",
+            "head": "the end stays, such as the end of a log",
+            "tail": "the beginning stays, such as the beginning of a search result",
         },
     )
     limit_reward: float | None = _episode_option(
         0.0,
-        "Reward of the environment for an episode that ends by max_turns, max_tokens, context or parse_error. None: no "
-        "score.",
+        "Reward of the environment for an episode that ends with max_turns, max_tokens, context or parse_error. None: "
+        "no score.",
     )
     failure_reward: float | None = _episode_option(
         None,
-        "Reward of the environment for an episode that ends by timeout, tool_error or environment_error. None: no "
-        "score, also from reward functions.",
+        "Reward of the environment for an episode that ends with timeout, tool_error or environment_error. None: no "
+        "score, even if reward functions score the episode.",
     )
     call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = _episode_option(
         "auto",
         "Format of the policy's tool calls.",
         choices={
             "auto": "the format of the chat template",
-            "hermes": '`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen; or as json',
-            "llama3": '`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`; several are separated by `;`',
-            "mistral": "`[TOOL_CALLS]` and a list of calls, or `[TOOL_CALLS]name[ARGS]{…}` for each; or as json",
-            "qwen_xml": "`<tool_call><function=name><parameter=x>…</parameter></function></tool_call>`, as Qwen 3.5, "
-            "Qwen3-Coder and Nemotron",
-            "glm": "`<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>`, as GLM 4.5",
-            "json": "a reply that is one JSON object with name and arguments, or a list of them",
+            "hermes": '`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as in Qwen; json is accepted too',
+            "llama3": '`{"name": …, "parameters": {…}}`, optionally after `<|python_tag|>`; several calls are '
+            "separated by `;`",
+            "mistral": "`[TOOL_CALLS]` and a list of calls, or `[TOOL_CALLS]name[ARGS]{…}` for each call; json is "
+            "accepted too",
+            "qwen_xml": "`<tool_call><function=name><parameter=x>…</parameter></function></tool_call>`, as in Qwen "
+            "3.5, Qwen3-Coder and Nemotron",
+            "glm": "`<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>`, as in GLM 4.5",
+            "json": "a reply that is one JSON object with name and arguments, or a list of such objects",
         },
     )
     on_parse_error: Literal["answer", "end"] = _episode_option(
@@ -152,8 +156,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     parse_error_penalty: float = _episode_option(
         0.0,
-        "Subtracted from the total reward of an episode in training, for each reply with a tool call that cannot be "
-        "parsed. The metric is `episode/parse_errors`.",
+        "Penalty that is subtracted from the total reward of an episode in training, for each reply with a tool call "
+        "that cannot be parsed. The metric is `episode/parse_errors`.",
         ge=0,
         only_training=True,
     )
@@ -167,8 +171,8 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     history: Literal["template", "keep"] = _episode_option(
         "template",
-        "Earlier replies in the context of the policy, if the chat template rewrites them, for example without their "
-        "reasoning.",
+        "How earlier replies appear in the context of the policy if the chat template rewrites them, for example "
+        "without their reasoning.",
         choices={
             "template": "as the chat template writes them; a rewritten history starts a branch, another row of the "
             "episode",

@@ -13,27 +13,28 @@ class ExpertConfig(Record, title="Mixture of experts"):
     router_aux_loss_coef: float = option(
         0.0,
         "Weight of the load-balancing loss E · Σ f_i P_i over the experts i of each layer: f_i is the share of the "
-        "loss tokens that are routed to i, over the whole optimizer step, and P_i their mean router probability. "
-        "Pre-training uses 0.001 to 0.01.",
+        "loss tokens that are routed to expert i, over the whole optimizer step, and P_i is the mean router "
+        "probability of expert i. Pre-training uses 0.001 to 0.01.",
         ge=0,
         only_with={"updater": ("torch",), "torch_compile": (False,)},
         source="Switch Transformer, arXiv:2101.03961, eq. 4 to 6; f_i over the step: arXiv:2501.11873",
     )
     router_z_loss_coef: float = option(
         0.0,
-        "Weight of the router z-loss, the mean of (log Σ exp x_i)² over the router's logits x. Pre-training has 0.001.",
+        "Weight of the router z-loss, the mean of (log Σ exp x_i)² over the router's logits x. Pre-training uses "
+        "0.001.",
         ge=0,
         only_with={"updater": ("torch",), "torch_compile": (False,)},
         source="ST-MoE, arXiv:2202.08906, eq. 5",
     )
     router_replay: Literal["none", "trainer"] = option(
         "none",
-        "Experts that the updates use: those that the routers choose anew, or those of the pass that computes the old "
-        "log-probs. Gates get gradients in both cases.",
+        "Experts that the updates use: the experts that the routers choose in each forward pass, or those chosen in "
+        "the forward pass that computes the old log-probs. The gates get gradients in both cases.",
         only_with={"updater": ("torch",), "torch_compile": (False,), "bypass_old_log_probs": (False,)},
         source="Routing Replay, GSPO, arXiv:2507.18071, section 5.3",
         choices={
             "none": "the routers choose in each forward pass.",
-            "trainer": "the experts of the old policy in the trainer, in every update of the batch.",
+            "trainer": "every update of the batch uses the experts that the old policy chose in the trainer.",
         },
     )

@@ -76,7 +76,7 @@ class LossConfig(Record, title="Loss"):
     )
     delta: float | None = option(
         None,
-        "Upper bound of the ratio in the unclipped branch, as in TRL; dppo: upper bound of its weight.",
+        "Upper bound of the ratio in the unclipped branch, as in TRL; with dppo, upper bound of the importance weight.",
         gt=0,
         only_with={"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "dppo", IMPORT_PATH)},
         source="INTELLECT-2, arXiv:2505.07291",
@@ -127,7 +127,7 @@ class LossConfig(Record, title="Loss"):
         source="DeepSeekMath, arXiv:2402.03300, eq. 3",
         hint="GRPO's is 'sequence_mean', DAPO's 'token_mean', Dr. GRPO's 'fixed_length'",
     )
-    entropy_coef: float = option(0.0, "Weight of the entropy bonus, per token; below 0 it is a penalty.")
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus, per token; a negative weight is a penalty.")
     environment_loss_coef: float = option(
         0.0,
         "Weight λ of the cross-entropy of the environment's tokens, which trains the policy to predict the "
@@ -138,7 +138,7 @@ class LossConfig(Record, title="Loss"):
     )
     top_entropy_share: float = option(
         1.0,
-        "Share of the tokens, those with the highest entropy, that the policy term counts.",
+        "Share of the tokens that have a policy term: the tokens with the highest entropy.",
         gt=0,
         le=1,
         source="arXiv:2506.01939",
@@ -152,7 +152,8 @@ class LossConfig(Record, title="Loss"):
         only_with=_MEASURES_KL,
         source="DeepSeekMath, arXiv:2402.03300, eq. 4; Schulman, Approximating KL divergence, 2020",
         choices={
-            "k1": "−d, derivative 1 by log π: unbiased, may be negative; its gradient has expectation 0 in the loss.",
+            "k1": "−d, derivative 1 with respect to log π: unbiased, may be negative; its gradient has expectation 0 "
+            "in the loss.",
             "k2": "d²/2, derivative −d: biased value; the gradient is that of KL(π ‖ π_ref).",
             "k3": "exp(d) − d − 1, derivative 1 − exp(d): unbiased, never negative.",
             "abs": "|d|, derivative ±1, as in verl.",
@@ -167,7 +168,7 @@ class LossConfig(Record, title="Loss"):
     )
     kl_in: Literal["loss", "reward"] = option(
         "loss",
-        "loss: the penalty is a term of the loss; reward: it is subtracted from the reward.",
+        "loss: the penalty is a term of the loss; reward: the penalty is subtracted from the reward.",
         only_with={"kl_coef": SET},
     )
     kl_bias_correction: bool = option(
@@ -198,15 +199,15 @@ class LossConfig(Record, title="Loss"):
 
     teacher_coef: float = option(
         1.0,
-        "Weight c of the teacher. Above 1 the policy is moved past the teacher.",
+        "Weight c of the teacher. With a weight above 1 the policy is trained beyond the teacher.",
         gt=0,
         only_with=_HAS_TEACHER,
         source="Thinking Machines, On-Policy Distillation, 2025; above 1: G-OPD, arXiv:2602.12125",
     )
     teacher_in: Literal["advantage", "loss"] = option(
         "advantage",
-        "advantage: c·(log q − log π_old) is added to the advantage of each token, q the teacher; loss: c·KL(π ‖ q) "
-        "is added to the loss.",
+        "advantage: c·(log q − log π_old) is added to the advantage of each token, where q is the teacher; loss: "
+        "c·KL(π ‖ q) is added to the loss.",
         only_with=_HAS_TEACHER,
         source="Thinking Machines, On-Policy Distillation, 2025; loss: GKD, arXiv:2306.13649",
     )
@@ -231,14 +232,16 @@ class ImportanceConfig(Record, title="Train/inference mismatch"):
         "sequence, or the geometric mean over the sequence. auto: token, or none if the engine's log-probs are exact.",
     )
     importance_mode: Literal["truncate", "mask"] = option(
-        "truncate", "truncate: clip the ratio to its bounds; mask: set it to zero.", only_with=_CORRECTS
+        "truncate",
+        "truncate: clip the ratio to its bounds; mask: set a ratio outside the bounds to zero.",
+        only_with=_CORRECTS,
     )
     importance_cap: float = option(2.0, "Upper bound of the ratio.", gt=0, only_with=_CORRECTS)
     importance_floor: float = option(0.0, "Lower bound of the ratio.", ge=0, only_with=_CORRECTS)
     bypass_old_log_probs: bool = option(
         False,
-        "Use the sampler's log-probs as those of the old policy. This saves a forward pass, and turns the importance "
-        "correction off.",
+        "Use the sampler's log-probs as those of the old policy. This saves a forward pass and turns off the "
+        "importance correction.",
     )
 
 
@@ -247,8 +250,8 @@ class ReferenceConfig(Record, title="Reference policy and teacher"):
 
     reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = option(
         "auto",
-        "auto: a frozen copy, or the model without its adapter, when kl_coef is above 0, else none. periodic: a copy "
-        "that is refreshed. server: `rlox-grpo serve-reference`.",
+        "auto: a frozen copy, or the model without its adapter, if kl_coef is above 0; otherwise none. periodic: a "
+        "copy that is refreshed. server: `rlox-grpo serve-reference`.",
     )
     reference_offload: bool = option(
         False, "Keep the reference's copy in host memory between uses.", only_with=_KEEPS_A_COPY, resumable=True
@@ -276,14 +279,13 @@ class ReferenceConfig(Record, title="Reference policy and teacher"):
     ] = option(
         None,
         "Prompt that the teacher reads instead of the policy's, with a hint: a template such as '{prompt}\\nA right "
-        "answer: {answer}', a function of row, verdict and siblings, or its module:name; docs/guides/teacher.md.",
+        "answer: {answer}', a function of row, verdict and siblings, or its module:name; see docs/guides/teacher.md.",
         only_with=_HAS_TEACHER,
         source="SDFT, arXiv:2601.19897; SDPO, arXiv:2601.20802",
     )
     teacher_column: str | None = option(
         None,
-        "With several teachers, teacher={'math': …, 'code': …}: the column of the rows with the name of each one's "
-        "teacher.",
+        "With several teachers, teacher={'math': …, 'code': …}: the column that holds the name of each row's teacher.",
         only_with=_HAS_TEACHER,
     )
     teacher_mix: float = option(

@@ -16,13 +16,13 @@ class PromptConfig(Record, title="Prompts"):
     )
     prompt_column: str = option("prompt", "Column of the data that holds the prompt.")
     columns: dict[str, str] = option(
-        {}, "New name of a column → its name in the data, such as {answer = 'solution'} for a reward that reads answer."
+        {}, "Name that a reward function reads → name of the column in the data, such as {answer = 'solution'}."
     )
     continue_final_message: bool = option(
         False,
-        "Let the model continue last messages of the role assistant that differ from prompt to prompt. By default such "
-        "messages are an error, as they are probably reference replies; a message that is the same in all prompts is "
-        "always continued.",
+        "Let the model continue last messages of the role assistant that differ from prompt to prompt. By default "
+        "such messages raise an error, because they are probably reference replies; a message that is the same in all "
+        "prompts is always continued.",
     )
     system_prompt: str | None = option(
         None, "System message before every prompt. A prompt that is text becomes a user message."

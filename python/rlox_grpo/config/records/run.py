@@ -14,20 +14,21 @@ _resumable_option = partial(option, resumable=True)
 class RunConfig(Record, title="Run, checkpoints and logs"):
     """Length of the run, checkpoints, evaluations and logs."""
 
-    max_steps: int | None = _resumable_option(None, "Steps to train; overrides n_epochs.", ge=1)
+    max_steps: int | None = _resumable_option(None, "Number of training steps; overrides n_epochs.", ge=1)
     seed: int = option(0, "Seed of the order of prompts, of sampling and of new adapters.", ge=0, le=2**63 - 1)
     output_dir: str | None = _resumable_option(
-        None, "Run folder. None writes nothing; `rlox-grpo train NAME.toml` then writes to runs/NAME."
+        None, "Run folder. With None, GRPO writes nothing, and `rlox-grpo train NAME.toml` writes to runs/NAME."
     )
     resume: str = _resumable_option(
         "auto",
-        "auto: continue the run in output_dir; never: refuse a folder that holds a run; or the path of a checkpoint.",
+        "auto: continue the run in output_dir; never: raise an error if the folder holds a run; or the path of a "
+        "checkpoint to continue from.",
         hint='write "never" to start anew, "auto" to continue, or the path of a checkpoint',
     )
     resume_changes: tuple[str, ...] = _resumable_option(
         (),
         "Options that a resumed run may change, such as learning_rate. 'rewards' allows edited reward functions, "
-        "'optimizer' another optimizer=.",
+        "'optimizer' allows another optimizer.",
     )
     checkpoint_steps: int = _resumable_option(
         50, "Steps between checkpoints; 0 saves only at the end.", ge=0, only_with={"output_dir": SET}
@@ -47,21 +48,21 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
         ge=0,
         only_with={"eval_prompts": SET},
     )
-    eval_samples: int = _resumable_option(4, "Completions for each prompt in an evaluation.", ge=1)
+    eval_samples: int = _resumable_option(4, "Number of completions for each prompt in an evaluation.", ge=1)
     eval_greedy: bool = _resumable_option(False, "Also evaluate with greedy decoding.", only_with={"eval_prompts": SET})
     log_completions: int = _resumable_option(
-        32, "Completions of each step to write to output_dir.", ge=0, only_with={"output_dir": SET}
+        32, "Number of completions of each step that are written to output_dir.", ge=0, only_with={"output_dir": SET}
     )
     log_to: tuple[SinkName, ...] = _resumable_option(
         ("console",), "Metric sinks, in addition to metrics.jsonl in output_dir."
     )
     guards: bool = _resumable_option(
-        True, "Warn when metrics show a training problem, such as an entropy collapse, once for each problem."
+        True, "Warn once for each training problem that the metrics show, such as an entropy collapse."
     )
     mutual_information_steps: int = _resumable_option(
         0,
-        "Steps between measurements of the mutual information of prompts and replies, the first step among them; 0: "
-        "never. A measurement scores 16 replies under 16 prompts at most.",
+        "Steps between measurements of the mutual information of prompts and replies, beginning with the first step; "
+        "0: never. A measurement scores at most 16 replies under 16 prompts.",
         ge=0,
         source="RAGEN-2, arXiv:2604.06268",
     )

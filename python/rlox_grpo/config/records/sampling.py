@@ -33,7 +33,7 @@ class SamplingConfig(Record, title="Sampling"):
     prompts_per_step: int = option(
         16, "Prompts in a step (B); a step samples B·G completions.", ge=1, only_training=True
     )
-    max_new_tokens: int = option(512, "Maximum length of a completion in tokens, its end token included.", ge=1)
+    max_new_tokens: int = option(512, "Maximum length of a completion in tokens, including the end token.", ge=1)
     temperature: float = option(
         1.0,
         "Sampling temperature; the update computes log-probs at the same temperature.",
@@ -47,17 +47,18 @@ class SamplingConfig(Record, title="Sampling"):
     )
     sampling_mask: Literal["auto", "require", "none"] = option(
         "auto",
-        "With top_p, top_k or min_p, log-probs of the update are normalised over the ids that could be drawn. auto: if "
-        "the engine returns these ids, else with a warning over all ids; require: refuse an engine that does not "
-        "return them; none: over all ids, which trains another distribution than was sampled from.",
+        "With top_p, top_k or min_p, log-probs of the update are normalised over the ids that could be drawn. auto: "
+        "normalise over these ids if the engine returns them, otherwise warn and normalise over all ids; require: "
+        "raise an error if the engine does not return them; none: normalise over all ids, which trains another "
+        "distribution than the one that was sampled from.",
         source="DeepSeek-V3.2, arXiv:2512.02556, section 3.1",
         only_training=True,
     )
     stop: tuple[str, ...] = option((), "Strings that end a completion.")
     generation_kwargs: dict[str, bool | int | float | str | list[int] | list[str]] = option(
         {},
-        "Further parameters of the engine by vLLM's names, such as {stop_token_ids = [2]}; docs/guides/vllm.md has a "
-        "list.",
+        "Further parameters of the engine by vLLM's names, such as {stop_token_ids = [2]}; docs/guides/vllm.md lists "
+        "them.",
     )
     async_steps: int = option(
         0,
@@ -80,7 +81,8 @@ class SamplingConfig(Record, title="Sampling"):
     )
     max_group_size: int | None = option(
         None,
-        "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.",
+        "Maximum number of completions for prompts that are rarely or mostly solved; None: group_size for every "
+        "prompt.",
         ge=1,
         only_training=True,
     )
@@ -134,7 +136,7 @@ class EngineConfig(Record, title="Generation engine"):
     server_urls: tuple[str, ...] = _server_option((), "URL of each vLLM server: http://host:port.")
     server_timeout: float = _server_option(
         600.0,
-        "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.",
+        "Timeout of a rollout or a weight sync on the servers, in seconds, including retries.",
         gt=0,
         le=LONGEST_TIMEOUT,
     )

@@ -19,28 +19,31 @@ class UpdateConfig(Record, title="Update"):
         1, "Parts of a batch, split by prompts; each part is one optimizer step in each pass.", ge=1
     )
     micro_batch_tokens: int = option(
-        16_384, "Maximum number of tokens in one forward pass, padding included.", ge=1, resumable=True
+        16_384, "Maximum number of tokens in one forward pass, including padding.", ge=1, resumable=True
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        "Precision of forward and backward; weights in training and optimizer state stay float32. auto: bfloat16 on a "
-        "GPU that computes in bfloat16 and, for full training of one process with the built-in engine, on a CPU where "
-        "a trial at the start is at least 1.5 times as fast in it; else float32. A resumed run keeps its precision.",
+        "Precision of the forward and backward passes; weights in training and optimizer state stay float32. auto: "
+        "bfloat16 on a GPU that computes in bfloat16 and, for full training of one process with the built-in engine, "
+        "on a CPU where a trial at the start is at least 1.5 times as fast in bfloat16; otherwise float32. A resumed "
+        "run keeps its precision.",
         source="TRL",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",
-        "Recompute activations in the backward pass, to save memory. auto: on a GPU where the memory estimate without "
-        "it does not fit (`rlox-grpo memory`), never on a CPU.",
+        "Recompute activations in the backward pass, to save memory. auto: only on a GPU whose memory is too small "
+        "without it, by the estimate of `rlox-grpo memory`.",
         resumable=True,
     )
     freeze_vision: bool = option(
         False,
-        "Freeze the vision tower and the projection of a vision-language model. With lora_rank they are always frozen, "
-        "unless lora_target_modules names their layers.",
+        "Freeze the vision tower and the projection of a vision-language model. With lora_rank both are always "
+        "frozen, unless lora_target_modules names their layers.",
         only_with={"lora_rank": (0,)},
     )
-    torch_compile: bool = option(False, "Compile forward and backward with torch.compile (transformers models).")
+    torch_compile: bool = option(
+        False, "Compile the forward and backward passes with torch.compile (transformers models only)."
+    )
 
 
 class OptimizerConfig(Record, title="Optimizer"):
@@ -50,7 +53,7 @@ class OptimizerConfig(Record, title="Optimizer"):
         1e-6,
         "Peak learning rate. With lora_rank the default is 1e-5; a preset of a published system keeps its own rate.",
         gt=0,
-        source="TRL; for LoRA ten times as much, as in LoRA Without Regret (Schulman et al. 2025)",
+        source="TRL; for LoRA ten times this rate, as in LoRA Without Regret (Schulman et al. 2025)",
     )
     optim: Literal["adamw", "adamw_8bit"] = option(
         "adamw",
@@ -76,7 +79,7 @@ class OptimizerConfig(Record, title="Optimizer"):
     )
     adam_beta1: float = option(0.9, "Decay rate of AdamW's first moment.", ge=0, lt=1)
     adam_beta2: float = option(0.999, "Decay rate of AdamW's second moment.", ge=0, lt=1)
-    adam_epsilon: float = option(1e-8, "Added to the root of AdamW's second moment.", gt=0)
+    adam_epsilon: float = option(1e-8, "Number that is added to the square root of AdamW's second moment.", gt=0)
     max_grad_norm: float = option(1.0, "Clip the norm of the gradient at this value; 0 does not clip.", ge=0)
 
 
@@ -100,7 +103,7 @@ class UpdaterConfig(Record, title="Ranks and sharding"):
     )
     zero_stage: int = option(
         2,
-        "DeepSpeed shards over ranks: 0: nothing; 1: optimizer state; 2: also gradients; 3: also parameters.",
+        "What DeepSpeed shards over ranks. 0: nothing; 1: optimizer state; 2: also gradients; 3: also parameters.",
         ge=0,
         le=3,
         only_with=_DEEPSPEED,
@@ -109,12 +112,15 @@ class UpdaterConfig(Record, title="Ranks and sharding"):
     offload_optimizer: bool = option(
         False,
         "Keep optimizer state and float32 weights in host memory; with dtype='bfloat16' the device holds bfloat16 "
-        "weights. DeepSpeed: zero_stage 1 to 3.",
+        "weights. With DeepSpeed, zero_stage must be 1 to 3.",
         only_with=(_DEEPSPEED, {"updater": ("torch",), "dtype": ("bfloat16",)}),
         resumable=True,
     )
     offload_params: bool = option(
-        False, "DeepSpeed keeps parameters in host memory; zero_stage 3.", only_with=_DEEPSPEED, resumable=True
+        False,
+        "Keep DeepSpeed's parameters in host memory; zero_stage must be 3.",
+        only_with=_DEEPSPEED,
+        resumable=True,
     )
     rank_timeout: float = option(
         30.0, "Heartbeat timeout between ranks, in seconds.", gt=0, le=LONGEST_TIMEOUT, resumable=True
@@ -139,7 +145,7 @@ class LoraConfig(Record, title="LoRA"):
     load_in_4bit: bool = option(
         False,
         "Load the model's frozen linear layers in 4 bits, NF4 with quantized scales (QLoRA; bitsandbytes, the extra "
-        "'qlora'). The model is a path or hub id, or an adapter's folder.",
+        "'qlora'). The model must be a path, a hub id or the folder of an adapter.",
         only_with={
             "engine": ("hf",),
             "updater": ("torch",),
