@@ -1,4 +1,4 @@
-"""Errors of a run. Their messages name the sample, file or option, and what to do."""
+"""Errors of a run. The messages name the sample, file or option, and what to do."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class ConfigError(ValueError):
 EXITS = (SystemExit, GeneratorExit, CancelledError)
 """Exceptions outside ``Exception`` that code of the user can raise, for example by ``sys.exit()``.
 
-They count as errors of that code, as every ``Exception`` does: otherwise they would end the run with status 0 and
-without a message. ``KeyboardInterrupt`` is Ctrl-C, and ends the run at once.
+Such exceptions count as errors of that code, as every ``Exception`` does: otherwise they would end the run with status
+0 and without a message. ``KeyboardInterrupt`` is Ctrl-C, and ends the run at once.
 """
 
 

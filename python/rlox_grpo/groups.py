@@ -258,8 +258,8 @@ def _list_keys(prompt: Int64Array, completion: Completion, kind: TurnState) -> I
 def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
     """Return the fewest groups whose reward variances add up to ``share`` of the sum over all groups, as indices.
 
-    This is the signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as in VAGEN: groups are taken in descending order
-    of variance, until their variances reach the share. Variances have ddof 0, without NaN rewards. Among equal
+    The function is the signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as in VAGEN: groups are taken in descending
+    order of variance, until their variances reach the share. Variances have ddof 0, without NaN rewards. Among equal
     variances the first group is taken first. Groups with zero variance are returned only if all groups have zero
     variance. The result is ascending.
     """

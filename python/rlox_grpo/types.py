@@ -58,7 +58,7 @@ class Prompt:
         columns: The other columns of the user's row, which are passed to reward functions by name.
         data_source: The name of its source in a mixture; else None.
         row: Position in its source, in a mixture.
-        pictures: Its pictures, in the order of their places in ``token_ids``.
+        pictures: The pictures of the prompt, in the order of their places in ``token_ids``.
     """
 
     token_ids: Int64Array
@@ -84,7 +84,7 @@ class Sampling:
         max_new_tokens: Maximum length of a completion, with its end token.
         temperature: Divisor of the logits, applied before the filters. 0: greedy decoding.
         top_p, top_k, min_p: Filters; 1.0, 0 and 0.0 turn them off.
-        stop: Strings that end a completion. Their tokens remain in the completion.
+        stop: Strings that end a completion. The tokens of such a string remain in the completion.
         stop_token_ids: Token ids that end a completion, in addition to the end tokens of the model.
         extra: Further parameters of the engine, (name, value). An engine refuses unknown ones.
         return_sampling_mask: Whether completions have a :class:`SamplingMask`. Only an engine that
@@ -169,8 +169,9 @@ class Episode:
 class Completion:
     """One completion of a prompt, in one or several turns.
 
-    An episode of several turns is one completion. Its tokens are the turns of the policy and observations between them,
-    which the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
+    An episode of several turns is one completion. The tokens of an episode are the turns of the policy and the
+    observations between them, which the environment or the chat template wrote. Only sampled tokens are trained on and
+    counted as length.
 
     Attributes:
         token_ids: ``int64 [T]``, as sampled, with end tokens and observations.
@@ -180,10 +181,10 @@ class Completion:
         sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
         turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
         episode: The result of the episode, if an environment ran it.
-        branches: Further rows of the episode, if its history was rewritten or it had several conversations. They have
-            the reward and the advantage of the completion. A token is marked as ``sampled`` only in the first row that
-            contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch has no
-            episode and no branches.
+        branches: Further rows of the episode, if its history was rewritten or it had several conversations. These rows
+            have the reward and the advantage of the completion. A token is marked as ``sampled`` only in the first row
+            that contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch
+            has no episode and no branches.
         prompt_ids: ``int64 [P]``, the prompt of the row; None: that of its group.
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
         sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
@@ -224,7 +225,7 @@ class RolloutGroup:
 class StepScores:
     """The scores of a completion's steps, which a reward function returns in place of one number.
 
-    The completion's reward is the mean of ``scores``. Its tokens get advantages of their own: all step scores of a
+    The completion's reward is the mean of ``scores``. Each token gets an advantage of its own: all step scores of a
     group are normalised together, and the advantage of a token is the sum of the normalised scores of the steps that
     end at it or later (DeepSeekMath, arXiv:2402.03300, section 4.1.3).
 
@@ -271,8 +272,8 @@ class ScoredGroup:
             groups can be summed.
         measures: Measures of functions, ``float32 [G]`` by ``function/name``, NaN without a value.
         turn_rewards: The reward of each turn of each completion, ``float32 [turns]``, in the unit of ``rewards``; None:
-            there are no turn rewards. They are part of ``rewards``: the rest, ``rewards[i] - turn_rewards[i].sum()``,
-            belongs to the last turn.
+            there are no turn rewards. Turn rewards are part of ``rewards``: the rest,
+            ``rewards[i] - turn_rewards[i].sum()``, belongs to the last turn.
         step_scores: The steps of each completion by function, for functions that return :class:`StepScores`; None where
             a function does not apply. The ends are offsets of tokens.
         feedback: What each rule says about each completion, for those that say something; None where it says nothing.
@@ -386,7 +387,7 @@ class Routing:
 
 @dataclass(frozen=True, eq=False)
 class PolicyWeights:
-    """Masks and factors of the policy term of single tokens. They do not change any denominator.
+    """Masks and factors of the policy term of single tokens. Masks and factors do not change any denominator.
 
     Attributes:
         mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them.
@@ -407,8 +408,8 @@ class EnvironmentTokens:
     """The tokens that ``environment_loss_coef`` trains on.
 
     Attributes:
-        mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of the row. It
-            does not overlap ``Batch.loss_mask``.
+        mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of the row. The
+            mask does not overlap ``Batch.loss_mask``.
         lengths: ``int64 [N]``, tokens under ``mask`` of the completion with its branches; None: each row is a sequence,
             and its tokens are counted in ``mask``.
     """
@@ -440,9 +441,9 @@ class Batch:
         input_ids: ``int64 [N, L]``.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included. It
-            is made from lengths, never from token ids. The mask is for attention and positions; everything that counts
-            tokens or averages over them uses ``loss_mask``.
+        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included. The
+            mask is computed from lengths, never from token ids. The mask is for attention and positions; everything
+            that counts tokens or averages over them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
         advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an

@@ -25,10 +25,10 @@ def component_advantages(
     """Normalize each reward component, then sum: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.
 
     ``a_ik`` is :func:`group_advantages` of component k, scaled by its group's standard deviation. Then
-    ``s_i = sum_k w_k a_ik`` and ``A_i = s_i / (sd(s) + std_epsilon)``, sd over the whole batch. So every component has
-    the same influence, whatever its variance. TRL also subtracts the mean of s, which is 0 up to rounding because every
-    ``a_ik`` sums to 0 in its group; without that, a group whose components are all constant has advantages of exactly
-    0.
+    ``s_i = sum_k w_k a_ik`` and ``A_i = s_i / (sd(s) + std_epsilon)``, sd over the whole batch. Every component
+    therefore has the same influence, whatever its variance. TRL also subtracts the mean of s, which is 0 up to rounding
+    because every ``a_ik`` sums to 0 in its group; without that, a group whose components are all constant has
+    advantages of exactly 0.
 
     Args:
         components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing. A row with

@@ -32,8 +32,8 @@ def group_advantages(
     ``A_i = (r_i - mean_g) / (sd + std_epsilon)``, GRPO (arXiv:2402.03300, section 4.1.2); statistics take two passes
     in float64. A NaN reward (a rule that did not apply; None in a list) is left out of every statistic and its
     advantage is 0. The advantage is exactly 0 in a group whose valid rewards are all equal, so also in a group of one.
-    It is 0 too where a standard deviation would be over at most ``ddof`` valid rewards, such as in a ragged group of at
-    most ``ddof`` completions; with ``ddof=2`` that is every group of two.
+    The advantage is also 0 where a standard deviation would be over at most ``ddof`` valid rewards, such as in a ragged
+    group of at most ``ddof`` completions; with ``ddof=2`` that is every group of two.
 
     Args:
         rewards: ``[N]``, prompt-major. float32 and float64 arrays or CPU tensors keep their type; lists and integers

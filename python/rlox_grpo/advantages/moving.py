@@ -19,8 +19,8 @@ class MovingBaselines:
     """An exponential moving average of a run's rewards for each key, the value of ``baseline_key`` in a row.
 
     The average b of a key starts at 0. Each completion i of that key, in the order of the step, has the advantage
-    ``A_i = r_i - b``; then ``b = decay * b + (1 - decay) * r_i``. So b does not depend on completion i, and the policy
-    gradient is unbiased. SPIRAL's code has this order.
+    ``A_i = r_i - b``; then ``b = decay * b + (1 - decay) * r_i``. The baseline b of completion i therefore does not
+    depend on completion i, and the policy gradient is unbiased. SPIRAL's code has this order.
 
     Example: ``decay=0.9``, key ``"white"``, rewards 1, 0, 1::
 

@@ -29,7 +29,7 @@ def step_advantages(
     """Return the advantage of each token of one group's completions, ``float64 [T_i]`` for each.
 
     All step scores of the group are normalised together: s̃ = (s − mean) / (sd + std_epsilon). The advantage of a token
-    is the sum of s̃ over the steps that end at it or later. It is exactly 0 where all scores are equal.
+    is the sum of s̃ over the steps that end at it or later. The advantage is exactly 0 where all scores are equal.
 
     Example: ``scaling="none"``, ends ``1 3`` and ``2``, scores ``1 0`` and ``2``, lengths ``3`` and ``2``. The mean is
     1, so s̃ is 0 and −1 for the two steps of the first completion, and 1 for the step of the second. Token 0 of the

@@ -24,11 +24,11 @@ def turn_advantages(
 ) -> NDArray[np.float32]:
     """Advantage of each turn: its return minus the baseline of the same turn over the group.
 
-    An episode that has ended counts as a return of 0 in the later turns' baselines. So a baseline does not depend on
-    which episodes of the group are still running, which is up to the policy; a mean over the running episodes alone
-    would weight turns by the number of these episodes, and its expected gradient would not be that of the reward. With
-    ``scaling="none"`` and ``baseline="leave_one_out"`` the gradient is unbiased; with ``baseline="mean"`` it is the
-    unbiased one times (G − 1) / G.
+    An episode that has ended counts as a return of 0 in the later turns' baselines. A baseline therefore does not
+    depend on which episodes of the group are still running, which is up to the policy; a mean over the running episodes
+    alone would weight turns by the number of these episodes, and its expected gradient would not be that of the reward.
+    With ``scaling="none"`` and ``baseline="leave_one_out"`` the gradient is unbiased; with ``baseline="mean"`` it is
+    the unbiased one times (G − 1) / G.
 
     ``scaling="group"`` divides a group by one number, the standard deviation of its returns from their baselines over
     all turns up to the last one of its longest episode. If every episode has one turn, this is

@@ -120,8 +120,9 @@ def pack(
 ) -> Packing:
     """Put rows into micro-batches within a token budget, of balanced cost ``linear_cost * L + L**2``.
 
-    The number of micro-batches is a multiple of ``num_ranks``. Those that ranks process at once cost about the same. A
-    micro-batch is empty only if there are fewer rows than micro-batches. The same arguments give the same packing.
+    The number of micro-batches is a multiple of ``num_ranks``. The micro-batches that ranks process at the same time
+    have about the same cost. A micro-batch is empty only if there are fewer rows than micro-batches. The same arguments
+    give the same packing.
 
     Args:
         lengths: ``int64 [N]``, tokens of each row.
@@ -324,7 +325,7 @@ def group_prompt(
 def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:
     """Return ``batch``, or if it has no row, a dummy batch of the completions of ``scored`` with an empty loss mask.
 
-    So an idle rank joins every collective.
+    An idle rank thus joins every collective.
     """
     import torch
 

@@ -30,8 +30,8 @@ def lay_out_after(
         share_prompts: whether a shared prompt counts once.
 
     Returns:
-        Micro-batches whose ``row_index`` is the row of ``batch``. Their ``loss_mask`` is that of ``batch``, and their
-        advantages are 0.
+        Micro-batches whose ``row_index`` is the row of ``batch``. The ``loss_mask`` of these micro-batches is that of
+        ``batch``, and the advantages are 0.
     """
     ids = batch.completion_ids.cpu().numpy()  # int64 [N, T]
     lengths = batch.completion_mask.sum(dim=1).tolist()

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class HelpWithOptions(argparse.Action):
-    """``--help`` with the options by stage. They are imported only then, because they need pydantic."""
+    """``--help`` with the options by stage.
+
+    The options are imported only for ``--help``, because they need pydantic.
+    """
 
     def __init__(self, option_strings: list[str], dest: str, **_: Any) -> None:
         super().__init__(

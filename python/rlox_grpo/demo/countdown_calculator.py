@@ -76,8 +76,8 @@ def _show(value: int) -> str:
 def draw_conversation(rng: np.random.Generator) -> Conversation:
     """Draw a problem and the scripted player's whole episode: its replies and the tool's results between them.
 
-    The warm start learns each reply of an episode at once. It also learns the tool's results, which is a first lesson
-    in arithmetic.
+    The warm start learns each reply of an episode at once. The model also learns the tool's results, which is a first
+    lesson in arithmetic.
     """
     problems = _split_problems()[0]
     row = problems[int(rng.integers(len(problems)))]

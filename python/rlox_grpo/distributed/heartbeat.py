@@ -1,8 +1,8 @@
 """Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
 When a rank dies, the collectives of the other ranks hang over NCCL, and over gloo their error does not name the rank.
-So every rank writes a counter and its first error to the store. Rank 0 reads all counters and publishes which rank is
-silent; the others read only rank 0's counter, so the number of requests is linear in the number of ranks.
+Every rank therefore writes a counter and its first error to the store. Rank 0 reads all counters and publishes which
+rank is silent; the others read only rank 0's counter, so the number of requests is linear in the number of ranks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class HostGroup:
     """A gloo process group and this process's place in it. One thread of each process calls the collectives.
 
     Two threads that share a process group may start their collectives in different orders on different ranks, and
-    torch would match the wrong ones. So each thread gets its own group (:meth:`Ranks.new_host_group`).
+    torch would match the wrong ones. Each thread therefore gets its own group (:meth:`Ranks.new_host_group`).
 
     Attributes:
         rank: 0 to ``size`` − 1.

@@ -155,8 +155,8 @@ class Service(Generic[User]):
     Attributes:
         authorize: returns the user of an ``Authorization`` header; None is answered with status 401.
         get: answers a GET of a path; None is answered with status 404.
-        post: answers a POST of a path and a body, in its own thread. Its last argument is a function that returns
-            whether the client has disconnected.
+        post: answers a POST of a path and a body, in its own thread. The last argument of ``post`` is a function that
+            returns whether the client has disconnected.
         posts: the paths of ``post``.
         describe_error: takes the status and the reason of a refusal, and returns its body.
     """

@@ -37,8 +37,8 @@ def importance_weights(
     With d_t = old_log_probs − sampling_log_probs of token t, the levels are:
 
     - ``token``: ρ_t = exp(d_t) (TRL ``token_*``, verl ``rollout_is: token``).
-    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It
-      is unbiased, and exceeds the bounds sooner in longer sequences.
+    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). This
+      weight is unbiased, and exceeds the bounds sooner in longer sequences.
     - ``sequence_mean``: exp(mean d_t), the geometric mean of the token ratios, which does not depend on the length
       (verl's geometric rejection; the ratio of GSPO, arXiv:2507.18071, between sampler and trainer).
 

@@ -71,8 +71,8 @@ class StepInputs:
     """The inputs of the ``measure`` method of a policy loss: all micro-batches of an optimizer step, before the step.
 
     Attributes:
-        forward: computes ``micro_batches``. It is called when they are first used, because this may take a forward
-            pass.
+        forward: computes ``micro_batches``. The function is called when the micro-batches are first used, because it
+            may take a forward pass.
         is_on_policy: whether the policy is still the one that sampled, so that every ratio is 1.
         options: the options of the loss.
         seed: seed of random choices; the same on every rank, and different in every optimizer step.
@@ -119,7 +119,7 @@ class PolicyTerm:
 class PolicyLoss(Protocol):
     """A policy loss: a function, or an object with ``__call__``.
 
-    It may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. If
+    A policy loss may have a method ``measure(step: StepInputs)``, which is called once before each optimizer step. If
     ``measure`` returns a list, each micro-batch gets its own element as :attr:`LossInputs.measured`; any other value
     is given to all micro-batches.
     """

@@ -29,7 +29,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
 
     - ``k1``: −d. Unbiased; can be negative. Use it with ``kl_in="reward"``: as a term of the loss its gradient has
       expectation 0, so it would not penalize the divergence.
-    - ``k2``: d²/2. Its gradient is that of the divergence, in expectation.
+    - ``k2``: d²/2. The gradient is that of the divergence, in expectation.
     - ``k3``: exp(d) − d − 1. Unbiased and never negative (DeepSeekMath eq. 4); its gradient is that of
       KL(reference ‖ policy), in expectation.
     - ``abs``: |d|.

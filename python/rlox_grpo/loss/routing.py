@@ -12,9 +12,9 @@ def balance_loss(logits: Sequence[Tensor], load: Tensor, num_loss_tokens: float)
     """Return the mean over layers of E · Σ_i f_i P_i (Switch Transformer, arXiv:2101.03961, eq. 4 to 6).
 
     f_i is the share of tokens routed to expert i, P_i the mean probability of expert i. With k experts for each token
-    the f_i add up to k, as in Mixtral and OLMoE, and balanced experts have the loss k. f has no gradient. It is that of
-    the whole optimizer step (arXiv:2501.11873), so that the shares of micro-batches and ranks add up to the loss of the
-    step.
+    the f_i add up to k, as in Mixtral and OLMoE, and balanced experts have the loss k. f has no gradient. The share f
+    is that of the whole optimizer step (arXiv:2501.11873), so that the parts of micro-batches and ranks add up to the
+    loss of the step.
 
     Args:
         logits: for each layer the router's logits of the micro-batch's loss tokens, ``[M, E]`` with gradient.

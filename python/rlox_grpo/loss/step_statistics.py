@@ -29,8 +29,8 @@ def with_step_statistics(
     Args:
         batches: this rank's micro-batches.
         config: the policy loss and its options.
-        forward: returns the log-probs ``[N, T]`` of the policy before the step. It is called only if the loss uses
-            the micro-batches. ``p3o`` does not use batches without old log-probs, whose ratios are 1.
+        forward: returns the log-probs ``[N, T]`` of the policy before the step. The function is called only if the loss
+            uses the micro-batches. ``p3o`` does not use batches without old log-probs, whose ratios are 1.
         seed: seed of random choices, the same on every rank.
         ranks: the ranks that have the step's other micro-batches; every rank calls this.
 

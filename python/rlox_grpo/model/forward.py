@@ -386,8 +386,9 @@ def can_pack(
     """Whether the decoder gives equal hidden states packed and row by row; if so, set its attention to the packed one.
 
     On a GPU the trial runs in ``autocast_dtype``, as the training step does, because each kernel supports only some
-    dtypes. It also runs in this dtype if the parameters are rounded to it. With ``vision`` the trial has a picture,
-    because some models attend both ways inside a picture, and the attention is that of the language model alone.
+    dtypes. The trial also runs in this dtype if the parameters are rounded to it. With ``vision`` the trial has a
+    picture, because some models attend both ways inside a picture, and the attention is that of the language model
+    alone.
     """
     decoder: Any = split.decoder
     text: Any = decoder if vision is None else vision.text

@@ -184,7 +184,8 @@ def take_metadata(model: Any, file: Path, header: Header) -> None:
     """Give ``model``, in place, the file's end tokens and its path.
 
     transformers takes one end token from the file, or the default of the architecture (2 for Llama) where the file
-    states none. This one token is replaced by all end tokens of the file. Any other value was set by someone and stays.
+    states none. That single token is replaced by all end tokens of the file. Any other value was set by someone and
+    stays.
     """
     metadata = header.metadata
     # Of the text, and of the assistant's turn if that is another.

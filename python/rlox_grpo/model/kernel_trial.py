@@ -42,7 +42,9 @@ def choose_by_trial(
     efficient: Kernel,
     computes_right: Callable[[Kernel], bool],
 ) -> Kernel:
-    """Return the fastest kernel that agrees with the formula. It is tried once for each kind of call, and logged.
+    """Return the fastest kernel that agrees with the formula.
+
+    The kernels are tried once for each kind of call, and the choice is logged.
 
     Args:
         what: name of the computation in the log, such as ``attention over packed rows``.

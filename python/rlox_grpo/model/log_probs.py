@@ -124,7 +124,7 @@ def score_norms(
 ) -> Tensor:
     """Return 1 − 2 p[y] + Σ p² of p = softmax(logits / temperature) for each token y: ``float32 [M]``, 0 to 2.
 
-    This is the squared norm of the score, which is the gradient onehot(y) − p of log p[y] with respect to the logits.
+    The value is the squared norm of the score, the gradient onehot(y) − p of log p[y] with respect to the logits.
     The norm approximates the squared norm of the token's gradient (OTB, arXiv:2602.07078).
 
     Args:

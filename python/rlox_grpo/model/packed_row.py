@@ -170,8 +170,8 @@ def _index_tokens(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> In
 
     Example: the trees forward ``1 1 0 0 | 0 0 1 0 | 0 0 0 0`` and ``1 0 0 0 | 1 0 0 0``. Counted over the batch, the
     ``order`` of these tokens is 0 1 2 and 3 4. The completions of the first tree start at index 2, those of the
-    second at 6, after 3 forwarded tokens of the first. So the indices are order + 2 and order + 6 - 3: 2 3 4 and 6 7.
-    Other entries are not used.
+    second at 6, after 3 forwarded tokens of the first. The indices are therefore order + 2 and order + 6 - 3: 2 3 4 and
+    6 7. Other entries are not used.
     """
     order = np.cumsum(tree.forwarded).reshape(tree.forwarded.shape) - 1  # over the batch
     completion_tokens = ends - middles

@@ -1,7 +1,7 @@
 """Columns of a tile of logits: slices of the vocabulary, or the ids of a sampling mask.
 
 With a sampling mask, a tile of some hundred tokens needs only the logits of the ids from which any of them was drawn.
-These are few where the policy is sure of most tokens, and the output layer then costs a fraction of the whole
+These ids are few if the policy is sure of most tokens, and the output layer then costs a fraction of the whole
 vocabulary. Example: three tokens drawn from ``5 9``, ``9`` and ``2 5``, in a vocabulary of 10::
 
     columns    2 5 9
@@ -21,8 +21,8 @@ from torch import Tensor
 from rlox_grpo.types import SamplingMask
 
 EXCLUDED = -1e15
-"""The logit of an excluded id. Its probability is 0, and unlike -inf its products and differences are never NaN; its
-square is finite in float32 too."""
+"""The logit of an excluded id. The probability of the id is 0, and unlike those of -inf, its products and differences
+are never NaN; its square is finite in float32 too."""
 
 WORTH_GATHERING = 0.5
 """Rows of the output layer are gathered if at most this share of them is needed; else the tile has all columns."""

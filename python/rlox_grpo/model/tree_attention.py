@@ -409,7 +409,7 @@ def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool
 def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, window: int | None = None) -> Tensor:
     """Compute attention by its definition, with a dense mask ``[S, S]``.
 
-    This is the reference for checking kernels, and for tests, on short rows.
+    This function is the reference by which kernels are checked, and for tests, on short rows.
 
     ``q [S, H, D]``, ``k`` and ``v [S, H_kv, D]`` → ``[S, H, D]``.
     """

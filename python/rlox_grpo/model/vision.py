@@ -1,8 +1,9 @@
 """Pictures in the forward pass of a vision-language model.
 
 The vision tower runs once for each distinct picture of a call; its features are repeated by index for the rows that
-show the picture, with gradient. They enter the model beside the token ids (``mm_encoder_outputs``); pixels do not.
-Models with positions in three axes (M-RoPE) get these positions in every call, and never use those of an earlier call.
+show the picture, with gradient. The features are passed to the model together with the token ids
+(``mm_encoder_outputs``); pixels are not. Models with positions in three axes (M-RoPE) get these positions in every
+call, and never use those of an earlier call.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00",
 def refuse_media(row: Mapping[str, Any], index: int, renamed: Collection[str], why: str = NO_PROCESSOR) -> None:
     """Raise ValueError if a column of a row holds a picture, video or audio; it names row and column.
 
-    ``renamed`` are columns that the user named for reward functions, by ``columns``. They may hold anything, unless
-    their name is one of :data:`MEDIA_COLUMNS`. ``why`` says what the model lacks.
+    ``renamed`` are columns that the user named for reward functions, by ``columns``. These columns may hold anything,
+    unless their name is one of :data:`MEDIA_COLUMNS`. ``why`` says what the model lacks.
     """
     for name, value in row.items():
         is_named = name in MEDIA_COLUMNS

@@ -82,8 +82,8 @@ class Interleaving:
 class Slot:
     """Where a source stands in a mixture of ``size`` sources.
 
-    Rows get indices that are unique in the mixture: those of the first of two sources are 0, 2, 4 and so on. So an
-    index does not depend on the lengths of other sources, and streams have room.
+    Rows get indices that are unique in the mixture: those of the first of two sources are 0, 2, 4 and so on. An index
+    therefore does not depend on the lengths of other sources, and streams have room.
     """
 
     name: str
@@ -104,7 +104,10 @@ class Slot:
 
 
 def derive_source_seed(seed: int, name: str) -> int:
-    """Return the seed of a source's order. It depends on the name: another source more or less changes no order."""
+    """Return the seed of a source's order.
+
+    The seed depends on the source's name, so adding or removing a source does not change the order of the others.
+    """
     return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1, np.uint64)[0])
 
 

@@ -14,8 +14,8 @@ SUCCESS = 0.5
 def show_solution_or_feedback(row: dict[str, Any], verdict: Verdict, siblings: Sequence[Verdict]) -> Any:
     """Return the prompt with the first right sibling; without one, with the feedback on the completion itself.
 
-    This is a ``teacher_prompt``. It is the text of SDPO (arXiv:2601.20802; github.com/lasgroup/SDPO, actor.yaml), with
-    its ``dont_reprompt_on_self_success``, ``remove_thinking_from_demonstration`` and
+    This function is a ``teacher_prompt``. The text is that of SDPO (arXiv:2601.20802; github.com/lasgroup/SDPO,
+    actor.yaml), with its ``dont_reprompt_on_self_success``, ``remove_thinking_from_demonstration`` and
     ``environment_feedback_only_without_solution``.
 
     Returns:

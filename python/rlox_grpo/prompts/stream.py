@@ -100,7 +100,9 @@ class StreamDraws:
         return loaded
 
     def take(self, count: int) -> list[Prompt]:
-        """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.
+        """Return the next ``count`` prompts.
+
+        The ``index`` of the prompts counts the rows of the stream over all passes.
 
         Raises:
             ValueError: the stream ends before that, or a row is invalid; the message names the row.

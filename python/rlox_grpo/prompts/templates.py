@@ -67,7 +67,8 @@ def _asking(text: str, **others: Any) -> Callable[[str], Messages]:
 
 
 COUNTDOWN_PREFILL = "Let me solve this step by step.\n<think>"
-"""Prefill of the assistant's turn in nano_aha and grpo_zero. Their rewards add ``<think>`` to the completion."""
+"""Prefill of the assistant's turn in nano_aha and grpo_zero. The rewards of these systems add ``<think>`` to the
+completion."""
 
 _THINKS_FIRST = "You are a careful assistant. You reason in your mind first and then give the user your answer."
 _R1 = (

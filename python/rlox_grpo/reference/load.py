@@ -27,7 +27,7 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
     Args:
         name: the argument, for errors: ``ref_model`` or ``teacher``.
         source: where the model is.
-        policy: the model in training. Both must have the same tokens.
+        policy: the model in training. Policy and reference must have the same tokens.
 
     Raises:
         ConfigError: the model's tokens differ from the policy's, or are fewer.

@@ -30,7 +30,8 @@ class Reference:
             it must be used before the reference changes.
         fingerprint: digest of frozen weights, which must be the same in a resumed run. None if the weights are not
             frozen.
-        in_use: context manager around the forward passes of a step. It moves an offloaded model to the device.
+        in_use: context manager around the forward passes of a step. The context manager moves an offloaded model to the
+            device.
         after_step: called on every rank with the number of steps and a function that returns the policy's weights by
             name, gathered. The function is called only if the reference takes over the weights.
         state_dict: returns the weights that a checkpoint needs, because they cannot be derived from the initial model.

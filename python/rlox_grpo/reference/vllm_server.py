@@ -50,7 +50,7 @@ def connect_to_vllm(
             key if that is not set.
         timeout: seconds of a call with its retries.
         temperature: that of the run.
-        tokenizer: the policy's. It must give the same ids as the server's; None: that is not checked.
+        tokenizer: the policy's. The tokenizer must give the same ids as the server's; None: the ids are not checked.
 
     Raises:
         ConfigError: ``temperature`` is not 1, or the server has another tokenizer.

@@ -24,9 +24,9 @@ __all__ = ["Countdown", "ExactAnswer", "GSM8KAnswer", "MultipleChoice", "extract
 class Countdown:
     """1.0 if the answer is an expression that uses every given number exactly once and equals the target, else 0.0.
 
-    The answer is the last closed ``<answer>`` after the last ``</think>``. It may contain whole numbers, ``+ - * /``,
-    ``× ÷ − ·``, parentheses and unary minus, and end with ``= N`` if ``N`` is the target; but no ``**``, ``//``,
-    decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with more
+    The answer is the last closed ``<answer>`` after the last ``</think>``. The answer may contain whole numbers,
+    ``+ - * /``, ``× ÷ − ·``, parentheses and unary minus, and end with ``= N`` if ``N`` is the target; but no ``**``,
+    ``//``, decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with more
     than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: no score).
 
     Columns: ``nums`` (lists of whole numbers that are not negative), ``target`` (whole numbers).
@@ -109,8 +109,8 @@ class MultipleChoice:
     """1.0 if the answer is the gold letter, else 0.0. An answer with two options is ``unparseable``.
 
     The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
-    text. It may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the
-    option letters.
+    text. The option may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one
+    of the option letters.
     """
 
     weight: float = 1.0

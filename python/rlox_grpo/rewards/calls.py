@@ -114,7 +114,7 @@ class RewardError(RuntimeError):
 
 
 class RewardFn(Protocol):
-    """A reward function. It is called once with the whole batch and returns a score, or None, for each completion.
+    """A function that is called once with the whole batch and returns a score, or None, for each completion.
 
     The parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. Or there
     are two parameters of other names, which get completions and prompts. The function may be async.

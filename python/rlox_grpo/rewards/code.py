@@ -44,13 +44,13 @@ _PYTHON = ("python", "py", "python3", "")
 class PythonTests:
     """1.0 if the program of a completion passes every test of its row, else 0.0; or the fraction of passed tests.
 
-    The program is found by :func:`extract_program`. It runs in a sandbox, in which it cannot reach the network, other
-    processes or files of the user. The tests of a row are a list. A test is either text with statements, such as
-    ``"assert f(2) == 4"``, or an input and the expected output of the program: ``{"input": …, "output": …}`` or a pair.
-    Statements run in a separate process, which calls the functions of the program and compares the returned values.
-    These are plain data, such as numbers, text, lists and dicts, so every operator runs where the tests are. Outputs
-    are compared outside of the sandbox, without trailing spaces and empty lines. So a program can neither report a
-    verdict nor read the expected values.
+    The program is found by :func:`extract_program`. The program runs in a sandbox, in which it cannot reach the
+    network, other processes or files of the user. The tests of a row are a list. A test is either text with statements,
+    such as ``"assert f(2) == 4"``, or an input and the expected output of the program: ``{"input": …, "output": …}`` or
+    a pair. Statements run in a separate process, which calls the functions of the program and compares the returned
+    values. The returned values are plain data, such as numbers, text, lists and dicts, so every operator runs where the
+    tests are. Outputs are compared outside of the sandbox, without trailing spaces and empty lines. A program therefore
+    can neither report a verdict nor read the expected values.
 
     Tests that use objects of the program, such as ``Solution().f(2)`` or ``len(Stack())``, need ``objects="allow"``.
     The program can then return any object where a test expects plain data, and its own code answers the methods,

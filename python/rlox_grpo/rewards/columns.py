@@ -14,7 +14,7 @@ from rlox_grpo.types import BoolArray, Int64Array
 Columns = Mapping[str, Any]
 
 SAMPLED = "sampled_mask"
-"""Column that marks the sampled tokens of ``completion_ids``. It exists if completions contain observations."""
+"""Column that marks the sampled tokens of ``completion_ids``. The column exists if completions contain observations."""
 
 
 def read_texts(completions: Sequence[Any], rule: str) -> list[str]:

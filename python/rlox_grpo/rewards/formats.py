@@ -209,7 +209,7 @@ class CosineLength:
 
         a + (b - a) * (1 + cos(pi * t)) / 2
 
-    So the score of a right answer falls from ``max_correct`` to ``min_correct``, and that of a wrong one rises from
+    The score of a right answer thus falls from ``max_correct`` to ``min_correct``, and that of a wrong one rises from
     ``min_wrong`` to ``max_wrong``. Beyond ``max_length`` it stays constant (``beyond="hold"``). In open-r1
     (``beyond="cosine"``) the cosine continues, and the length 2 · ``max_length`` has the same score as the length 0.
 

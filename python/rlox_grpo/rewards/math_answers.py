@@ -17,7 +17,7 @@ from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_e
 OnBadGold = Literal["stop", "skip"]
 
 _SHOWN = 20
-"""Number of golds that a message shows with reasons. It lists only the rows of the others."""
+"""Number of golds that a message shows with reasons. For the other golds, the message lists only the rows."""
 
 _LONGEST = 80
 """Number of characters of a gold in a message."""
@@ -87,14 +87,14 @@ _CHOICES = {"percent": Strictness, "units": Units, "base": Strictness, "brackets
 class MathAnswer:
     r"""1.0 if the stated answer is mathematically equal to the gold answer, else 0.0.
 
-    The answer is found by :func:`extract_answer`. Both are read as LaTeX or plain text and compared exactly: numbers,
-    expressions of letters, lists and sets (unordered), tuples, intervals and inequalities, equations up to a factor,
-    matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A percent
-    sign may be missing or added: 25% is right for the gold answers 25, 25% and 0.25, and 25 for 25%. A missing unit is
-    right, a different one is wrong. The answer ``x = 5`` is right for the gold answer 5. Several values are wrong if
-    the gold answer is one value. An expression without a value, such as 1/0, is not equal to anything. An answer that
-    exceeds the budget of operations is ``undecided`` and has the score ``undecided`` (None: no score). Verdicts do not
-    depend on the machine or on the number of threads.
+    The answer is found by :func:`extract_answer`. The answer and the gold answer are read as LaTeX or plain text and
+    compared exactly: numbers, expressions of letters, lists and sets (unordered), tuples, intervals and inequalities,
+    equations up to a factor, matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and
+    3.14 is not pi. A percent sign may be missing or added: 25% is right for the gold answers 25, 25% and 0.25, and 25
+    for 25%. A missing unit is right, a different one is wrong. The answer ``x = 5`` is right for the gold answer 5.
+    Several values are wrong if the gold answer is one value. An expression without a value, such as 1/0, is not equal
+    to anything. An answer that exceeds the budget of operations is ``undecided`` and has the score ``undecided`` (None:
+    no score). Verdicts do not depend on the machine or on the number of threads.
 
     Options, each with its default first:
         tolerance: None, or the relative difference up to which constants are equal (absolute if the gold answer is 0).

@@ -313,8 +313,9 @@ _guard = _CodeGuard()
 def refusing_code(task: str) -> Iterator[None]:
     """Raise RuntimeError if the block compiled text as Python code, even if the block swallowed the guard's exception.
 
-    The guard is an audit hook, which only worker processes install. It protects against a scorer of another version of
-    reasoning_gym than the reviewed one. It is not a sandbox: it stops the evaluation before any of the text runs.
+    The guard is an audit hook, which only worker processes install. The guard protects against a scorer of a version of
+    reasoning_gym that was not reviewed. The guard is not a sandbox: it stops the evaluation before any of the text
+    runs.
     """
     _guard.scoring, _guard.refused = True, False
     try:

@@ -1,9 +1,9 @@
 """The protocol of rules, reward functions that also return a status for each sample, and a rule of several rules.
 
-A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
-``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None
-where the rule does not apply. ``verdicts`` also returns the statuses, for the metrics. Rules on text run in Rust, in
-parallel and without the GIL.
+A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. A rule is called like a reward function of
+TRL: ``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or
+None where the rule does not apply. ``verdicts`` also returns the statuses, for the metrics. Rules on text run in Rust,
+in parallel and without the GIL.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rlox_grpo.rewards.worker import Job, write_frame
 from rlox_grpo.types import StepScores
 
 START_SECONDS = 120.0
-"""Timeout of a worker's start and imports, in seconds. It does not count for the timeouts of samples."""
+"""Timeout of a worker's start and imports, in seconds. The start does not count for the timeouts of samples."""
 
 _TICK = 0.02
 _LINE = 2**20

@@ -39,10 +39,10 @@ class InWorkers:
     score is None.
 
     cloudpickle sends the function to the workers, so lambdas, closures and functions of scripts and notebooks work, and
-    a script needs no ``if __name__ == "__main__"``. Workers start at the first call and are reused. They end with
-    :meth:`close`, with the run of the trainer or with the interpreter.
+    a script needs no ``if __name__ == "__main__"``. Workers start at the first call and are reused. The workers end
+    with :meth:`close`, with the run of the trainer or with the interpreter.
 
-    This is a timeout and not a sandbox. Run code of a model with :class:`~rlox_grpo.rewards.PythonTests` or
+    The class sets a timeout and is not a sandbox. Run code of a model with :class:`~rlox_grpo.rewards.PythonTests` or
     ``rlox_grpo.sandbox``.
 
     Args:

@@ -69,8 +69,8 @@ class BackgroundEngine:
     """A generation engine that runs in a background thread, one call after another.
 
     :meth:`load_weights` does not copy: the engine reads the policy's own tensors, one at a time. Call
-    :meth:`keep_weights` before an update. It waits until the engine has read the tensors, or copies them if the engine
-    is still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
+    :meth:`keep_weights` before an update. ``keep_weights`` waits until the engine has read the tensors, or copies them
+    if the engine is still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
 
     Attributes:
         exact: False, because completions can come from older weights than the trainer's.

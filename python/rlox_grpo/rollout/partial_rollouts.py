@@ -159,7 +159,7 @@ class PartialRollouts:
         before, is_over = len(self._groups) - len(unfinished), False
 
         def must_stop(finished: int, *, has_run_all: bool = False) -> bool:
-            """Whether all ranks stop here. This is a collective, which each rank calls once after each round."""
+            """Whether all ranks stop here; a collective, which each rank calls once after each round."""
             nonlocal is_over
             counts = self._host.gather([finished, has_run_all])
             is_over = before + sum(count for count, _ in counts) >= needed or all(run_all for _, run_all in counts)

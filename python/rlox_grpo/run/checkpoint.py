@@ -1,7 +1,8 @@
 """Save and load checkpoints: weights, optimizer state, random states and the position in the data.
 
 Tensors are stored as safetensors, everything else as JSON; nothing is pickled. A checkpoint is first written to a
-temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, even after a kill.
+temporary folder, with digests of its files, and then renamed. A checkpoint is therefore complete or absent, even after
+a kill.
 """
 
 from __future__ import annotations

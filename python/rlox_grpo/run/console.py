@@ -168,9 +168,9 @@ def list_set_accuracies(names: Iterable[str]) -> dict[str, str]:
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:
     """Whether to show the accuracy of an evaluation: only if the first reward seems to be 0 or 1.
 
-    Accuracy is the share of samples whose first reward is at least 1. It equals the mean of that reward if all scores
-    are 0 or 1, and is smaller if some samples have no score. With a graded reward, accuracy is mostly 0 and the mean is
-    not, or the mean is above 1.
+    Accuracy is the share of samples whose first reward is at least 1. The accuracy equals the mean of that reward if
+    all scores are 0 or 1, and is smaller if some samples have no score. With a graded reward, accuracy is mostly 0 and
+    the mean is not, or the mean is above 1.
 
     Args:
         evaluation: ``accuracy``, and the mean of each reward as ``rewards/<name>``, in order.

@@ -97,9 +97,10 @@ def has_vote(samples: int, reward_fns: Sequence[RewardFn]) -> bool:
 def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
     """Return the probability that the most frequent answer of each group is right, ``float64 [P]``.
 
-    It is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn (self-consistency,
-    arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in which completions
-    without a readable answer have no vote. Without any vote it is 0, and NaN if no sample with this answer is scored.
+    The probability is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn
+    (self-consistency, arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in
+    which completions without a readable answer have no vote. Without any vote it is 0, and NaN if no sample with this
+    answer is scored.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     rule = MajorityVote(group_size=len(completions) // len(groups))

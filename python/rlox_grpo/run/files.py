@@ -214,7 +214,7 @@ def remove_temporary_files(folder: Path) -> None:
 def list_completions(run_dir: Path) -> dict[Path, int]:
     """Return the files of completions: path → step.
 
-    Those of training are ``step_*``, and of evaluations ``eval_step_*`` and, of a set with a name,
+    Files of training are named ``step_*``, files of evaluations ``eval_step_*``, and those of a named set
     ``eval_<name>_step_*``.
     """
     paths = sorted((run_dir / "completions").glob("*step_*.jsonl"))

@@ -157,7 +157,7 @@ _held_here: dict[str, int] = {}
 
 
 def _close_in_child() -> None:
-    """Close the lock files in a forked process. It shares their locks, and may outlive a run that is killed."""
+    """Close the lock files in a forked process, which shares their locks and may outlive a run that is killed."""
     for descriptor in _held_here.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -40,7 +40,8 @@ def share_interval(right: Any, counts: Any) -> tuple[float, float]:
     """Return the interval of a share: Wilson's, with the effective number of samples (Korn and Graubard, 1998).
 
     The effective number is p (1 − p) / v, with v the variance of the share p between prompts: the number of independent
-    samples that would tell as much. It is at most the number of samples, and the number of prompts if p is 0 or 1.
+    samples that would tell as much. The effective number is at most the number of samples, and the number of prompts if
+    p is 0 or 1.
 
     Args:
         right: ``[P]``, the number of right samples of each prompt, whole or not.

@@ -35,7 +35,7 @@ def step_metrics(
         updates: The optimizer steps in order; empty if all groups have zero variance.
         is_constant: Whether all advantages of a group are 0.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
-            wall-clock time of the whole step. Its remainder, outside of all stages, becomes ``time/other_s``.
+            wall-clock time of the whole step. The part of this time outside of all stages becomes ``time/other_s``.
 
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at

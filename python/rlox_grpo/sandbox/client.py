@@ -220,7 +220,7 @@ _shared_lock = threading.Lock()
 
 
 def get_sandbox() -> Sandbox:
-    """Return the sandbox of this process. It is started if there is none or if its server has died.
+    """Return the sandbox of this process. A sandbox is started if there is none or if its server has died.
 
     Raises:
         SandboxError: the sandbox does not work on this system.
@@ -250,7 +250,7 @@ def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]
     get_sandbox()
 
     async def python(code: str) -> str:
-        """Run a Python program and return what it prints. It has the standard library, and no network.
+        """Run a Python program and return what it prints. The program can use the standard library, but no network.
 
         Args:
             code: the program; print what you want to see.

@@ -1,6 +1,6 @@
 """What a confined process does: run a script, hold a program for its tests, or run the tests.
 
-This code runs in the same process as code that a model wrote, which may change any of it. So nothing that this process
+This code runs in the same process as code that a model wrote, which may change any of it. Nothing that this process
 reports about a program is trusted: outputs are compared outside, and values in the process of the tests.
 """
 

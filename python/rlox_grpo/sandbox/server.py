@@ -1,8 +1,8 @@
 """The process that starts confined processes: a small interpreter that forks one for each program.
 
 The server runs no foreign code and reads neither programs nor tests: a job passes descriptors, which the confined
-processes read. So a forked process has nothing of another program in its memory. The server ends with the process that
-started it, and the kernel then ends the confined processes.
+processes read. A forked process therefore has nothing of another program in its memory. The server ends with the
+process that started it, and the kernel then ends the confined processes.
 """
 
 from __future__ import annotations

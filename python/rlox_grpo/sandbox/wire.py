@@ -1,10 +1,10 @@
 """Calls between the process that holds a program and the process that holds its tests.
 
 Values are sent as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard
-library, each of exactly that type, and created again at the other end. So every operator of a test runs in the process
-of the tests, on its values, and the program sees only the arguments of calls. A function is sent as a handle that can
-be called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask for
-objects, sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
+library, each of exactly that type, and created again at the other end. Every operator of a test therefore runs in the
+process of the tests, on its values, and the program sees only the arguments of calls. A function is sent as a handle
+that can be called, and an iterator as an iterator over its items. Any other object is refused, or, for tests that ask
+for objects, sent as a handle with attributes, items and the operations of :data:`OBJECT_OPERATIONS`.
 
 A handle equals only itself, and no operation takes a value of the tests as its operand: an object whose ``__eq__`` or
 ``__sub__`` returns what a test expects gains nothing. The program can call functions and read iterators that a test

@@ -69,8 +69,8 @@ class EngineSync:
     def measure_tokens(self, token_ids: Sequence[int]) -> Float32Array:
         """Return the policy's log-probs of all tokens but the first, ``[T − 1]``; a collective for a sharded policy.
 
-        They are taken at temperature 1 and over every id of the output layer, as an engine reports log-probs of a
-        prompt.
+        The log-probs are taken at temperature 1 and over every id of the output layer, as an engine reports log-probs
+        of a prompt.
         """
         ids = np.array(token_ids, np.int64)
         device = find_device(self._policy.model)

@@ -137,7 +137,8 @@ class RayRun:
 
     Attributes:
         config: the options of the run.
-        output_dir: the run folder, shared by all nodes. Its subfolder ``launch/`` has the run file and the prompts.
+        output_dir: the run folder, shared by all nodes. The subfolder ``launch/`` contains the run file and the
+            prompts.
     """
 
     def __init__(

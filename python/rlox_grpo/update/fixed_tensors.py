@@ -49,7 +49,8 @@ class FixedTensors:
             for each batch, the log-probs of the update, detached, are used instead.
         batcher: makes the micro-batches of a KL penalty in the reward.
         ranks: the ranks that share the micro-batches; every rank calls each method.
-        routers: the routers of a mixture of experts, or None. Their choices in the pass of the old log-probs are added.
+        routers: the routers of a mixture of experts, or None. The routers' choices in the forward pass of the old
+            log-probs are stored too.
     """
 
     stages: StageConfigs

@@ -66,8 +66,8 @@ class Updater(Protocol):
     def start(self) -> None:
         """Cast and shard the model to the form that it has in every step.
 
-        This is called before the first completions are sampled. Otherwise the first completions after a resume would be
-        sampled from weights in another rounding.
+        ``start`` is called before the first completions are sampled. Otherwise the first completions after a resume
+        would be sampled from weights in another rounding.
         """
         ...
 

@@ -1,8 +1,8 @@
 """OTB (arXiv:2602.07078): a baseline for each token position of a group.
 
-The baselines need squared norms of scores, from a forward pass. So this form returns the rewards minus the group's
-mean, which is enough to find groups without signal. :mod:`rlox_grpo.update.token_baseline` has the formula of the
-baselines and replaces these advantages.
+The baselines need squared norms of scores, from a forward pass. This form therefore returns the rewards minus the
+group's mean, which is enough to find groups without signal. :mod:`rlox_grpo.update.token_baseline` has the formula of
+the baselines and replaces these advantages.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _FIRST = (
     *("nano_aha", "grpo_zero", "simple_grpo", "lm_book", "rl_from_scratch", "r1_blog", "rlox", "trl"),
     *("cispo_trl", "verl", "cispo_verl", "cispo_open_instruct"),
 )
-"""The order in which presets are listed: papers, systems, libraries. Those that are not in it follow by name."""
+"""The order in which presets are listed: papers, systems, libraries. Presets that are not in this list follow by
+name."""
 
 
 class PresetFolder(Mapping[str, Preset]):

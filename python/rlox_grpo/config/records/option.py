@@ -262,8 +262,8 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
 def find_ignored(config: BaseModel, preset: Mapping[str, Any], arguments: Mapping[str, bool]) -> Iterator[str]:
     """Yield an error for each option that is set but would be ignored.
 
-    An option counts as set if its value is neither its default nor the preset's. So a preset never conflicts with the
-    user's options, and a resolved ``config.toml`` can be read again.
+    An option counts as set if its value is neither its default nor the preset's. A preset therefore never conflicts
+    with the user's options, and a resolved ``config.toml`` can be read again.
 
     Args:
         config: the resolved options.

@@ -1,8 +1,8 @@
 """Let engines join and leave a run between two steps, until there are as many as in ``[layout]`` of the run file.
 
-The launcher reads this number repeatedly. It starts an engine in a placement group of its own, and tells the ranks when
-the engine listens. It stops an engine when all ranks have stopped using it. Random draws do not depend on which engine
-answers, so the metrics of a run do not change.
+The launcher reads this number repeatedly. The launcher starts an engine in a placement group of its own, and tells the
+ranks when the engine listens. The launcher stops an engine when all ranks have stopped using it. Random draws do not
+depend on which engine answers, so the metrics of a run do not change.
 """
 
 from __future__ import annotations

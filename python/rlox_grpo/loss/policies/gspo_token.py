@@ -9,8 +9,8 @@ from rlox_grpo.loss.ratios import average_rows, clipped
 def gspo_token(inputs: LossInputs) -> PolicyTerm:
     """The clipped objective with r = sg(s_i) · exp(log_probs − sg(log_probs)), s_i as in ``gspo``.
 
-    Value and gradient equal those of ``gspo`` over a whole sequence. They differ if some tokens have no policy term,
-    or if each token has its own advantage.
+    Value and gradient equal those of ``gspo`` over a whole sequence. The two losses differ if some tokens have no
+    policy term, or if each token has its own advantage.
 
     Sources: GSPO, arXiv:2507.18071, GSPO-token; verl's ``gspo``.
     """

@@ -97,7 +97,7 @@ def extract_reasoning(answer: str) -> str:
 def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
     """Split rows into training and held-out rows, which have no list of calculations in common.
 
-    The key is the annotations of the answer, or the question if there are none. So problems that differ only in names
+    The key is the annotations of the answer, or the question if there are none. Problems that differ only in names
     and things are in the same part. See :func:`split_by_key`.
     """
     return split_by_key(

@@ -222,7 +222,7 @@ def _list_problems(task: str, arguments: Mapping[str, Any], seed: int) -> Iterat
 
 
 def _seed_global_generators(seed: int) -> None:
-    """Seed what list_functions draws from beside its own generator. This process does nothing else."""
+    """Seed what list_functions draws from beside its own generator. The worker process does nothing else."""
     random.seed(seed)
     np.random.seed(seed)
 

@@ -67,8 +67,9 @@ class Judge:
       :func:`~rlox_grpo.rewards.judge.pairwise.grade_pairs` describes the pairs.
 
     The verdict is one JSON object at the end of the reply. A sample whose reply has no verdict has the status
-    ``no_verdict``, one without an answer of the server ``unanswered``. Both have no score and are left out of their
-    group; neither counts as 0. Completions are quoted as JSON, and a verdict that a completion states is not read.
+    ``no_verdict``, one without an answer of the server ``unanswered``. Neither sample has a score: both are left out of
+    their group, and neither counts as 0. Completions are quoted as JSON, and a verdict that a completion states is not
+    read.
 
     Verdicts are stored in the folder ``judge`` of the run, so that a run that was killed and resumed asks nothing twice
     and has the same rewards. ``rlox-grpo judge-cache RUN`` prints them.

@@ -98,7 +98,7 @@ class ReceivingEngine(Protocol):
 def is_measured(engine: object) -> TypeGuard[MeasuredEngine]:
     """Return whether an engine has metrics of its own.
 
-    This and the following functions look members up with ``getattr``, which also finds them in a wrapper with
+    This function and the following ones look members up with ``getattr``, which also finds them in a wrapper with
     ``__getattr__``. From Python 3.12 on, ``isinstance`` with a protocol does not.
     """
     return hasattr(engine, "take_metrics")

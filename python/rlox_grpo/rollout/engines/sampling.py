@@ -19,8 +19,8 @@ _NUCLEUS_CANDIDATES = 1024
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int, turn: int = 0) -> NDArray[np.float64]:
     """Return the uniform random numbers in [0, 1) of one row, ``float64 [count]``: number t decides token t.
 
-    Philox is counter-based: its key is the seed, and its counter starts at (turn, completion, prompt). So the numbers
-    of a row do not depend on the group size, on ``count``, or on the other rows of the batch.
+    Philox is counter-based: its key is the seed, and its counter starts at (turn, completion, prompt). The numbers of a
+    row therefore do not depend on the group size, on ``count``, or on the other rows of the batch.
     """
     bits = np.random.Philox(key=seed, counter=[0, turn, completion, prompt])
     return np.random.Generator(bits).random(count)

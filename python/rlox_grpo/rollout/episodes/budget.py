@@ -34,7 +34,7 @@ class Usage:
     Attributes:
         replies: replies so far.
         pending: replies that are being sampled.
-        cancelled_replies: cancelled replies. They count as turns, so that the number of calls is limited.
+        cancelled_replies: cancelled replies. Pending replies count as turns, so that the number of calls is limited.
     """
 
     def __init__(self, budget: Budget) -> None:

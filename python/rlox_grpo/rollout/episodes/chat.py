@@ -183,7 +183,7 @@ class Chat:
         Args:
             messages: the text of one user message; a list of messages; or None, to continue a truncated reply or to
                 begin another reply after a complete one.
-            tools: functions that the policy may call in this episode, instead of those of the option ``tools``. They
+            tools: functions that the policy may call in this episode, instead of those of the option ``tools``. Tools
                 can be passed only at the first turn, because templates list tools at the beginning.
             max_new_tokens: limit of this reply, at most the option ``max_new_tokens``, which is the default.
             stop: one or several strings that end this reply, in addition to the option ``stop``.

@@ -41,7 +41,7 @@ _NO_END = {"logprobs": None, "finish_reason": None}
 
 
 class RequestError(ValueError):
-    """A request that the endpoint cannot serve. Its answer has status 400. ``param`` is the parameter at fault."""
+    """A request that the endpoint cannot serve; it is answered with status 400. ``param`` is the parameter at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)

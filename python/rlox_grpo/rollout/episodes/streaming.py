@@ -155,7 +155,7 @@ class ReplyPieces:
     def finish(self, content: str, reasoning: str | None, token_ids: Sequence[int] = ()) -> None:
         """Send the rest of a complete reply: its content and reasoning, and the token ids of a raw reply.
 
-        Nothing is sent if ``content`` does not begin with the content sent so far. This happens if a reply has
+        Nothing is sent if ``content`` does not begin with the content sent so far. The two differ if a reply has
         ``</think>`` without ``<think>``: the text before ``</think>`` was sent as content, but is reasoning.
         """
         self._unseen += token_ids[self._num_added :]

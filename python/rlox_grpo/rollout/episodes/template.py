@@ -1,8 +1,8 @@
 r"""Render a conversation turn by turn: first the whole prompt, later only the new messages.
 
 The tokens of a reply are used as they were sampled. New messages are rendered after a placeholder reply in a short
-synthetic conversation. The text after the placeholder is the increment. It begins with the end of the reply's turn
-and the separator, and ends with the next generation prompt::
+synthetic conversation. The text after the placeholder is the increment. The increment begins with the end of the
+reply's turn and the separator, and ends with the next generation prompt::
 
     rendered   <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nPLACEHOLDER<|im_end|>\n<|im_start|>user\n…
     increment                                                                   <|im_end|>\n<|im_start|>user\n…

@@ -1,4 +1,7 @@
-"""The report of a run: an HTML page with its curves and sampled completions. It loads nothing from the network."""
+"""The report of a run: an HTML page with its curves and sampled completions.
+
+The page loads nothing from the network.
+"""
 
 from __future__ import annotations
 

@@ -216,8 +216,8 @@ def decode_without_cache(
 ) -> None:
     """Sample every row by running its whole sequence again for each token.
 
-    Rows with equal prompt lengths form a batch. They stay equally long, so the model needs neither padding nor a mask:
-    ``input_ids`` is its only input.
+    Rows with equal prompt lengths form a batch. The rows stay equally long, so the model needs neither padding nor a
+    mask: ``input_ids`` is its only input.
     """
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):

@@ -58,9 +58,9 @@ class HFEngine:
     length run together.
 
     The uniform random number of a token is keyed by (seed, index of the prompt in the step, index of the completion in
-    its group, index of the token). So it does not depend on ``max_rows``, on other rows, or on the number of ranks.
-    Logits do depend on the batch in their last bits, so a token may change if its number is within about 1e-7 of the
-    boundary between two tokens.
+    its group, index of the token). The number therefore does not depend on ``max_rows``, on other rows, or on the
+    number of ranks. Logits do depend on the batch in their last bits, so a token may change if its number is within
+    about 1e-7 of the boundary between two tokens.
 
     Log-probs are those of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
     Without filters they are the trainer's log_softmax(logits / temperature); with filters, the trainer normalises over
@@ -72,8 +72,8 @@ class HFEngine:
         vocab_limit: ids from here on are never sampled, because they have no text. Log-probs are normalised over the
             ids below it. None: every id can be sampled.
         uses_cache: whether the model runs with a key-value cache.
-        shares_prefixes: whether the rows of a group can share one copy of their prompt's keys and values. They do
-            unless the group has one row, or a sequence may be longer than the model's sliding window.
+        shares_prefixes: whether the rows of a group can share one copy of their prompt's keys and values. Rows share
+            the copy unless the group has one row, or a sequence may be longer than the model's sliding window.
         end_ids: ids that end a completion.
         uses_slots: whether rows decode without padding on a GPU (:mod:`.slot_cache`).
         uses_graphs: whether these steps are replayed as CUDA graphs (:mod:`.step_graphs`).

@@ -261,7 +261,9 @@ class RowCache:
             self._device_origins[: extent.rows] = torch.from_numpy(self._origins[: extent.rows]).to(self._device)
 
     def _relocate(self, like: PrefilledPrompts | None, min_end: int) -> None:
-        """Move the live columns to new buffers. They end at column ``min_end``, or start at column 0 if they are more.
+        """Move the live columns to new buffers.
+
+        The columns end at column ``min_end``, or start at column 0 if there are more than ``min_end``.
 
         Example: columns [60, 64) are live and the buffers are full. The live columns move to [0, 4) of new buffers with
         4 + 64 columns, and the starts shrink by 60. With ``min_end`` 10, for prompts of width 10, they move to [6, 10).

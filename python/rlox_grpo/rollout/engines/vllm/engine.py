@@ -116,8 +116,8 @@ class VLLMEngine:
             gpu_memory_utilization: share of the GPU's memory for vLLM, its weights included.
             sleep: whether to free vLLM's memory on a GPU between two calls of ``generate``.
             ranks: all ranks of the run; their engines start and restart together.
-            sharing_ranks: the consecutive ranks that share one model by tensor parallelism. They call ``generate``
-                together, with the same arguments.
+            sharing_ranks: the consecutive ranks that share one model by tensor parallelism. These ranks call
+                ``generate`` together, with the same arguments.
 
         Raises:
             ImportError: vLLM is missing or too old; the message has the extra.

@@ -1,8 +1,8 @@
 """New weights of a mixture of experts for vLLM: the names of checkpoints, and the experts' layout on the CPU.
 
 transformers stacks the experts of a layer in memory, ``mlp.experts.gate_up_proj [E, 2·I, H]``. vLLM 0.32 reads these
-names for some families (Qwen3-MoE, OLMoE) and refuses them for others (Mixtral). It reads the names of checkpoints, one
-matrix for each expert, for all of them.
+names for some families (Qwen3-MoE, OLMoE) and refuses them for others (Mixtral). vLLM reads the names of checkpoints,
+one matrix for each expert, for all of them.
 """
 
 from __future__ import annotations

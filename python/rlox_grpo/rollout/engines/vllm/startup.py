@@ -42,7 +42,10 @@ def check_vllm_version() -> None:
 
 
 def set_environment() -> None:
-    """Set the environment variables that vLLM reads on import. Those that the user set stay, except multiprocessing."""
+    """Set the environment variables that vLLM reads on import.
+
+    Variables that the user set stay, except the one for multiprocessing.
+    """
     import torch
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -1,7 +1,7 @@
 """Sample replies turn by turn with vLLM, in this process or on servers; see :mod:`rlox_grpo.rollout.engines.turns`.
 
-Each reply is one request, which vLLM batches with the other pending ones. Its prefix cache keeps the keys and values of
-earlier turns in whole blocks.
+Each reply is one request, which vLLM batches with the other pending ones. vLLM's prefix cache keeps the keys and values
+of earlier turns in whole blocks.
 """
 
 from __future__ import annotations
