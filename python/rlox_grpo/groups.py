@@ -221,7 +221,7 @@ def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
     Two turns of a group have the same number if their states are equal. States of different groups are never equal.
     The state of a first turn is the prompt. That of a later turn is
 
-    - ``"observation"``: the token ids between the reply before it and this turn, those of the chat template included;
+    - ``"observation"``: the token ids between the reply before it and this turn, including those of the chat template;
       if there are none, the state and the reply before it;
     - ``"history"``: all token ids before this turn.
     """

@@ -347,10 +347,10 @@ class TokenLogProbs:
     """Log-probs of the completion tokens that stay fixed during the updates, ``float32 [N, T]``.
 
     Attributes:
-        sampling: those that the engine reported; None if they are unknown.
-        old: those of the policy that sampled, computed by the trainer; None if that is the policy in training.
-        ref: those of the reference; None without a reference, and for ``kl_estimator="full"``.
-        teacher: those of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where the teacher
+        sampling: log-probs that the engine reported; None if they are unknown.
+        old: log-probs of the policy that sampled, computed by the trainer; None if that is the policy in training.
+        ref: log-probs of the reference; None without a reference, and for ``kl_estimator="full"``.
+        teacher: log-probs of the teacher; None without a teacher, and for ``teacher_kl="full"``. −inf where the teacher
             excludes a token.
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``;
             with ``teacher_kl="full"`` they are the teacher's.
@@ -374,7 +374,7 @@ class Routing:
 
     Attributes:
         choices: ``int16 [N, L, layers, k]``, the experts that the update uses for each token of ``Batch.input_ids``; −1
-            where the router chooses. None: it chooses everywhere.
+            where the router chooses. None: the router chooses everywhere.
         counts: ``float64 [layers, E]``, the loss tokens of the micro-batch that the old policy routes to each expert.
         load: ``float64 [layers, E]``, the share of the loss tokens that are routed to each expert, over all
             micro-batches and ranks of the optimizer step; each layer adds up to k.
@@ -441,8 +441,8 @@ class Batch:
         input_ids: ``int64 [N, L]``.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included. The
-            mask is computed from lengths, never from token ids. The mask is for attention and positions; everything
+        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, including end tokens and observations.
+            The mask is computed from lengths, never from token ids. The mask is for attention and positions; everything
             that counts tokens or averages over them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
         advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.

@@ -26,7 +26,7 @@ def lay_out_after(
     Args:
         batch: a micro-batch whose completions have no branches.
         prompts: ``int64 [P_i]``, the prompt of each completion of the optimizer step, by ``batch.row_index``.
-        token_budget: most tokens of a micro-batch; a longer row is alone in its own.
+        token_budget: maximum number of tokens of a micro-batch; a longer row gets a micro-batch of its own.
         share_prompts: whether a shared prompt counts once.
 
     Returns:

@@ -70,7 +70,7 @@ class EvalSet(Record, title="Evaluation set"):
         return self
 
     def is_due(self, step: int, total_steps: int, eval_steps: int) -> bool:
-        """Whether training evaluates this set after ``step``: at the start, at the end, and every so many steps."""
+        """Whether training evaluates this set after ``step``: at the start, at the end, and at regular steps."""
         every = eval_steps if self.every is None else self.every
         return step in (0, total_steps) or (every > 0 and step % every == 0)
 

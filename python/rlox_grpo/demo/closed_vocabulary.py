@@ -29,7 +29,7 @@ def build_countdown_tokenizer(largest: int) -> PreTrainedTokenizerFast:
 def make_word_tokenizer(
     words: Sequence[str], splitter: Any, *, decoder: Any = None, **options: Any
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer whose vocabulary is ``words``, in the order of their ids, :data:`PAD` and :data:`EOS` included.
+    """Make a tokenizer whose vocabulary is ``words``, in the order of their ids, including :data:`PAD` and :data:`EOS`.
 
     Args:
         words: without an unknown token.
@@ -66,7 +66,7 @@ TURNS_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Writes the end token behind each reply; for conversations of several turns."""
+"""Chat template for conversations of several turns, which writes the end token after each reply."""
 
 TOOLS_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>"

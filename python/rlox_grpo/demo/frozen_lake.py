@@ -78,7 +78,7 @@ def _draw_step(rng: np.random.Generator, cell: int) -> str:
 
 @cache
 def _read_table() -> Any:
-    """By field and action: a list of (chance, next field, reward, whether the episode ends there)."""
+    """For each field and action, return a list of (chance, next field, reward, whether the episode ends there)."""
     return make_lake().unwrapped.P
 
 

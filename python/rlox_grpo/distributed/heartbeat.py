@@ -127,7 +127,7 @@ class Heartbeat:
         self._spoken.set()
 
     def _exchange_signs(self, count: int) -> None:
-        """Write this rank's sign of life and read the others': at most 4 requests."""
+        """Write this rank's heartbeat and read those of the other ranks, in at most 4 requests."""
         sign = {"name": self._name, "count": count}
         if self._rank == 0 and (silence := self._find_longest_silence()) is not None:
             sign["seconds"], sign["silent"] = silence

@@ -47,7 +47,7 @@ def importance_weights(
     and a log-ratio is clamped at ±20 before ``exp``.
 
     Args:
-        old_log_probs: ``[N, T]``, computed by the trainer with the weights that sampled.
+        old_log_probs: ``[N, T]``, computed by the trainer with the weights that sampled the completions.
         sampling_log_probs: ``[N, T]``, as the engine reported them.
         mask: ``bool [N, T]``, tokens that count; values at other positions are ignored.
         level: ``token``, ``sequence`` or ``sequence_mean``, as above.

@@ -41,7 +41,7 @@ _DIGEST_BYTES = 2**20
 
 
 class UnreadableError(ValueError):
-    """Weights that cannot be read tensor by tensor; the message has the reason."""
+    """Weights that cannot be read tensor by tensor; the message contains the reason."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ def copy_blank(model: nn.Module) -> nn.Module:
 
 
 def find_gpu() -> torch.device | None:
-    """Return this process's GPU, or None without one."""
+    """Return this process's GPU, or None if there is none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 

@@ -23,7 +23,7 @@ LEAST_WIDTH = 256
 """Hidden size below which arithmetic stays float32: overhead dominates there."""
 
 MARGIN = 1.5
-"""How many times as fast bfloat16 must be. A trial beside other processes is imprecise."""
+"""How many times as fast bfloat16 must be. A trial is imprecise while other processes run."""
 
 _LARGEST = (512, 1024, 2048)
 """Rows, input and output size of the trial at most: milliseconds, for a model of any size."""
@@ -33,7 +33,7 @@ def choose_on_cpu(config: GRPOConfig, model: nn.Module, ranks: Ranks, *, time_la
     """Return the precision of ``dtype="auto"`` for a model on a CPU, and log it.
 
     The trial is for full training of one process with the built-in engine. Float32 is returned without a trial for
-    several ranks, as their processors may differ, for an adapter, whose frozen weights would be stored in bfloat16, and
+    several ranks, whose processors may differ, for an adapter, whose frozen weights would be stored in bfloat16, and
     for a run with a server that has a precision of its own.
 
     Args:

@@ -25,7 +25,7 @@ from rlox_grpo.model.kernel_trial import Kernel, agrees, choose_by_trial
 
 @dataclass(frozen=True, eq=False)
 class RowSlots:
-    """Indices of the keys and values of R rows, those of the newest token included.
+    """Indices of the keys and values of R rows, including those of the newest token.
 
     Attributes:
         starts: ``int32 [R + 1]``, first index of each slot, and the end of the last slot.

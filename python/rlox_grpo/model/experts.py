@@ -28,7 +28,7 @@ def measure_shared_width(text: Any, expert_width: int) -> int:
 
 
 def count_adapter(base: nn.Module, targets: str | tuple[str, ...]) -> int | None:
-    """Return the number of parameters of a LoRA adapter of rank 1 on a mixture of experts, stacked experts included.
+    """Return the number of parameters of a LoRA adapter of rank 1 on a mixture of experts, stacked experts too.
 
     peft decides which stacked matrices an adapter has, so it makes one on a copy without storage. None if ``base`` has
     no stacked experts or has an adapter already, or if peft is not installed.

@@ -206,7 +206,7 @@ def make_forward(
     def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
         """Return the distributions of the packed row's K distinct tokens, or else of the M tokens under ``loss_mask``.
 
-        The distributions are over the first ``rows`` ids of the output layer; None: over all ids, padding included.
+        The distributions are over the first ``rows`` ids of the output layer; None: over all ids, including padding.
         """
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None

@@ -30,7 +30,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _ARRAY = 8, 9
 
 _MOST_ENTRIES = 2**16
-"""Of the metadata, and of tensors. Also the largest count of layers, heads or experts."""
+"""Maximum number of entries of the metadata, and of tensors. Also the largest count of layers, heads or experts."""
 _MOST_ITEMS = 2**20
 """Of an array: vocabularies have up to 2^18 tokens, and twice as many merges."""
 _LONGEST_TEXT = 2**22

@@ -31,9 +31,9 @@ CPU_STORED_BYTES = 128 * 2**20
 work: if all logits are stored, the layer takes 0.77 (hidden size 896) to 0.86 (256) of the time, on one thread."""
 
 GPU_TILE_BYTES = (64 * 2**20, 2**30)
-"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. The size does
-not depend on free memory, so that the results do not depend on it either. Tiles hold whole rows, because a kernel
-launch costs more than the memory traffic that smaller tiles save."""
+"""Minimum and maximum size of a tile's float32 logits on a GPU, in bytes; between these, 1/64 of the device's memory.
+The size does not depend on free memory, so that the results do not depend on it either. Tiles hold whole rows, because
+a kernel launch costs more than the memory traffic that smaller tiles save."""
 
 
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:

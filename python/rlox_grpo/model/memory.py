@@ -180,7 +180,7 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
 
 
 def _find_intermediate_size(text: Any) -> int:
-    """Return the MLP width of one token, summed over its experts in a mixture of experts, shared ones included."""
+    """Return the MLP width of one token: in a mixture of experts the sum over its experts, including shared ones."""
     experts, width = count_experts_per_token(text), _find_expert_width(text)
     if not experts:
         return _read_size(text, "intermediate_size", 4 * text.hidden_size)

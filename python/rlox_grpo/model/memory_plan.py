@@ -30,7 +30,7 @@ _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
 
 def find_gpu_bytes() -> int | None:
-    """Return the memory of this process's GPU, or None without one."""
+    """Return the memory of this process's GPU, or None if there is none."""
     gpu = find_gpu()
     return None if gpu is None else int(torch.cuda.get_device_properties(gpu).total_memory)
 
@@ -109,7 +109,7 @@ def choose_checkpointing(
     Args:
         shape: the model's sizes, or None if they are unknown.
         config: all options.
-        gpu_bytes: memory of the GPU; None without one.
+        gpu_bytes: memory of the GPU; None if there is none.
         ranks: number of ranks.
     """
     if config.gradient_checkpointing != "auto":

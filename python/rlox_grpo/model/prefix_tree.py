@@ -51,7 +51,7 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Number of forwarded tokens, prompts included."""
+        """Number of forwarded tokens, including those of the prompts."""
         return int(self.prompt_lengths.sum() + self.forwarded.sum())
 
 

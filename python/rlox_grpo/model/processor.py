@@ -40,12 +40,13 @@ def split_processor(tokenizer: Any, processor: Any) -> tuple[Any, Any]:
 def make_reader(
     model: Any, tokenizer: Any, processor: Any, source: str, config: GRPOConfig, ranks: Ranks
 ) -> tuple[PictureReader | None, str]:
-    """Return the reader of pictures for ``model``, or None and the reason why prompts can have none.
+    """Return the reader of pictures for ``model``, or None and the reason why prompts cannot have pictures.
 
     Args:
         model: the model, as it was loaded.
         tokenizer: the policy's.
-        processor: that of the user; None loads the processor beside the model, if the model reads pictures.
+        processor: the processor that the user passed; None loads the model's own processor, if the model reads
+            pictures.
         source: the model's path or hub id, or "".
         config: all options.
         ranks: all ranks of the run.

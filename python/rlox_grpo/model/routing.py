@@ -1,8 +1,8 @@
 """The routers of a mixture of experts: record their choices and logits, and replay the choices of another pass.
 
 A router chooses k of E experts for each token. An update may move a token to other experts, and its log-prob then jumps
-by far more than the step. Replayed choices remove this: the experts are forced, and only their gates are computed anew,
-with gradients (arXiv:2507.18071, section 5.3; arXiv:2510.11370).
+by far more than the step. Replayed choices prevent this jump: the experts are fixed, and only their gates are computed
+again, with gradients (arXiv:2507.18071, section 5.3; arXiv:2510.11370).
 
 Hooks are on the routers while a forward pass runs. With forced choices and gradients they stay until
 :meth:`Routers.release`, because checkpointed layers run again in the backward pass.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MAX_KEYS = 64
-"""Maximum number of keys of a row, those of its prompt included."""
+"""Maximum number of keys of a row, including those of its prompt."""
 
 MAX_PROMPT = 16
 """Maximum length of a prompt: its keys are copied to each of its rows."""

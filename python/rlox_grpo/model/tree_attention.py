@@ -47,7 +47,7 @@ class Call:
         num_queries: number of queries of all sequences.
         causal: whether a query attends to no later key; the last query and the last key of a sequence are at the same
             position.
-        window: maximum number of keys that a query attends to, its own included; None: all.
+        window: maximum number of keys that a query attends to, including its own; None: all keys.
     """
 
     queries: Tensor | None

@@ -69,7 +69,9 @@ class Vision:
         self.attends_both_ways = "token_type_ids" in inspect.signature(self.core.forward).parameters
 
     def prepare_rows(self, rows: Sequence[Shown], width: int, *, padded_left: bool = False) -> dict[str, Any]:
-        """Return the inputs beside ``input_ids [N, width]``: features, and positions for M-RoPE; none without pictures.
+        """Return the inputs other than ``input_ids [N, width]``: features, and positions for M-RoPE.
+
+        Without pictures there are none.
 
         ``rows`` are the prompts at the beginning of the rows, or with ``padded_left`` at their end.
         """
@@ -100,7 +102,7 @@ class Vision:
         return options
 
     def prepare_batch(self, batch: Batch) -> dict[str, Any]:
-        """Return the inputs beside ``batch.input_ids``."""
+        """Return the inputs other than ``batch.input_ids``."""
         ids: Any = batch.input_ids.cpu().numpy()
         shown = [picture for pictures in batch.pictures for picture in pictures]
         self._check_counts(int((ids == self.reader.image_token_id).sum()), shown)
@@ -111,7 +113,7 @@ class Vision:
         return self.prepare_rows(rows, ids.shape[1])
 
     def prepare_packed(self, row: PackedRow, batch: Batch, first_rows: Int64Array) -> dict[str, Any]:
-        """Return the inputs beside ``row.input_ids[None]``.
+        """Return the inputs other than ``row.input_ids[None]``.
 
         ``first_rows`` is the row of ``batch`` from which each prompt of the packed row is copied.
         """

@@ -13,7 +13,7 @@ NOT_SUPPORTED = "pictures, video and audio are not supported yet"
 """Why pictures are errors in episodes and at endpoints."""
 
 NO_PROCESSOR = "pictures need a vision-language model with its processor, and video and audio are not supported yet"
-"""Why pictures are errors in prompts."""
+"""Text of the error for pictures in prompts."""
 
 _MEDIA_KIND = re.compile("image|picture|video|audio", re.IGNORECASE)
 _MEDIA_PACKAGES = ("PIL.", "torchcodec.", "datasets.features.")
@@ -47,7 +47,7 @@ _DEEPEST = 16
 def find_media(value: Any, *, is_named: bool = False, depth: int = 0) -> str | None:
     """Describe the picture, video or audio in a value, or in a list; None if there is none.
 
-    Recognised are objects of PIL, torchcodec and ``datasets``, ``{"bytes", "path"}`` and ``{"array",
+    The function recognises objects of PIL, torchcodec and ``datasets``, ``{"bytes", "path"}`` and ``{"array",
     "sampling_rate"}`` of undecoded datasets, encoded bytes and data URLs; with ``is_named``, as in a column ``image``,
     also paths and URLs, arrays of at least two dimensions, and any bytes.
     """

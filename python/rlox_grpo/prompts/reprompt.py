@@ -19,7 +19,7 @@ def show_solution_or_feedback(row: dict[str, Any], verdict: Verdict, siblings: S
     ``environment_feedback_only_without_solution``.
 
     Returns:
-        messages or text, as the row's prompt is; None if there is neither a solution nor feedback.
+        messages or text, in the form of the row's prompt; None if there is neither a solution nor feedback.
 
     Raises:
         ValueError: the prompt or the completions are token ids.

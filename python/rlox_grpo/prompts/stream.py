@@ -68,7 +68,7 @@ class StreamDraws:
         """Read and check the first rows.
 
         ``load`` converts a list of rows to prompts and checks them. ``compare`` checks prompts against each other; each
-        row is compared with the first. ``label`` adds to a prompt what it has beside its row.
+        row is compared with the first. ``label`` adds to a prompt everything that does not come from its row.
 
         Raises:
             ValueError: the stream is empty.

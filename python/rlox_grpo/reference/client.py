@@ -186,11 +186,11 @@ def read_token(token_file: str | Path | None) -> str:
 
 
 class Client:
-    """HTTP client of one server; every call has a deadline and retries on errors that may pass.
+    """HTTP client of one server; every call has a deadline and is repeated after temporary errors.
 
     Args:
         url: the server's address, to which paths are added.
-        token: the bearer token; None: none is sent.
+        token: the bearer token; None: no token is sent.
         timeout: seconds of a call with its retries.
         shown: what errors call the server.
     """
@@ -233,7 +233,8 @@ class Client:
         """Return the body of the answer to a request whose body is of the media type ``kind``.
 
         Raises:
-            ReferenceServerError: there is no answer within the deadline, or a refusal; the message has the server's.
+            ReferenceServerError: the server does not answer within the deadline, or refuses; the message contains the
+                server's.
         """
         deadline, tries, failures, last = time.monotonic() + self._timeout, 0, 0, "no answer"
         while (left := deadline - time.monotonic()) > 0:

@@ -49,7 +49,7 @@ def connect_to_vllm(
         token_file: file with the server's API key; None: the environment variable ``RLOX_GRPO_REFERENCE_TOKEN``, or no
             key if that is not set.
         timeout: seconds of a call with its retries.
-        temperature: that of the run.
+        temperature: the sampling temperature of the run.
         tokenizer: the policy's. The tokenizer must give the same ids as the server's; None: the ids are not checked.
 
     Raises:

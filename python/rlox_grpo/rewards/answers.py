@@ -26,8 +26,8 @@ class Countdown:
 
     The answer is the last closed ``<answer>`` after the last ``</think>``. The answer may contain whole numbers,
     ``+ - * /``, ``× ÷ − ·``, parentheses and unary minus, and end with ``= N`` if ``N`` is the target; but no ``**``,
-    ``//``, decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with more
-    than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: no score).
+    ``//``, decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with
+    more than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: no score).
 
     Columns: ``nums`` (lists of whole numbers that are not negative), ``target`` (whole numbers).
     """

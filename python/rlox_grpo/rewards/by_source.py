@@ -17,10 +17,10 @@ from rlox_grpo.types import RolloutGroup, ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """The reward functions of a run, with their weights, and those that sources of a mixture have instead.
+    """The reward functions of a run with their weights, and those that sources of a mixture use instead.
 
     Attributes:
-        functions: those of the run; they score every row whose source has none of its own.
+        functions: the reward functions of the run, which score every row whose source has none of its own.
         weights: one for each of ``functions``; None: their own.
         by_source: the functions of the sources that have their own.
     """

@@ -18,7 +18,7 @@ SAMPLED = "sampled_mask"
 
 
 def read_texts(completions: Sequence[Any], rule: str) -> list[str]:
-    """Return each completion as text that Rust can borrow: with U+FFFD for lone surrogates.
+    """Return each completion as text that Rust can borrow, with U+FFFD in place of lone surrogates.
 
     A completion is a string, or a list of messages, of which the last assistant message is read.
 

@@ -67,7 +67,7 @@ def make_dataset(task: str, arguments: Mapping[str, Any], *, seed: int = 0, size
 
     Args:
         task: name of the task in reasoning_gym.
-        arguments: fields of the task's configuration, but for ``seed`` and ``size``.
+        arguments: fields of the task's configuration, except ``seed`` and ``size``.
         seed: the seed of the dataset. Most tasks draw problem i from ``seed + i``.
         size: number of problems.
 
@@ -119,7 +119,9 @@ def refuse_tasks(tasks: Sequence[str]) -> None:
 
 
 def pack(value: Any) -> Any:
-    """Return plain data in a form that JSON keeps: tuples and dicts get tags, as JSON lacks tuples and keys but text.
+    """Return plain data in a form that JSON keeps: tuples and dicts get tags.
+
+    JSON has no tuples, and only text as keys of objects.
 
     Raises:
         ConfigError: the data hold something other than dicts, lists, tuples, texts, numbers, bools and None.

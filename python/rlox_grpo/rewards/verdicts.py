@@ -189,7 +189,9 @@ def check_tags(first: str, second: str) -> None:
 
 @dataclass(frozen=True)
 class Composite:
-    """Several rules as one: the weighted sum of those that apply; None if none applies, or if one could not judge.
+    """Several rules as one: the weighted sum of the rules that apply.
+
+    The sum is None if no rule applies, or if a rule could not judge.
 
     ``weights`` are by default those of the rules. The status of a sample is the worst among the rules.
     """

@@ -275,7 +275,7 @@ class Worker:
         process.wait()
 
     def kill(self) -> None:
-        """Kill the process. A thread that reads its answer then gets an empty one."""
+        """Kill the process. A thread that waits for the worker's answer then gets an empty answer."""
         _kill_group(self._process)
 
     def _set_deadline(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool
 
 LONGEST_TIMEOUT = 1e6
-"""Seconds, 11 days: the operating system's waits are no longer."""
+"""Longest timeout in seconds (11 days): the operating system cannot wait longer."""
 
 _ASYNC_GRACE = 1.0
 """Seconds after the last timeout at which a worker with async functions is killed: its event loop is blocked."""
@@ -30,8 +30,8 @@ class InWorkers:
     """A reward function in worker processes, which are killed if a sample exceeds the timeout.
 
     The function is called with one completion at a time (lists of one) and has ``timeout`` seconds for it. With
-    ``per="batch"`` it is called once with the whole batch and has ``timeout`` seconds times the number of completions.
-    An async function is called for many completions at the same time, each with its own timeout.
+    ``per="batch"`` the function is called once with the whole batch and has ``timeout`` seconds times the number of
+    completions. An async function is called for many completions at the same time, each with its own timeout.
 
     An endless loop, a crash, ``os._exit`` or a lack of memory affects only its own sample. A sample that exceeds the
     timeout has the outcome ``timeout`` and the score ``timeout_score``. If the function raises an error or the worker

@@ -97,7 +97,8 @@ class BestCheckpoint:
 
 
 def link_best(root: Path, step: int | None) -> None:
-    """Link ``root/best`` to the checkpoint of ``step``; None removes the link. Needs the lock of the run folder.
+    """Link ``root/best`` to the checkpoint of ``step``; None removes the link. The process must hold the lock of the
+    run folder.
 
     Raises:
         OSError: the system permits no links, or ``root/best`` is not a link.

@@ -400,7 +400,8 @@ def _read_random_states() -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of ``model`` that a checkpoint stores: of a LoRA model the trained parameters only.
 
-    Of other models, all parameters and persistent buffers. A tied parameter is stored once, under its first name.
+    For other models, return all parameters and persistent buffers. A tied parameter is stored once, under its first
+    name.
     """
     if hasattr(model, "peft_config"):
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -30,7 +30,8 @@ class EvaluationHistory:
 
         Args:
             name: the name of the set.
-            digest: of the prompts and the settings of the set. If it is another than before, the set begins anew.
+            digest: of the prompts and the settings of the set. If the digest differs from the earlier one, the history
+                of the set starts again.
             samples: samples of each prompt.
             step: the training step.
             shares: the share of right samples of each prompt, ``[P]``; NaN without a scored sample.

@@ -85,7 +85,7 @@ def evaluate(
 
 
 def list_k(samples: int) -> list[int]:
-    """Return the k of ``pass@k`` for so many samples of each prompt: the powers of 2, and ``samples``."""
+    """Return the values of k in ``pass@k`` for ``samples`` samples of each prompt: the powers of 2, and ``samples``."""
     return sorted({2**power for power in range(samples.bit_length())} | {samples})
 
 

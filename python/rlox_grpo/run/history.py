@@ -86,8 +86,8 @@ def set_aside(checkpoint: Path, why: str) -> Path:
 def set_later_aside(root: Path, step: int) -> list[Path]:
     """Rename the checkpoints after ``step``, from which the run does not continue.
 
-    A file holds the step until all are renamed. After a kill in between, :func:`choose_newest` ignores the checkpoints
-    that were not renamed yet.
+    A file records the step until all checkpoints are renamed. After a kill in between, :func:`choose_newest` ignores
+    the checkpoints that were not renamed yet.
 
     Raises:
         CheckpointError: a checkpoint cannot be renamed.

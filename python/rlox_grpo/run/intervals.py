@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Float64Array = NDArray[np.float64]
 
 NORMAL = 1.959963984540054
-"""0.975 quantile of the normal distribution."""
+"""The 0.975 quantile of the normal distribution."""
 
 _FEW = (12.706205, 4.302653, 3.182446, 2.776445)
 """0.975 quantiles of Student's t for 1 to 4 degrees of freedom."""

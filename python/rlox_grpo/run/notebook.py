@@ -50,7 +50,7 @@ class NotebookSink:
         publish: Publish | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Show the display in the output of the running cell, by ``publish``, or else by IPython.
+        """Show the display in the output of the running cell, by ``publish`` if it is given, otherwise by IPython.
 
         ``earlier`` has the metrics of the steps up to ``resume_step``, for the curves; a value may be None. The other
         arguments are as in :class:`rlox_grpo.run.console.ConsoleSink`.

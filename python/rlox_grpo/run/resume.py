@@ -281,8 +281,8 @@ def digest_optimizer(factory: Any) -> str | None:
 def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
     """Return fingerprints of the user's functions that are options (``DOORS``); see :func:`digest_reward`.
 
-    The fingerprint is None for a built-in one, and for an object without source. Values of an engine are left out: its
-    version, addresses and ports differ from rank to rank and from start to start.
+    The fingerprint is None for a built-in function, and for an object without source. Values of an engine are left out:
+    its version, addresses and ports differ from rank to rank and from start to start.
     """
     digests: dict[str, str | None] = {}
     for name in DOORS:

@@ -20,7 +20,7 @@ class MetricSink(Protocol):
     """Records the metrics of each step. The constructor raises an error if the sink cannot start."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step, with keys ``stage/name_unit``. Must not change ``metrics``."""
+        """Record the metrics of one step, with keys ``stage/name_unit``. A sink must not change ``metrics``."""
         ...
 
     def close(self) -> None:

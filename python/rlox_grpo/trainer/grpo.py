@@ -235,9 +235,10 @@ class GRPO:
                 set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
 
         Returns:
-            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. Also
-            ``resumed_from_step``, 0 for a new run, and ``steps_trained``, the steps of this call; with ``keep_best``
-            ``best_step`` and ``best_value``, the step and the metric of the best checkpoint (NaN if there is none).
+            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. The
+            metrics also contain ``resumed_from_step``, 0 for a new run, and ``steps_trained``, the steps of this call;
+            with ``keep_best`` ``best_step`` and ``best_value``, the step and the metric of the best checkpoint (NaN if
+            there is none).
 
         Raises:
             ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; a metric in
@@ -247,7 +248,7 @@ class GRPO:
             CheckpointError: another run uses ``output_dir``, or a checkpoint cannot be written or resumed.
             RuntimeError: a function of yours raised SystemExit, GeneratorExit or CancelledError.
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
-            RankError: another rank failed or died; the message has its number and its error.
+            RankError: another rank failed or died; the message contains its number and its error.
         """
         _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
@@ -559,7 +560,7 @@ class GRPO:
         Raises:
             ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, or ``best=True``
                 without an evaluation by ``keep_best``.
-            huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message has its reason.
+            huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message contains the reason.
         """
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")

@@ -186,7 +186,7 @@ class RayRun:
 
         Raises:
             ConfigError: prompts that cannot be written to a file, or a set with a function that cannot be imported.
-            RankError: the run ended with an error; the message has the last lines of its output.
+            RankError: the run ended with an error; the message contains the last lines of its output.
             KeyboardInterrupt: Ctrl-C; raised after the current step and a checkpoint.
         """
         folder = self.output_dir / "launch"

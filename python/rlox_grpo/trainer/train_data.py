@@ -71,7 +71,7 @@ class TrainData:
 
     Attributes:
         sources: by name; rows that are no mixture have the name ``""``.
-        shares: of each source of a mixture; None without one.
+        shares: share of each source of a mixture; None without a mixture.
         rewards: the reward functions of the sources that have their own.
     """
 
@@ -85,7 +85,7 @@ class TrainData:
         return [prompt for source in self.sources.values() for prompt in source.prompts]
 
     def count_epoch(self, prompts_per_step: int) -> int:
-        """Return the number of prompts of a pass: all rows, of a mixture rounded up to whole steps."""
+        """Return the number of prompts of a pass: all rows, rounded up to whole steps for a mixture."""
         if self.shares is not None:
             return prompts_per_step * ceil(len(self.prompts) / prompts_per_step)
         (source,) = self.sources.values()
@@ -104,7 +104,7 @@ class TrainData:
         ]
 
     def begin(self, progress: Progress, under_way: Collection[int], seed: int, chance: Callable[[int], float]) -> Draws:
-        """Begin to draw where the run is.
+        """Begin to draw prompts at the position of the run.
 
         Args:
             progress: of the run.
@@ -125,7 +125,7 @@ class TrainData:
     def restore(self, draws: Draws, progress: Progress, under_way: Collection[int]) -> Mapping[int, Prompt]:
         """Skip the rows of streams that were drawn before, and return the prompts of the run by index.
 
-        Of a stream, only the prompts ``under_way`` are returned.
+        For a stream, only the prompts ``under_way`` are returned.
         """
         if not isinstance(draws, MixtureDraws):
             (source,) = self.sources.values()

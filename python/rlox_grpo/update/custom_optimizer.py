@@ -84,7 +84,7 @@ class CustomOptimizer:
 
         Raises:
             TypeError: the factory returns something else than a ``torch.optim.Optimizer``.
-            ConfigError: an optimizer over other parameters, without a learning rate, or whose step needs a closure.
+            ConfigError: the optimizer has other parameters or no learning rate, or its step needs a closure.
         """
         rate = {"lr": learning_rate} if takes_learning_rate(factory) else {}
         optimizer = factory(list(named.values()), **rate)

@@ -37,7 +37,7 @@ def trains_equal_rewards(stages: StageConfigs, *, has_teacher: bool) -> bool:
 
 
 def needs_no_advantage(loss: LossConfig) -> bool:
-    """Return whether a term of the loss has a gradient where all advantages are 0, a teacher's aside."""
+    """Return whether a term of the loss other than a teacher's has a gradient where all advantages are 0."""
     penalises_kl = loss.kl_coef > 0 and loss.kl_in == "loss"
     return penalises_kl or loss.entropy_coef != 0 or loss.environment_loss_coef > 0
 

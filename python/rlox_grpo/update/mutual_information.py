@@ -24,7 +24,7 @@ from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredG
 
 MOST_PROMPTS = 16
 """Maximum number P of prompts. P² rows are scored: 256 are twice the completions of a default step, without a backward
-pass. More prompts only raise the ceiling ln P."""
+pass. More prompts would only raise the upper limit ln P."""
 
 Pair = tuple[Int64Array, Int64Array]
 """A context and the reply to it, both as token ids ``int64``."""

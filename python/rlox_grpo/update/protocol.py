@@ -85,7 +85,10 @@ class Updater(Protocol):
 
 
 def gather_weights(updater: Updater, ranks: Ranks) -> dict[str, Tensor]:
-    """Gather every parameter on rank 0, in host memory if they are sharded. All ranks call this; others get {}."""
+    """Gather every parameter on rank 0, in host memory if they are sharded.
+
+    All ranks call this method; all ranks except rank 0 get {}.
+    """
     # Every rank iterates over all parameters, because each is gathered by a collective. Only rank 0 stores them.
     return {
         name: tensor.cpu() if updater.is_sharded else tensor for name, tensor in updater.weights() if ranks.is_first

@@ -32,7 +32,7 @@ def optimal_token_advantages(
     the baseline is 0 if fewer than two rows have a token t.
 
     Example: rewards ``1 0``, norms ``1 1`` and ``3``. Token 1 has W = 1 and 3, so its baseline is 1/4. Token 2 exists
-    only in the first row: its baseline is 0. The advantages are ``0.75 1`` and ``-0.25``, up to the 1e-8.
+    only in the first row: its baseline is 0. The advantages are ``0.75 1`` and ``-0.25``, up to 1e-8.
 
     Args:
         rewards: ``[G]``.

@@ -21,7 +21,7 @@ _ORDER = ("turn_credit", "baseline", "reward_aggregation", "reward_scaling")
 
 
 class Form(Protocol):
-    """A module of this folder.
+    """A form of advantages: a module of this folder.
 
     Attributes:
         CHOSEN_BY: one option and the value that chooses the form; empty for the default.

@@ -25,7 +25,7 @@ from rlox_grpo.errors import ConfigError, RankError, import_extra
 QUIET = {"log_to_driver": False, "logging_level": "warning"}
 """Arguments of ``ray.init``."""
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Of a cluster that is started here: new weights go through the object store in pieces of 16 MiB."""
+"""Size of the object store of a cluster that is started here: new weights pass through it in chunks of 16 MiB."""
 ANSWER_WITHIN_S = 10.0
 """Seconds to wait for the address of a cluster."""
 SHOWN = 600
@@ -200,7 +200,7 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
     """Reserve room for the processes of a run for the block, on as few nodes as possible.
 
     Raises:
-        ConfigError: the cluster cannot hold them, or something else uses the room; the message has the numbers.
+        ConfigError: the cluster cannot hold them, or something else uses the room; the message contains the numbers.
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 

@@ -98,7 +98,7 @@ class RunningServers:
         """Start the servers of the room, and wait until all listen.
 
         Raises:
-            EngineError: a server did not start; the message has the last lines of its log.
+            EngineError: a server did not start; the message contains the last lines of its log.
         """
         for placement in self.room.servers:
             self.listed.append(self.start(placement, self.room))

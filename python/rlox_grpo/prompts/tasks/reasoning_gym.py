@@ -42,10 +42,10 @@ _HELD_OUT_SEED = 2**31
 """Added to the seed of held-out problems. Seeds of both parts stay below 2**32, the limit of NumPy's generators."""
 
 _CHUNK = 500
-"""Problems of one data set. Some tasks prepare all of them when it is created."""
+"""Problems of one data set. Some tasks prepare all problems when the data set is created."""
 
 _PATIENCE = 1000
-"""Draws in a row without a new problem, after which a task is taken to have no more."""
+"""Consecutive draws without a new problem after which a task counts as exhausted."""
 
 
 def make_rows(
@@ -222,7 +222,7 @@ def _list_problems(task: str, arguments: Mapping[str, Any], seed: int) -> Iterat
 
 
 def _seed_global_generators(seed: int) -> None:
-    """Seed what list_functions draws from beside its own generator. The worker process does nothing else."""
+    """Seed the global generators from which list_functions also draws. The worker process does nothing else."""
     random.seed(seed)
     np.random.seed(seed)
 

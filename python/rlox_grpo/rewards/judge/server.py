@@ -27,7 +27,7 @@ _RANDOM = random.SystemRandom()  # the generators of a run's seed are not touche
 
 
 class Unanswered(Exception):  # noqa: N818  # not an error of the run: the sample has no score
-    """The server gave no usable answer. The message has the reason and never the API key."""
+    """The server gave no usable answer. The message contains the reason and never the API key."""
 
 
 class _TryAgain(Exception):  # noqa: N818
@@ -40,11 +40,11 @@ class _TryAgain(Exception):  # noqa: N818
 
 @dataclass
 class Answer(Generic[Values]):
-    """What became of a question.
+    """The outcome of a question to the judge.
 
     Attributes:
         values: what the verdict says; None without a verdict.
-        trouble: why there is no verdict; "" with one.
+        trouble: the reason why there is no verdict; "" if there is a verdict.
         reply: the judge's last reply.
         is_answered: whether the judge replied; then there is no verdict because the reply has none.
         requests: number of requests.

@@ -99,7 +99,7 @@ def is_measured(engine: object) -> TypeGuard[MeasuredEngine]:
     """Return whether an engine has metrics of its own.
 
     This function and the following ones look members up with ``getattr``, which also finds them in a wrapper with
-    ``__getattr__``. From Python 3.12 on, ``isinstance`` with a protocol does not.
+    ``__getattr__``. From Python 3.12 on, ``isinstance`` with a protocol does not find such members.
     """
     return hasattr(engine, "take_metrics")
 
@@ -131,7 +131,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
     Raises:
         ConfigError: the engine cannot serve this policy, or the engine of the user lacks a member of
             :class:`GenerationEngine`.
-        ImportError: the engine is not installed; the message has the extra.
+        ImportError: the engine is not installed; the message names the extra.
     """
     from rlox_grpo.distributed.ranks import Ranks
 

@@ -107,7 +107,10 @@ def _check_arrays(where: str, token_ids: Any, log_probs: Any, max_new_tokens: in
 
 
 def _check_mask(where: str, reply: Completion | SampledTurn) -> None:
-    """Check the arrays of a sampling mask, if there is one. Whether it has the sampled ids is checked with the rows."""
+    """Check the arrays of a sampling mask, if there is one.
+
+    Whether the mask contains the sampled ids is checked later.
+    """
     if (mask := reply.sampling_mask) is None:
         return
     if not isinstance(mask, SamplingMask):

@@ -47,9 +47,9 @@ def sample_tokens(
         sampling: Temperature and filters.
 
     Returns:
-        Token ids ``int64 [R]``, log-probs ``float32 [R]`` under the distribution drawn from, and the ids that it was
-        drawn from, sizes ``int64 [R]``, if ``sampling`` asks for them and has a filter; else None. The log-prob is NaN,
-        and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
+        Token ids ``int64 [R]``, log-probs ``float32 [R]`` under the sampled distribution, and the ids from which each
+        token was drawn, sizes ``int64 [R]``, if ``sampling`` asks for them and has a filter; else None. The log-prob is
+        NaN, and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
     """
     logits = logits.float()
     top = logits.amax(dim=-1, keepdim=True)  # [R, 1]

@@ -19,7 +19,7 @@ class TurnRequest:
         turn: index of the reply in its conversation. Random draws depend only on the seed, ``episode``, ``branch``,
             ``turn`` and the position of the token. Turn 0 draws like a completion of one turn.
         token_ids: ``int64 [L]``, the conversation so far. The conversation extends the branch's last request.
-        max_new_tokens: maximum tokens of the reply, its end token included.
+        max_new_tokens: maximum number of tokens of the reply, including its end token.
         stop: strings that end the reply, in addition to those of the sampling parameters.
         branch: 0 for the first conversation; in a branch, a number of at most 47 bits derived from its first tokens. An
             episode has at most one request per branch at a time.

@@ -64,7 +64,7 @@ class Usage:
         """Return the maximum number of tokens for the next reply.
 
         Args:
-            length: tokens of the conversation, new messages included.
+            length: tokens of the conversation, including new messages.
             added: tokens of the new messages that count against ``max_episode_tokens``.
             asked: limit of this reply, or None.
 

@@ -280,7 +280,7 @@ class Chat:
     ) -> Reply:
         """Sample the reply to token ids, ``int64 [L]``; otherwise like :meth:`complete`.
 
-        ``on_delta`` gets the text of the reply, reasoning included, as content, and its token ids.
+        ``on_delta`` gets the text of the reply, including reasoning, as content, and its token ids.
 
         Raises:
             EpisodeEnded: a limit has ended the episode.

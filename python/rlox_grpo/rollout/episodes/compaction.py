@@ -6,7 +6,7 @@
     after    system | summary | reply 3 | message 4 | reply 4 …        with ``compact_keep=1``
 
 The summary is a reply like any other: it is sampled, and trained with the advantage of its episode. The conversation
-after it is a branch, a further row of the episode, whose prompt is not trained.
+after a compaction is a branch, a further row of the episode, whose prompt is not trained.
 """
 
 from __future__ import annotations

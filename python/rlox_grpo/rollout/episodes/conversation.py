@@ -74,7 +74,7 @@ class Mark:
     """The state of a conversation after a reply, from which it can be continued or branched off.
 
     Attributes:
-        messages, spans: number of messages and spans, the reply included.
+        messages, spans: number of messages and spans, including the reply.
         ended_by: the end token of the reply; None: it ended by a stop string or was truncated.
         truncated: whether the reply has no end token or stop string.
         open_text: text of a truncated reply, which may be continued; else empty.
@@ -102,7 +102,7 @@ class Conversation:
         is_cancelled: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
             branch off instead of continuing here.
         rewrites: the conversation whose rewritten or summarised history is the first prompt of this one, or None.
-        earlier: the messages before the last compaction, its request and its summary included.
+        earlier: the messages before the last compaction, including its request and its summary.
         num_repeated: number of the first messages that repeat or replace those of ``earlier``.
     """
 
@@ -124,7 +124,7 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """Number of replies, those before the beginning of a branch included."""
+        """Number of replies, including those before the beginning of a branch."""
         return sum(span.sampled for span in self._spans)
 
     @property
@@ -317,8 +317,8 @@ class Conversation:
         """Return the tokens up to the last reply; None if the conversation has no reply after its branching point.
 
         Args:
-            trained: ``id`` of the reply spans that earlier rows train, which are not marked as sampled here. The
-                spans of this row are added.
+            trained: ``id`` of the reply spans that are trained in earlier rows and are therefore not marked as sampled
+                here. The spans of this row are added.
         """
         is_reply = [span.sampled and id(span) not in trained for span in self._spans]
         if not any(is_reply):

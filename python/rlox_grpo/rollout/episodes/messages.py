@@ -148,7 +148,7 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Return one or several stop strings as a tuple.
 
     Raises:
-        ValueError: a stop string is empty, is not a text, or has a lone surrogate; the message has its index.
+        ValueError: a stop string is empty, is not a text, or has a lone surrogate; the message contains its index.
     """
     several = (stop,) if isinstance(stop, str) else tuple(stop)
     for index, text in enumerate(several):

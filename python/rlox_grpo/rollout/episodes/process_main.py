@@ -36,7 +36,7 @@ class WorkerSetup:
     Attributes:
         environment: the argument of :class:`rlox_grpo.GRPO`; None for a process that only runs tools.
         tools: functions, which jobs name by their index.
-        limits: limits of the tools, those that are methods of the environment included, as in TRL's environments.
+        limits: limits of the tools, including those that are methods of the environment, as in TRL's environments.
         timeout: maximum seconds of a tool call, or between two turns of an episode.
     """
 

@@ -82,7 +82,7 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
     """Make JSON schemas from type hints and Google docstrings, by transformers' ``get_json_schema``.
 
     Raises:
-        ConfigError: a tool is not a function, or lacks hints or descriptions; the message has its index.
+        ConfigError: a tool is not a function, or lacks hints or descriptions; the message contains its index.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 

@@ -148,7 +148,7 @@ def _thin(values: _Floats) -> list[int]:
 
 
 def _running_means(values: _Floats) -> _Floats | None:
-    """Return centred means of ``values [S, T]`` over about a twentieth of the steps; None for less than 40 steps."""
+    """Return centred means of ``values [S, T]`` over about a twentieth of the steps; None for fewer than 40 steps."""
     num_steps = values.shape[1]
     reach = num_steps // 40
     if reach < 1:

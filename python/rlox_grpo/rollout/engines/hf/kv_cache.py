@@ -42,7 +42,7 @@ class PrefilledPrompts:
 
     @property
     def width(self) -> int:
-        """Number of columns, padding included."""
+        """Number of columns, including padding."""
         return self.keys[0].shape[2]
 
     def without_tokens(self) -> PrefilledPrompts:
@@ -147,9 +147,9 @@ class RowCache:
     """Keys and values of the live rows, for the model's own forward pass.
 
     The tokens of row r are in columns [start_r, end). All rows end at the same column, whenever they joined: the rows
-    are padded on the left. A decoding step writes one column for all rows. The model's own masks, sliding windows
-    included, stay valid because they depend on distances between columns. The live rows have no gaps: the last row
-    takes the place of a row that leaves (``move_rows``), which copies at most one row.
+    are padded on the left. A decoding step writes one column for all rows. The model's own masks, including those of
+    sliding windows, stay valid because they depend on distances between columns. The live rows have no gaps: the last
+    row takes the place of a row that leaves (``move_rows``), which copies at most one row.
 
     Example: rows A (3 tokens) and B (2 tokens) join, both decode one token, then C (2 tokens) joins, then A leaves::
 

@@ -28,10 +28,10 @@ PATIENCE = 3
 class StepGraphs:
     """Runs the model for one token of each line of ``cache``.
 
-    A graph has a fixed number of rows, a power of two or all rows. The rows after the live ones have no tokens but the
-    one that the step writes, and their logits are not used. When the slots grow, their addresses change, and all graphs
-    are captured anew. Graphs are valid as long as the weights keep their addresses and the autocast context lasts, that
-    is for one call of ``generate``.
+    A graph has a fixed number of rows, a power of two or all rows. The rows after the live ones have no tokens except
+    the one that the step writes, and their logits are not used. When the slots grow, their addresses change, and all
+    graphs are captured again. Graphs are valid as long as the weights keep their addresses and the autocast context
+    lasts, that is for one call of ``generate``.
 
     Example: of 48 rows with graphs, 20 finish one after another. The 64-row size is cut to ``max_rows``, 48, so all
     steps replay this graph while more than 32 rows are live; after three steps with at most 32 rows, a graph of 32 rows
@@ -79,7 +79,7 @@ class StepGraphs:
         return logits
 
     def _try_capture(self, rows: int) -> bool:
-        """Capture a step; without memory for it, go on without further graphs and return False."""
+        """Capture a step. If there is no memory for it, capture no further graphs and return False."""
         try:
             self._capture(rows)
         except torch.OutOfMemoryError as error:

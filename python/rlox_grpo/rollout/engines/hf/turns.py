@@ -70,7 +70,7 @@ class TurnDecoder:
         self._caches: dict[tuple[int, int, int], _TurnCache] = {}
 
     def __len__(self) -> int:
-        """Number of unfinished replies, waiting ones included."""
+        """Number of unfinished replies, including waiting ones."""
         return len(self._waiting) + len(self._rows)
 
     def submit(self, request: TurnRequest) -> None:

@@ -1,7 +1,7 @@
 """ASGI middleware of ``rlox-grpo serve``: a bearer token, limits, and a header with the mark of the weights.
 
 vLLM's ``--api-key`` protects ``/v1`` and a few other prefixes, but not the paths that reload weights, run methods in
-the workers or pause the server. Here every path but ``/health`` needs the token.
+the workers or pause the server. Here every path except ``/health`` needs the token.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TokenGuard:
 
 
 class _BoundedBody:
-    """The ASGI messages of a request. Past a limit, the application gets ``http.disconnect``.
+    """The ASGI messages of a request. Beyond a limit, the application gets ``http.disconnect``.
 
     Attributes:
         refusal: status and reason if a limit was exceeded; else None.

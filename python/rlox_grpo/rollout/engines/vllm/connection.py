@@ -195,7 +195,8 @@ def ask_about_model(server: ServerConnection, expected: Manifest, seconds: float
         Maximum tokens of a prompt with its completion, and number of completions that the server decodes at a time.
 
     Raises:
-        EngineError: no answer in time, or another model; the message has some of the weights that differ.
+        EngineError: there is no answer in time, or the server has another model; the message names some of the weights
+            that differ.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -113,14 +113,14 @@ class VLLMEngine:
             dtype: vLLM's arithmetic, ``"float32"`` or ``"bfloat16"``.
             max_length: maximum tokens of a prompt with its completion; by default the limit of the model.
             max_rows: number of completions decoded at a time, 256 by default.
-            gpu_memory_utilization: share of the GPU's memory for vLLM, its weights included.
+            gpu_memory_utilization: share of the GPU's memory for vLLM, including its weights.
             sleep: whether to free vLLM's memory on a GPU between two calls of ``generate``.
             ranks: all ranks of the run; their engines start and restart together.
             sharing_ranks: the consecutive ranks that share one model by tensor parallelism. These ranks call
                 ``generate`` together, with the same arguments.
 
         Raises:
-            ImportError: vLLM is missing or too old; the message has the extra.
+            ImportError: vLLM is missing or too old; the message names the extra.
             ValueError: not a transformers model.
         """
         check_vllm_version()
