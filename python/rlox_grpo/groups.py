@@ -219,7 +219,7 @@ def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
     """Number the states in which the policy acts, ``int64 [N, K]``; −1 after the last turn of an episode.
 
     Two turns of a group have the same number if their states are equal. States of different groups are never equal.
-    The state of a first turn is the prompt. That of a later turn is
+    The state of a first turn is the prompt. The state of a later turn is
 
     - ``"observation"``: the token ids between the reply before it and this turn, including those of the chat template;
       if there are none, the state and the reply before it;

@@ -86,7 +86,7 @@ class Sampling:
         top_p, top_k, min_p: Filters; 1.0, 0 and 0.0 turn them off.
         stop: Strings that end a completion. The tokens of such a string remain in the completion.
         stop_token_ids: Token ids that end a completion, in addition to the end tokens of the model.
-        extra: Further parameters of the engine, (name, value). An engine refuses unknown ones.
+        extra: Further parameters of the engine, (name, value). An engine raises an error for unknown parameters.
         return_sampling_mask: Whether completions have a :class:`SamplingMask`. Only an engine that
             ``returns_sampling_mask`` is asked for it.
     """
@@ -185,7 +185,7 @@ class Completion:
             have the reward and the advantage of the completion. A token is marked as ``sampled`` only in the first row
             that contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch
             has no episode and no branches.
-        prompt_ids: ``int64 [P]``, the prompt of the row; None: that of its group.
+        prompt_ids: ``int64 [P]``, the prompt of the row; None: the prompt of its group.
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
         sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
             engine does not say.
@@ -265,7 +265,7 @@ class ScoredGroup:
         group: The prompt and its G completions.
         rewards: ``float32 [G]``, the weighted total; NaN if no function applies, or if the sample failed.
         components: The scores of each function by name, ``float32 [G]``, NaN where it does not apply. A sample that
-            failed has NaN in all of them.
+            failed has NaN for every function.
         statuses: The statuses of each rule, ``uint8 [G]``, indices of ``rewards.STATUSES``.
         outcomes: The outcomes of each other function, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
         seconds: The time of each function. The time of a batch is divided evenly among its completions, so that the
@@ -452,7 +452,7 @@ class Batch:
         totals: the denominators of the whole optimizer step.
         log_probs: what is known of the tokens' log-probs before the updates.
         policy: masks and weights of the policy term.
-        environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
+        environment: the tokens of ``environment_loss_coef``; None: no such tokens are trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
         pictures: the pictures of each row's prompt, in order; (): no row has pictures.
     """

@@ -81,7 +81,7 @@ def reward_function(
     A label is the answer, or a JSON object of columns: ``{"nums": [3, 4, 7], "target": 16}``.
 
     Args:
-        rules: rules, or reward functions of TRL. Groups are filtered by the first one.
+        rules: rules, or reward functions of TRL. Groups are filtered by the score of the first rule.
         end_tokens: removed from the end of responses.
         columns: column that a rule reads → its name in the label.
         not_applicable: the reward if no rule applies or the sample failed.

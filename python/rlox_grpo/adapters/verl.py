@@ -25,7 +25,7 @@ NAME = "rlox_grpo"
 """Name of the estimator and the loss in verl's registries."""
 
 RULES_BY_SOURCE: Mapping[str, Any] = {"openai/gsm8k": "gsm8k"}
-"""The rule of a ``data_source`` where the configuration names none."""
+"""The rule of a ``data_source`` if the configuration names no rule."""
 
 
 def compute_score(
@@ -75,7 +75,7 @@ def compute_scores(
 
     Args:
         data_sources, solution_strs, ground_truths, extra_infos: as for :func:`compute_score`, of each row.
-        rule: the rule for every row. Without it, the source of a row selects one of ``rules``, or of
+        rule: the rule for every row. Without ``rule``, the source of a row selects one of ``rules``, or of
             :data:`RULES_BY_SOURCE`.
         rules: ``data_source`` → rule.
         columns: column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
@@ -158,7 +158,7 @@ def compute_advantage(
         response_mask: ``[N, T]``.
         config: verl's ``algorithm``.
         index: ``[N]`` prompt ids; rows of one prompt need not be neighbours.
-        epsilon: ``std_epsilon`` where the configuration has none.
+        epsilon: ``std_epsilon`` if the configuration does not set it.
         norm_adv_by_std_in_grpo: overrides the configuration's.
         kwargs: other arguments of verl; ignored.
 

@@ -175,7 +175,7 @@ def build_batch(
         multiple_of: Round the width L up to a multiple of this.
         num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
         num_sequences: Likewise, the number of sequences that hold a loss token.
-        with_environment: Also mark the tokens that ``environment_loss_coef`` trains on.
+        with_environment: Whether to mark the tokens that ``environment_loss_coef`` trains on.
         device: Where the tensors go; CPU when None.
 
     Raises:

@@ -56,8 +56,8 @@ _RUN_FILE_KEYS = ("launcher", "layout")
 
 _FEW = 10
 _NEAR = 0.8
-"""Least similarity of a suggested name. That of ``group_sze`` to ``group_size`` is 0.95; that of ``save_steps`` to
-``max_steps``, which is no typo, is 0.74."""
+"""Least similarity of a suggested name. The similarity of ``group_sze`` and ``group_size`` is 0.95; that of
+``save_steps`` and ``max_steps``, which is no typo, is 0.74."""
 
 
 def advise(name: str, options: Iterable[str]) -> str:
@@ -87,7 +87,10 @@ def advise(name: str, options: Iterable[str]) -> str:
 
 
 def _advise_on_verls_key(key: str, options: Iterable[str]) -> str:
-    """As :func:`advise`, for a full key such as ``actor_rollout_ref.rollout.n``; looks up the longest known ending."""
+    """Like :func:`advise`, for a full key such as ``actor_rollout_ref.rollout.n``.
+
+    Looks up the longest known ending.
+    """
     foreign = read_foreign_names()
     for section, advice in foreign.verl_sections.items():
         if f".{section}." in f".{key}.":

@@ -185,7 +185,9 @@ def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
-    """Read a run file. ``overrides`` replace its keys. Without ``output_dir`` it gets :func:`name_output_dir`.
+    """Read a run file.
+
+    ``overrides`` replace its keys. Without ``output_dir`` the run gets the folder of :func:`name_output_dir`.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown (the message names the nearest known one), a value is out

@@ -76,7 +76,7 @@ TOOLS_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""As :data:`TURNS_TEMPLATE`; writes tool calls as JSON, and no list of tools."""
+"""Like :data:`TURNS_TEMPLATE`, but writes tool calls as JSON, and no list of tools."""
 
 
 def build_tokenizer(

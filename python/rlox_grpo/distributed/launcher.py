@@ -16,7 +16,8 @@ LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
 """Set to ``ray`` in ranks that Ray started, so that a run file with Ray options does not start another set of ranks."""
 
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "CROSS_RANK", LAUNCHER_VARIABLE)
-"""Variables that torchrun, the deepspeed launcher and Ray's actors set. Without one, no launcher is watched."""
+"""Variables that torchrun, the deepspeed launcher and Ray's actors set. If none of these is set, no launcher is
+watched."""
 
 EVERY_S = 0.5
 """Seconds between two checks of the parent process."""

@@ -13,7 +13,10 @@ def gather_shards(tensor: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Move ``value`` to the device of ``like``, and shard it alike if ``like`` is sharded. No communication."""
+    """Move ``value`` to the device of ``like``, and shard it in the same way if ``like`` is sharded.
+
+    No communication.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     value = value.to(like.device)

@@ -167,9 +167,9 @@ def from_openenv(
     Args:
         url: URL of the server, such as ``"http://127.0.0.1:8000"``.
         encode: ``encode(observation)`` converts the fields of an observation to text or a list of messages. Without
-            it, the observation must have a single field, which is text.
+            ``encode``, the observation must have a single field, which is text.
         decode: ``decode(text)`` returns the fields of the action of a reply, or raises ValueError, whose message the
-            policy may get. Without it, the action must have a single required field, text or a whole number.
+            policy may get. Without ``decode``, the action must have a single required field, text or a whole number.
         sessions: maximum number of open sessions; None: no limit. Set it to ``max_concurrent_envs`` of the server, by
             default 1.
         headers: HTTP headers for opening a session.

@@ -495,7 +495,7 @@ def _select_rows(values: Tensor, indices: Tensor) -> Tensor:
     """Return ``values[indices]``, with a gradient that is the same in every run although indices repeat.
 
     The gradient of indexing adds in parallel on a CPU, in an order that depends on the load; on a GPU it sorts first.
-    That of ``index_select`` adds in the order of the indices on a CPU, and in any order on a GPU.
+    The gradient of ``index_select`` adds in the order of the indices on a CPU, and in any order on a GPU.
     """
     return values.index_select(0, indices) if values.device.type == "cpu" else values[indices]
 

@@ -32,7 +32,7 @@ _TEXT, _ARRAY = 8, 9
 _MOST_ENTRIES = 2**16
 """Maximum number of entries of the metadata, and of tensors. Also the largest count of layers, heads or experts."""
 _MOST_ITEMS = 2**20
-"""Of an array: vocabularies have up to 2^18 tokens, and twice as many merges."""
+"""Maximum number of items of an array: vocabularies have up to 2^18 tokens, and twice as many merges."""
 _LONGEST_TEXT = 2**22
 _MOST_DIMENSIONS = 4
 

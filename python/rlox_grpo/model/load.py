@@ -170,7 +170,7 @@ def _make_savable(model: Any) -> None:
 def _keep_float32_weights(model: nn.Module) -> None:
     """Convert trained weights of 16 bits to float32, in place: bfloat16 drops updates of 1e-6.
 
-    With an adapter, frozen weights keep their dtype. Without one, the whole model is converted.
+    With an adapter, frozen weights keep their dtype. Without an adapter, the whole model is converted.
     """
     # Frozen weights of 16 bits need no conversion, because no update is added to them.
     half = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}

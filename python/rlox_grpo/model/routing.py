@@ -32,7 +32,8 @@ class RoutedPass:
         logits: for each layer with a router the logits ``[S, E]`` with gradient; [] if they were not asked for.
         choices: for each of these layers the chosen experts, ``int64 [S, k]``.
         predicting: ``int64 [M]``, the token that predicts each token under ``Batch.loss_mask``, in row order.
-        sources: ``int64 [S]``, the index of each token in ``Batch.input_ids.flatten()``; None: they are in this order.
+        sources: ``int64 [S]``, the index of each token in ``Batch.input_ids.flatten()``; None: the tokens are in this
+            order.
     """
 
     logits: list[Tensor] = field(default_factory=list)

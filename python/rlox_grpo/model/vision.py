@@ -209,7 +209,7 @@ class Vision:
     def _run_tower(self, pictures: Sequence[Picture]) -> dict[str, SimpleNamespace]:
         """Return the features of each picture by its digest: ``pooled [n, H]``, and ``levels`` of deepstack.
 
-        Pictures whose tensors agree but for their first dimension share a run of the tower.
+        Pictures whose tensors have equal shapes except for the first dimension share a run of the tower.
         """
         alike: dict[Any, list[tuple[Picture, dict[str, Tensor]]]] = {}
         for picture in pictures:

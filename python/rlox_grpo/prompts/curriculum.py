@@ -48,7 +48,8 @@ class PassRates:
         """Return the probability in [floor, 1] that prompt ``index`` is not skipped when it is drawn.
 
         The probability is 4 p (1 − p) for the pass rate p: the variance of a reward of 0 or 1, divided by its maximum.
-        Without a pass rate it is 1. Because of the floor, prompts that are always or never solved are measured again.
+        Without a pass rate the probability is 1. Because of the floor, prompts that are always or never solved are
+        measured again.
         """
         rate = self._rates.get(index)
         return 1.0 if rate is None else max(floor, 4 * rate * (1 - rate))

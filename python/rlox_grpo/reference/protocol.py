@@ -72,8 +72,8 @@ def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = N
 def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
     """Return the digest of :func:`fingerprint_model` for weights by name.
 
-    Of each parameter it has the sum of the bits of its float32 values, and of their magnitudes. A sum of integers does
-    not depend on the order of its terms, in which devices differ.
+    The digest contains, for each parameter, the sum of the bits of its float32 values and the sum of their magnitudes.
+    A sum of integers does not depend on the order of its terms, in which devices differ.
     """
     digest = hashlib.sha256()
     for name, weight in weights:

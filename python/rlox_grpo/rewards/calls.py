@@ -116,8 +116,8 @@ class RewardError(RuntimeError):
 class RewardFn(Protocol):
     """A function that is called once with the whole batch and returns a score, or None, for each completion.
 
-    The parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. Or there
-    are two parameters of other names, which get completions and prompts. The function may be async.
+    The parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. A
+    function with two parameters of other names gets completions and prompts. The function may be async.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
     """Convert the result of a function to ``float64 [rows]``; None and NaN mean that it does not apply to a row.
 
     Raises:
-        RewardError: As :func:`read_scores`, or no row has a score.
+        RewardError: The errors of :func:`read_scores`, or no row has a score.
     """
     scores = np.array(read_scores(name, result, rows), dtype=np.float64)
     if rows and np.isnan(scores).all():

@@ -78,7 +78,7 @@ def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
     """Return a column of gold answers as texts; numbers are converted exactly.
 
     Raises:
-        ValueError: As :func:`read_column`, or a value is null, blank, or neither text nor a number.
+        ValueError: The errors of :func:`read_column`, or a value is null, blank, or neither text nor a number.
     """
     golds = []
     for row, value in enumerate(read_column(columns, name, rows, rule)):
@@ -106,7 +106,7 @@ def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int
     """Return a column of whole numbers, ``int64 [rows]``.
 
     Raises:
-        ValueError: As :func:`read_column`, or a value is not whole or exceeds 64 bits.
+        ValueError: The errors of :func:`read_column`, or a value is not whole or exceeds 64 bits.
     """
     values = read_column(columns, name, rows, rule)
     return np.array([_read_whole_number(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
@@ -116,7 +116,7 @@ def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str)
     """Return a column of lists of whole numbers as flat values and ``rows + 1`` offsets.
 
     Raises:
-        ValueError: As :func:`read_whole_numbers`, or a row is not a list.
+        ValueError: The errors of :func:`read_whole_numbers`, or a row is not a list.
     """
     flat: list[int] = []
     offsets = [0]

@@ -15,9 +15,9 @@ LINK = "best"
 
 
 class BestCheckpoint:
-    """Chooses the step of the best evaluation, of which the checkpoint is kept.
+    """Chooses the step of the best evaluation, whose checkpoint is kept.
 
-    Of equal evaluations the earlier one is the best. The evaluation before the first step is not among them, because
+    If evaluations are equal, the earliest is the best. The evaluation before the first step is not among them, because
     its weights are those of the model that the run began with.
 
     Attributes:
@@ -97,8 +97,9 @@ class BestCheckpoint:
 
 
 def link_best(root: Path, step: int | None) -> None:
-    """Link ``root/best`` to the checkpoint of ``step``; None removes the link. The process must hold the lock of the
-    run folder.
+    """Link ``root/best`` to the checkpoint of ``step``; None removes the link.
+
+    The process must hold the lock of the run folder.
 
     Raises:
         OSError: the system permits no links, or ``root/best`` is not a link.

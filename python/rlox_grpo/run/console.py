@@ -30,7 +30,7 @@ _NUMBERS = (
 )
 
 _EVERY, _EVERY_S = 10, 15.0
-"""Without a terminal: steps between lines, and seconds after the last line from which the next step gets one."""
+"""Without a terminal: steps between lines, and seconds after the last line after which the next step gets a line."""
 
 _REFRESH_S = 0.2
 """Seconds between two updates of the bar within a step."""

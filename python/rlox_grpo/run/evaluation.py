@@ -99,8 +99,8 @@ def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
 
     The probability is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn
     (self-consistency, arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in
-    which completions without a readable answer have no vote. Without any vote it is 0, and NaN if no sample with this
-    answer is scored.
+    which completions without a readable answer have no vote. Without any vote the probability is 0; it is NaN if no
+    sample with this answer is scored.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     rule = MajorityVote(group_size=len(completions) // len(groups))

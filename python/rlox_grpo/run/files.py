@@ -205,7 +205,7 @@ def sync_path(path: Path) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove temporary files of killed :func:`replace_file` calls. Needs the lock of the run folder."""
+    """Remove temporary files of killed :func:`replace_file` calls. The process must hold the lock of the run folder."""
     for path in folder.glob(".*.part"):
         if not path.is_dir():
             path.unlink(missing_ok=True)

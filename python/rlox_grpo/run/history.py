@@ -49,7 +49,7 @@ def partial_path(checkpoint: Path) -> Path:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove incomplete checkpoints of killed processes. Needs the lock of the run folder."""
+    """Remove incomplete checkpoints of killed processes. The process must hold the lock of the run folder."""
     for torn in root.glob(f"{_PARTIAL}*"):
         logger.info("removing the incomplete checkpoint %s", torn)
         shutil.rmtree(torn, ignore_errors=True)

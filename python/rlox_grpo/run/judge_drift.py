@@ -9,7 +9,7 @@ _JUDGE = re.compile(r"rewards/([^/]+)/cached")
 _HELD_OUT = re.compile(r"eval/(?:[^/]+/)?rewards/([^/]+)")
 
 LEAST_CHANGE = 0.05
-"""By how much the judge's mean must have risen, and the rule's have fallen."""
+"""Least amount by which the judge's mean must have risen, and the rule's mean must have fallen."""
 
 _WINDOW = 5
 

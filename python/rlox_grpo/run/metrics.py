@@ -173,7 +173,10 @@ def _mean(values: Sequence[float] | NDArray[np.bool_] | NDArray[np.float64]) -> 
 
 
 def by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values of each name, from the rows that have it. Names are in the order of their first row."""
+    """Return the values of each metric, from the rows that contain the metric.
+
+    Names are in the order of their first row.
+    """
     values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
@@ -193,7 +196,7 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def source_metrics(
     groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool] = has_zero_variance
 ) -> dict[str, float]:
-    """Compute the metrics of each source of a mixture; empty without one. A metric without a value is left out.
+    """Compute the metrics of each source of a mixture; empty without a mixture. A metric without a value is left out.
 
     Args:
         groups: The scored groups of the step, before filtering.

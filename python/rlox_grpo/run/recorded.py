@@ -55,8 +55,8 @@ class RecordedRun:
     def replace_by(self, overrides: RecordedRun) -> RecordedRun:
         """Return the run with the options and sources of ``overrides`` in place of its own.
 
-        An evaluation never sends its weights to the run's vLLM servers: if no other engine is given, it uses the
-        built-in one.
+        An evaluation never sends its weights to the run's vLLM servers: if no other engine is given, the evaluation
+        uses the built-in engine.
         """
         preset = str(overrides.options.get("preset"))
         preset_values = PRESETS[preset].values if preset in PRESETS else {}

@@ -64,7 +64,9 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
 
 
 def read_recorded_dtype(config: GRPOConfig) -> Literal["float32", "bfloat16"] | None:
-    """Return the precision of the run that ``config`` continues; None if there is no run, or it states none.
+    """Return the precision of the run that ``config`` continues.
+
+    None if there is no run, or if it records no precision.
 
     Which checkpoint is continued is decided later, under the folder's lock; all checkpoints of a run have one
     precision.
@@ -186,9 +188,9 @@ _FIRST_VALUES: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 def _digest_values(function: Any) -> str | None:
     """Return a digest of the plain values that a function has in its attributes and its closure; None without any.
 
-    Plain are numbers, text, None, and lists, tuples and dicts of them. Other values, and names that begin with ``_``,
-    are left out: they may be state or differ from start to start. Values that change during a run, such as a counter,
-    count as this process saw them first: so a new start sees their first values, as the run did.
+    Plain values are numbers, text, None, and lists, tuples and dicts of these. Other values, and names that begin with
+    ``_``, are left out: they may be state or differ from start to start. Values that change during a run, such as a
+    counter, count as this process saw them first: so a new start sees their first values, as the run did.
     """
     while isinstance(function, (partial, InWorkers)):
         function = function.function if isinstance(function, InWorkers) else function.func

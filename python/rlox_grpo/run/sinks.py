@@ -130,7 +130,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
-        """Create ``path``, ``RUN_DIR/metrics.jsonl``, or cut it after ``resume_step``; 0 empties it.
+        """Create ``path``, ``RUN_DIR/metrics.jsonl``, or cut the file after ``resume_step``; 0 empties the file.
 
         Raises:
             ValueError: A line of the file is damaged. The file is not changed.

@@ -46,7 +46,9 @@ class EngineSync:
         self._step: int | None = None  # the step whose weights the engine has
 
     def push(self, step: int, *, again: bool = False) -> None:
-        """Push the weights of ``step`` if the engine has other ones, or with ``again`` always; every rank calls this.
+        """Push the weights of ``step`` if the engine has other weights, or always with ``again``.
+
+        Every rank calls this method.
 
         Raises:
             EngineError: the engine did not take the version of these weights.

@@ -71,7 +71,8 @@ class GRPO:
         model: a path (a folder or a GGUF file) or hub id, a transformers causal LM, or any module with
             ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
-            (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
+            (:class:`rlox_grpo.rewards.RewardModel`). With an environment that scores its episodes, no reward function
+            is needed.
         ref_model: a reference of your own: a path or hub id, or a model; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
@@ -452,8 +453,8 @@ class GRPO:
         Args:
             prompts: held-out prompts, an :class:`rlox_grpo.EvalSet`, or several sets by name, as in ``train``. The
                 metrics of a set that has a name begin with it: ``math/accuracy``.
-            samples: completions for each prompt; None: those of the set, or ``eval_samples``. A set with
-                ``temperature=0`` has one.
+            samples: completions for each prompt; None: the number of the set, or ``eval_samples``. A set with
+                ``temperature=0`` has one completion for each prompt.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         sets = self.evaluate_sets(prompts, samples=samples, greedy=greedy)
@@ -498,7 +499,7 @@ class GRPO:
         Args:
             path: the folder.
             merged: write the whole model with the LoRA adapter merged in, instead of the adapter alone.
-            best: write the weights of the checkpoint that ``keep_best`` keeps, instead of the current ones.
+            best: write the weights of the checkpoint that ``keep_best`` keeps, instead of the current weights.
 
         Raises:
             ValueError: ``merged=True`` without an adapter, or ``best=True`` without an evaluation by ``keep_best``.
@@ -518,7 +519,7 @@ class GRPO:
         )
 
     def _find_best(self) -> Path | None:
-        """Return the checkpoint that ``keep_best`` keeps; None if its weights are the current ones.
+        """Return the checkpoint that ``keep_best`` keeps; None if its weights are the current weights.
 
         Raises:
             ValueError: there is no best checkpoint.

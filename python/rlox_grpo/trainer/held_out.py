@@ -106,7 +106,7 @@ class HeldOut:
 
         Args:
             eval_prompts: the sets.
-            argument: what errors call them.
+            argument: name of the sets in error messages.
 
         Raises:
             ConfigError, TypeError, ValueError, RewardError: a set cannot be used; the message names it.
@@ -182,7 +182,7 @@ class HeldOut:
 
         Args:
             loaded: the set.
-            samples: completions for each prompt, if they are sampled; None: those of the set.
+            samples: completions for each prompt, if they are sampled; None: the number of the set.
             greedy: decode one completion greedily for each prompt instead.
         """
 

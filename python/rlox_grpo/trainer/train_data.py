@@ -29,7 +29,7 @@ class OpenSource:
     Attributes:
         reader: has read them, with the slot of the source in a mixture.
         rows: the rows as the user gave them.
-        prompts: all prompts; of a stream the first ones.
+        prompts: all prompts, or the first prompts of a stream.
     """
 
     reader: PromptReader
@@ -81,7 +81,7 @@ class TrainData:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts of all sources, in order; of a stream the first ones."""
+        """The prompts of all sources, in order; for a stream, its first prompts."""
         return [prompt for source in self.sources.values() for prompt in source.prompts]
 
     def count_epoch(self, prompts_per_step: int) -> int:
@@ -180,7 +180,7 @@ class DataReader:
         return TrainData(sources, shares, rewards)
 
     def _make_reader(self, source: TrainSource, slot: Slot, rewards: Sequence[RewardFn] | None) -> PromptReader:
-        """Return the reader of a source, the one that has opened its stream before if there is one."""
+        """Return the reader of a source: the reader that has already opened its stream, if there is one."""
         changes = {name: value for name in PROMPT_SETTINGS if (value := getattr(source, name)) is not None}
         written = {"prompt_template", "system_prompt", "chat_template_kwargs"} & changes.keys()
         if written and self.reader.episodes is not None:

@@ -123,7 +123,7 @@ class MiniBatcher:
         return [trained[index] for index in chosen]
 
     def _drop_tokens(self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int) -> list[Batch]:
-        """Exclude end tokens and stale tokens from the masks and denominators, if the options say so."""
+        """Exclude end tokens and stale tokens from the masks and denominators, as the options say."""
         if self.stages.loss.train_end_token and self.stages.episodes.drop_stale is None:
             return list(batches)
         completions = [completion for group in groups for completion in group.group.completions]

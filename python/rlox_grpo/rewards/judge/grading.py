@@ -45,7 +45,7 @@ class Grade:
     """The grade of a sample.
 
     Attributes:
-        score: from 0 to 1; None: it has none, and ``status`` says why.
+        score: from 0 to 1; None: there is no score, and ``status`` says why.
         status: index of :data:`rlox_grpo.rewards.STATUSES`.
         agreement: how well two verdicts about the sample agree, from 0 to 1; None: there is only one.
         criteria: the score of each criterion.

@@ -99,7 +99,7 @@ class Judge:
         group_size: See above.
         seed: Decides the order of completions.
         extra_body: Further fields of a request, such as ``{"chat_template_kwargs": {"enable_thinking": False}}``.
-        cache: Folder of the verdicts; None: that of the run, and without a run only the memory.
+        cache: Folder of the verdicts; None: the folder of the run; without a run, verdicts are kept only in memory.
 
     Raises:
         ValueError: An argument is out of range.

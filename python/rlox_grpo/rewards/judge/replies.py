@@ -33,7 +33,7 @@ def make_mark(question: str, texts: Sequence[str]) -> str:
 def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: str = "") -> tuple[Any, Values]:
     """Return the verdict of a reply as its JSON value, and what ``read`` returns for it.
 
-    The verdict is the only object of its kind in the reply, and the last thing in it, but for white space or the end of
+    The verdict is the only object of its kind in the reply, and the last thing in it, except white space or the end of
     its code block. Reasoning up to ``</think>`` is not read.
 
     Args:

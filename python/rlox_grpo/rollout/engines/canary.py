@@ -38,7 +38,7 @@ class Canary:
         token_ids: the T token ids of the prompt.
         log_probs: ``float32 [T − 1]`` of all tokens but the first, at temperature 1 over every id of the output layer.
         dtype: the trainer's arithmetic.
-        tolerance: tolerance set by the user, in nats; None: that of :data:`TOLERANCES`.
+        tolerance: tolerance set by the user, in nats; None: the value of :data:`TOLERANCES`.
     """
 
     token_ids: Sequence[int]

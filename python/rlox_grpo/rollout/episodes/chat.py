@@ -231,7 +231,7 @@ class Chat:
 
         Args:
             messages: the conversation so far; the last message is not the policy's.
-            tools: JSON schemas of the tools that the policy may call, as in OpenAI's API; None: those of the option
+            tools: JSON schemas of the tools that the policy may call, as in OpenAI's API; None: the tools of the option
                 ``tools``. A list that differs from the previous one begins a branch.
             max_new_tokens, stop: see :meth:`turn`.
             on_delta: called with each piece of the reply that later tokens cannot change, and at the end with the

@@ -75,7 +75,7 @@ class Mark:
 
     Attributes:
         messages, spans: number of messages and spans, including the reply.
-        ended_by: the end token of the reply; None: it ended by a stop string or was truncated.
+        ended_by: the end token of the reply; None: the reply ended with a stop string or was truncated.
         truncated: whether the reply has no end token or stop string.
         open_text: text of a truncated reply, which may be continued; else empty.
         calls: number of tool calls so far, from which their ids are made.

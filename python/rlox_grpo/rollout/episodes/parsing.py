@@ -240,7 +240,7 @@ class _Cursor:
         self.text, self.offset = text, offset
 
     def take(self, tag: str) -> bool:
-        """Move behind ``tag`` if it follows, perhaps after white space."""
+        """Move past ``tag`` if it follows, possibly after white space."""
         space = _SPACE.match(self.text, self.offset)
         start = self.offset if space is None else space.end()
         follows = self.text.startswith(tag, start)
@@ -254,7 +254,7 @@ class _Cursor:
             raise ToolCallError(message)
 
     def read_until(self, tag: str, message: str | None = None) -> str:
-        """Return the text before the next ``tag``, and move behind it. Raises ToolCallError if there is none."""
+        """Return the text before the next ``tag``, and move past the tag. Raises ToolCallError if there is none."""
         start, end = self.offset, self.text.find(tag, self.offset)
         if end < 0:
             raise ToolCallError(message or f"a tool call lacks {tag}")

@@ -190,7 +190,7 @@ class Tools:
         Args:
             text: the text.
             tool: the name of the tool whose result it is; None: a message of the environment.
-            length: the length of the text before a worker cut it; None: it was not cut.
+            length: the length of the text before a worker cut it; None: the text was not cut.
         """
         text = text.encode("utf-8", "replace").decode()  # tokenizers refuse lone surrogates
         limits = self._tool_limits.get(tool or "", self._limits)

@@ -83,7 +83,7 @@ def _pair(title: str, pair: tuple[Row, Row], steps: tuple[int, int]) -> str:
 
 
 def _is_right(row: Row) -> bool | None:
-    """Whether the first reward of a sample is at least 1; None if it has none."""
+    """Whether the first reward of a sample is at least 1; None if the sample has no first reward."""
     rewards = row.get("rewards")
     first = next(iter(rewards.values()), None) if isinstance(rewards, dict) else None
     return first >= RIGHT if isinstance(first, (int, float)) else None
