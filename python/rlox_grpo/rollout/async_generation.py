@@ -265,7 +265,6 @@ def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
-    """Return ``rollout/staleness_mean`` and ``_max``: by how many versions the sampling weights are older than
-    ``version``."""
+    """Return ``rollout/staleness_mean`` and ``_max``: by how many versions weights are older than ``version``."""
     behind = np.array([version - group.policy_version for group in groups], np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}
