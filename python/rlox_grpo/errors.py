@@ -29,7 +29,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class SampleError(ValueError):
-    """A function of the user returned something wrong for a sample. The message names the function and the sample.
+    """One of the user's functions returned something wrong for a sample. The message names the function and the sample.
 
     Attributes:
         rows: The rows of the sample in the step, if they are known.
@@ -76,7 +76,7 @@ class ConfigError(ValueError):
 
 
 EXITS = (SystemExit, GeneratorExit, CancelledError)
-"""Exceptions outside ``Exception`` that code of the user can raise, for example by ``sys.exit()``.
+"""Exceptions outside ``Exception`` that the user's code can raise, for example by ``sys.exit()``.
 
 Such exceptions count as errors of that code, as every ``Exception`` does: otherwise they would end the run with status
 0 and without a message. ``KeyboardInterrupt`` is Ctrl-C, and ends the run at once.
@@ -113,8 +113,8 @@ def locate_error(error: BaseException) -> str:
     """Return `` (file.py, line 7)``, the innermost line of the user's own code in a traceback.
 
     Lines of this library, of the standard library and of installed packages do not count. If the traceback has no line
-    of the user's code, the innermost line of an installed package is returned; if it has none of these either, an empty
-    text.
+    of the user's code, the innermost line of an installed package is returned; if there is no such line either, an
+    empty text.
     """
     packages: list[str] = []
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

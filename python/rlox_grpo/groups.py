@@ -297,7 +297,7 @@ def has_equal_state_returns(scored: ScoredGroup, discount: float, kind: TurnStat
 
 
 def has_zero_std(rewards: Float32Array) -> bool:
-    """Whether a group has zero variance: its valid rewards are equal, or it has none.
+    """Whether a group has zero variance: its valid rewards are equal, or it has no valid rewards.
 
     The comparison is ``max == min``, because rounding makes the float32 variance of a constant 0.3 larger than 0.
     """

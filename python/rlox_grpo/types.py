@@ -56,7 +56,7 @@ class Prompt:
         text: The tokenised text, after the chat template, or None if the prompt was given as token ids.
         source: The user's prompt, as passed to reward functions: text, chat messages or token ids.
         columns: The other columns of the user's row, which are passed to reward functions by name.
-        data_source: The name of its source in a mixture; else None.
+        data_source: The name of the prompt's source in a mixture; otherwise None.
         row: Position in its source, in a mixture.
         pictures: The pictures of the prompt, in the order of their places in ``token_ids``.
     """

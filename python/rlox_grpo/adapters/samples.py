@@ -49,7 +49,7 @@ def as_rules(rules: RewardFn | Sequence[RewardFn]) -> tuple[RewardFn, ...]:
 
 
 def read_columns(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the columns of a sample: a ground truth that is a mapping, or else the ground truth as ``answer``.
+    """Return the columns of a sample: a ground truth that is a mapping, or otherwise the ground truth as ``answer``.
 
     Text that is a JSON object counts as a mapping, because labels are text in OpenRLHF and open-instruct. Columns of
     ``extra`` are added; those of the ground truth have precedence.

@@ -27,10 +27,10 @@ def gae_advantages(
 
     ``V(s)`` is the mean of the discounted returns G_k of all turns of the group in the state s, and 0 after the last
     turn. Then δ_k = r_k + discount · V(s_{k+1}) − V(s_k) and A_k = δ_k + discount · trace_decay · A_{k+1} (GAE,
-    arXiv:1506.02438, eq. 16). With ``trace_decay=1`` this is G_k − V(s_k).
+    arXiv:1506.02438, eq. 16). With ``trace_decay=1``, A_k is G_k − V(s_k).
 
     ``scaling="group"`` subtracts the mean of all turns of the group and divides by their standard deviation. If every
-    episode has one turn, this is :func:`group_advantages`.
+    episode has one turn, the result is that of :func:`group_advantages`.
 
     Args:
         rewards: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_rewards`; rows of NaN are left out of every

@@ -31,7 +31,7 @@ def turn_advantages(
     the unbiased one times (G − 1) / G.
 
     ``scaling="group"`` divides a group by one number, the standard deviation of its returns from their baselines over
-    all turns up to the last one of its longest episode. If every episode has one turn, this is
+    all turns up to the last one of its longest episode. If every episode has one turn, the result is that of
     :func:`group_advantages`.
 
     Args:

@@ -41,8 +41,8 @@ class Rows:
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
-    marks the tokens of ``Batch.environment``; None: the marks are not requested. ``pictures`` are those of each prompt.
-    ``sampling_mask`` is that of all tokens; None: all ids.
+    marks the tokens of ``Batch.environment``; None: the marks are not requested. ``pictures`` are the pictures of each
+    prompt. ``sampling_mask`` is the sampling mask of all tokens; None: all ids.
     """
 
     prompts: Int64Array

@@ -166,7 +166,9 @@ def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[s
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Return ``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping. Values are TOML, or else text.
+    """Return ``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping.
+
+    Values are TOML; a value that is not valid TOML is text.
 
     Raises:
         ConfigError: a word is not ``--key``, or a key has no value or two values.

@@ -22,7 +22,7 @@ TAKEN = ("environment", "episode", "rewards")
 
 
 class EvalSet(Record, title="Evaluation set"):
-    """Held-out prompts and how they are evaluated. A setting that is None is that of training.
+    """Held-out prompts and how they are evaluated. A setting that is None has its value in training.
 
     ``EvalSet(rows, temperature=0.6, samples=8)`` takes the prompts as its first argument.
     """

@@ -30,7 +30,7 @@ class ForeignNames:
 
 @cache
 def read_foreign_names() -> ForeignNames:
-    """Read ``foreign_names.toml``. Only an error or a page of documentation needs it."""
+    """Read ``foreign_names.toml``. Only error messages and a page of documentation need these names."""
     return ForeignNames(**read_toml(Path(__file__).with_suffix(".toml")))
 
 

@@ -29,11 +29,13 @@ BY_ADVANTAGE_FN = (
     *("reward_aggregation", "reward_scaling", "ddof", "std_epsilon", "baseline", "baseline_decay", "baseline_key"),
     *("negative_advantages", "turn_credit", "turn_discount", "turn_lambda", "turn_state"),
 )
-"""Options that an ``advantage_fn`` of the user takes the place of."""
+"""Options that the user's own ``advantage_fn`` replaces."""
 
 
 class GRPOConfig(Options):
-    """The options of a run. An option that is not given has the value of the preset, or else its default.
+    """The options of a run.
+
+    An option that is not given has the value of the preset, or its default if the preset does not set it.
 
     ``rlox-grpo options`` lists the options; :mod:`rlox_grpo.config.records` declares them. The defaults are from
     DeepSeekMath (arXiv:2402.03300, eq. 3 and 4), and from TRL for ``std_epsilon`` and the learning rate.

@@ -25,7 +25,7 @@ COLUMNS = ("answer", "completion", "input_ids", "messages", "prompt", "prompts",
 
 
 class TrainSource(Record, title="Training source"):
-    """The rows of one source of a mixture, and its settings. A setting that is None is that of the run.
+    """The rows of one source of a mixture, and its settings. A setting that is None has its value in the run.
 
     ``TrainSource(rows, weight=2)`` takes the prompts as its first argument.
     """
@@ -64,7 +64,7 @@ class TrainSource(Record, title="Training source"):
 
     @property
     def share(self) -> float:
-        """The quota, or else the weight: what the share of the prompts is in proportion to."""
+        """The quota, or the weight if there is no quota. The share of the prompts is proportional to this number."""
         return self.quota or self.weight or 1
 
 

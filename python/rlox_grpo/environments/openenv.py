@@ -206,7 +206,7 @@ class ShowField:
     field: str
 
     def __call__(self, observation: Mapping[str, Any]) -> str:
-        """The field's text; TypeError where it has none."""
+        """The field's text; TypeError if the field has no text."""
         text = observation.get(self.field)
         if not isinstance(text, str):
             raise TypeError(f"the observation's field {self.field!r} is {show(text)}: expected a text")

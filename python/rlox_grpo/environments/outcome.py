@@ -67,8 +67,8 @@ class Outcome:
 
     Attributes:
         reward: The reward of the whole episode. None: the episode has no score, which differs from the score 0.
-        turn_rewards: One reward for each turn, if the environment has them. The rewards are logged, and ``turn_credit``
-            ``"turn"`` and ``"gae"`` train on them.
+        turn_rewards: One reward for each turn, if the environment gives such rewards. The rewards are logged, and
+            ``turn_credit`` ``"turn"`` and ``"gae"`` train on them.
         stop_reason: ``"completed"``, or a name chosen by the environment.
         metrics: Numbers by name; the run logs their means as ``environment/<name>``.
     """

@@ -204,7 +204,7 @@ def make_forward(
         split = replace(split, decoder=compiled)
 
     def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
-        """Return the distributions of the packed row's K distinct tokens, or else of the M tokens under ``loss_mask``.
+        """Return the distributions of a packed row's K distinct tokens, or of rows' M tokens under ``loss_mask``.
 
         The distributions are over the first ``rows`` ids of the output layer; None: over all ids, including padding.
         """
@@ -353,7 +353,7 @@ def _set_packed_attention(decoder: Any) -> None:
 def _compute_packed_hidden(
     decoder: nn.Module, row: PackedRow, options: Mapping[str, Any] = MappingProxyType({})
 ) -> Tensor:
-    """Hidden states ``[K, H]`` that predict the row's distinct tokens; ``options`` are those of pictures."""
+    """Hidden states ``[K, H]`` that predict the row's distinct tokens; ``options`` are the arguments for pictures."""
     # One row of S tokens; the layout reaches attention through the decoder's keyword arguments.
     inputs: dict[str, Any] = {
         "position_ids": row.position_ids[None],

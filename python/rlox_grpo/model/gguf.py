@@ -1,7 +1,7 @@
 """Load a GGUF file, llama.cpp's format, as an ordinary model: float weights, tokenizer, chat template, end tokens.
 
 transformers maps names and layouts and dequantizes. This module checks the file first, as transformers and gguf trust
-what it states about itself, and then sets the end tokens, of which transformers reads one.
+what it states about itself, and then sets all end tokens, of which transformers reads only one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Header:
 
 
 def find_gguf(source: str | Path) -> Path | None:
-    """Return the GGUF file ``source``, or the one in the folder ``source`` if that has no other weights; else None.
+    """Return the GGUF file ``source``, or the GGUF file in the folder ``source`` if the folder has no other weights.
+
+    In any other case return None.
 
     Raises:
         ValueError: a path that ends in .gguf does not exist, or a folder has several such files.

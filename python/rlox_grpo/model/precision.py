@@ -36,7 +36,7 @@ def resolve_dtype(config: GRPOConfig, recorded: Literal["float32", "bfloat16"] |
 
 
 def choose_dtype() -> Literal["float32", "bfloat16"]:
-    """Return the precision of ``dtype="auto"``: bfloat16 if this process has a GPU that computes in it, else float32.
+    """Return the precision of ``dtype="auto"``: bfloat16 if this process has a GPU that supports it, otherwise float32.
 
     NVIDIA's GPUs compute in bfloat16 from compute capability 8.0 on.
     """

@@ -25,7 +25,8 @@ EXCLUDED = -1e15
 are never NaN; its square is finite in float32 too."""
 
 WORTH_GATHERING = 0.5
-"""Rows of the output layer are gathered if at most this share of them is needed; else the tile has all columns."""
+"""Rows of the output layer are gathered if at most this share of the rows is needed; otherwise the tile has all
+columns."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -367,7 +367,7 @@ def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictu
 
 
 def _refuse_blank(contents: Sequence[Any], index: int) -> None:
-    """Raise ValueError if a prompt is nothing but white space; ``contents`` are those of its messages to the model."""
+    """Raise ValueError if a prompt is only white space; ``contents`` are the contents of its messages to the model."""
     if contents and all(isinstance(text, str) and not text.strip() for text in contents):
         kind = "blank" if any(contents) else "empty"
         raise ValueError(f"prompts[{index}] is {kind}: a completion needs at least one token to start from")

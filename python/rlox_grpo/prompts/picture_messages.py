@@ -46,7 +46,7 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
     """Return a prompt as messages whose pictures are entries ``{"type": "image"}``, and the pictures in their order.
 
     Entries without a picture get those of the columns in order. Without such entries, tags ``<image>`` are read if
-    there are as many as pictures. Without tags, the pictures come first in the first message of the user.
+    there are as many as pictures. Without tags, the pictures come first in the first user message.
 
     Args:
         source: text or chat messages.
@@ -103,7 +103,7 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
 
 
 def _write_entries(messages: list[Any], count: int, where: str) -> list[Any]:
-    """Put ``count`` empty entries at the tags of the texts, or first in the first message of the user."""
+    """Put ``count`` empty entries at the tags of the texts, or first in the first user message."""
     tags = sum(text.count(TAG) for message in messages for text in _list_texts(message))
     if tags not in (0, count):
         raise ValueError(f"{where} has {tags} tags <image> and {count} pictures: give as many, or no tag")

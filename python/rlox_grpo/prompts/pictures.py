@@ -182,7 +182,8 @@ class PictureReader:
         processor: the processor of transformers.
         image_token_id: the id at the places of a picture's features.
         excluded_ids: ids of places of pictures and videos, which are never sampled.
-        chat_template: the template of the processor, or else of the tokenizer; None if there is none.
+        chat_template: the template of the processor, or of the tokenizer if the processor has none; None if there is no
+            template.
         features: the features of pictures under a frozen tower (:mod:`rlox_grpo.model.vision`).
     """
 
@@ -220,7 +221,7 @@ class PictureReader:
         self.features = TensorCache(cache_bytes)
 
     def render(self, messages: Sequence[Any], **variables: Any) -> str:
-        """Write messages by the chat template; contents are lists of entries where the template needs them."""
+        """Write messages by the chat template; contents are lists of entries if the template needs such lists."""
         if self.writes_entries:
             messages = [
                 {**message, "content": [{"type": "text", "text": message["content"]}]}

@@ -59,8 +59,8 @@ class Verdict:
 TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], Any]
 """``(row, verdict, siblings)`` → the teacher's prompt: text, chat messages, token ids, or None for the policy's.
 
-``row`` has the columns of the row and ``prompt``, the policy's prompt as the user gave it. ``verdict`` is that of the
-completion, and ``siblings`` are those of the other completions of its prompt."""
+``row`` has the columns of the row and ``prompt``, the policy's prompt as the user gave it. ``verdict`` is the verdict
+of the completion, and ``siblings`` are the verdicts of the other completions of its prompt."""
 
 
 @dataclass(frozen=True, eq=False)

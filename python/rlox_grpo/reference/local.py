@@ -33,8 +33,9 @@ def make_reference(
     """Return the reference of a run, or None when nothing needs one.
 
     Args:
-        config: the options. ``reference="auto"`` is ``ref_model`` if there is one; else none if ``kl_coef`` is 0; else
-            the policy without its adapter if it has one; else a frozen copy of the current policy.
+        config: the options. ``reference="auto"`` chooses the first that applies: ``ref_model`` if it is given; no
+            reference if ``kl_coef`` is 0; the policy without its adapter if it has an adapter; a frozen copy of the
+            current policy.
         policy: the model in training. A frozen copy of a sharded policy is sharded too, unless ``reference_offload``
             keeps it in host memory.
         policy_forward: the forward pass of the policy, for ``adapter_off``.

@@ -51,7 +51,7 @@ class Teacher:
 
     @property
     def fingerprint(self) -> str | None:
-        """What a resumed run must have: the digest of frozen weights, or the name of a teacher that has none."""
+        """What a resumed run must have: the digest of frozen weights, or the name of a teacher without a digest."""
         return self.name or self.reference.fingerprint
 
     @property

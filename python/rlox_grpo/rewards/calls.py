@@ -1,4 +1,4 @@
-"""Call a reward function of the user with the arguments in its signature, and check its result."""
+"""Call the user's own reward function with the arguments in its signature, and check its result."""
 
 from __future__ import annotations
 

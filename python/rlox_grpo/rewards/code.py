@@ -45,7 +45,7 @@ class PythonTests:
     """1.0 if the program of a completion passes every test of its row, else 0.0; or the fraction of passed tests.
 
     The program is found by :func:`extract_program`. The program runs in a sandbox, in which it cannot reach the
-    network, other processes or files of the user. The tests of a row are a list. A test is either text with statements,
+    network, other processes or the user's files. The tests of a row are a list. A test is either text with statements,
     such as ``"assert f(2) == 4"``, or an input and the expected output of the program: ``{"input": …, "output": …}`` or
     a pair. Statements run in a separate process, which calls the functions of the program and compares the returned
     values. The returned values are plain data, such as numbers, text, lists and dicts, so every operator runs where the
@@ -60,7 +60,7 @@ class PythonTests:
 
     The feedback on a completion names its first failed test and the error, or the output of the program and the
     expected one, each cut after 1,000 characters and indented: the policy can write any text there. A
-    ``teacher_prompt`` can read it.
+    ``teacher_prompt`` can read this feedback.
 
     A program with a syntax error has the status ``unparseable``, one that exceeded its time or file limit
     ``undecided``, and one that exceeded its memory limit ``out_of_memory``; tests that did not run count as failed. A

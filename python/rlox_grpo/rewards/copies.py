@@ -1,4 +1,4 @@
-"""Copies of values that are passed to code of the user, so that no edit reaches what other code sees."""
+"""Copies of values that are passed to the user's code, so that no edit reaches what other code sees."""
 
 from __future__ import annotations
 

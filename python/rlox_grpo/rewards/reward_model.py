@@ -22,8 +22,8 @@ class RewardModel:
         path: A folder or a hub id, with the model and its tokenizer.
         batch_size: Number of texts in one forward pass.
         weight: Weight of the scores in the total reward.
-        dtype: Type of the weights; ``auto`` is that of the checkpoint.
-        device: For example ``cuda:1``; None: the device of the policy on this rank, or else the CPU.
+        dtype: Type of the weights; ``auto`` is the type in the checkpoint.
+        device: For example ``cuda:1``; None: the policy's device on this rank, or the CPU if there is none.
         max_length: Largest length of a text, in tokens. A longer text loses its first tokens. None: a text that
             exceeds the positions of the model is an error.
         pad_token: The pad token, if the tokenizer has none.

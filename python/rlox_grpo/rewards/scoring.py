@@ -99,8 +99,8 @@ def score(
 
     Raises:
         RewardError: A function raises an error, or returns a wrong number of scores, something other than numbers, an
-            infinity, or no score at all; or every sample failed. With ``on_error="none"`` this is a warning, unless
-            all episodes failed. The message names the function and, if known, the sample.
+            infinity, or no score at all; or every sample failed. With ``on_error="none"`` these errors are warnings,
+            unless all episodes failed. The message names the function and, if known, the sample.
         ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)

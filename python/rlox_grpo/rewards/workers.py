@@ -1,4 +1,4 @@
-"""Run a reward function of the user in worker processes, with a timeout for each sample."""
+"""Run the user's own reward function in worker processes, with a timeout for each sample."""
 
 from __future__ import annotations
 

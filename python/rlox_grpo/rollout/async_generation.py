@@ -174,7 +174,7 @@ def _record_event() -> torch.cuda.Event | None:
 
 
 def start(engine: GenerationEngine, job: Callable[[GenerationEngine], T]) -> Future[T]:
-    """Run ``job(engine)`` in the engine's thread or, if it has none, before this function returns."""
+    """Run ``job(engine)`` in the engine's thread or, if the engine has no thread, before this function returns."""
     if isinstance(engine, BackgroundEngine):
         return engine.submit(job)
     future: Future[T] = Future()

@@ -36,7 +36,7 @@ class Sampler:
         generate: samples the groups from an engine, as single replies or as episodes.
         pass_rates: the pass rate of each prompt, for the curriculum and for group sizes.
         ahead: the batches being sampled, those of this step and, with ``async_steps``, of later steps.
-        partial: the unfinished episodes with partial rollouts; else None.
+        partial: the unfinished episodes with partial rollouts; otherwise None.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Sampler:
         return self.ahead[0]
 
     def sample(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> PendingBatch:
-        """Sample ``prompts`` for ``step``, in the engine's thread or, if it has none, before this method returns."""
+        """Sample ``prompts`` for ``step``, in the engine's thread or, without one, before this method returns."""
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))

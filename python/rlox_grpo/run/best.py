@@ -47,7 +47,7 @@ class BestCheckpoint:
     def take(self, step: int, value: float | None) -> bool:
         """Take the metric of an evaluation after ``step``, None if it was not measured; return whether it is the best.
 
-        The checkpoint of the best evaluation must be written before the next step, or else :meth:`withdraw` called.
+        The checkpoint of the best evaluation must be written before the next step; otherwise call :meth:`withdraw`.
         """
         if value is None or not math.isfinite(value):
             return False

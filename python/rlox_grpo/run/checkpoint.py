@@ -146,7 +146,7 @@ def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
 
 
 def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
-    """Return the factor of :func:`save_learning_rate_factor`, or else ``saved``, the factor in the checkpoint.
+    """Return the factor of :func:`save_learning_rate_factor`; without one, ``saved``, the factor in the checkpoint.
 
     Raises:
         CheckpointError: the note is damaged.

@@ -52,7 +52,7 @@ class History:
     def reward_has_risen(self, name: str = "reward/mean") -> bool:
         """Whether the reward is clearly above its value at the start, and has not fallen in the last steps.
 
-        ``name`` is that of the reward, by default the mean of all.
+        ``name`` is the name of the reward, by default the mean of all rewards.
         """
         start, before, now = self.means(name)
         spread = self.means("reward/std")[0] or 0.0

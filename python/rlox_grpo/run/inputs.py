@@ -38,8 +38,8 @@ class PromptReader:
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
     ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts, and ``teachers``
-    are several teachers, of which each row names one. ``slot`` is that of the source in a mixture, by which its prompts
-    are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they are errors.
+    are several teachers, of which each row names one. ``slot`` is the slot of the source in a mixture, by which its
+    prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they are errors.
     """
 
     config: GRPOConfig

@@ -45,10 +45,10 @@ SHARES = "shares of the sources"
 """Key of the text that names the sources of a mixture, with their weights in whole numbers."""
 
 _EDITED = "{} was edited"
-"""What is said of an edited policy loss, advantage function or engine of the user."""
+"""Message about an edited policy loss, advantage function or engine of the user."""
 
 _SOURCE = "source of {}"
-"""Key of the fingerprint of a policy loss, an advantage function or an engine of the user."""
+"""Key of the fingerprint of the user's own policy loss, advantage function or engine."""
 
 _DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 

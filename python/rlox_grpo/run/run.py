@@ -433,7 +433,7 @@ class Run:
         self._link_best()
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
-        """Return advice for the user of a run that stopped.
+        """Return advice for the user about a run that has stopped.
 
         With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same
         way.

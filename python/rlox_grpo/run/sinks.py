@@ -193,7 +193,7 @@ class TrackingSink:
     def __init__(
         self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
     ) -> None:
-        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``."""
+        """Start a run named after ``run_dir``, in the project WANDB_PROJECT, by default ``rlox-grpo``."""
         try:
             self._tracker: Any = importlib.import_module(library)
         except ImportError as error:

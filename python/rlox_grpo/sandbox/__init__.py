@@ -1,4 +1,4 @@
-"""Sandbox for code that a model wrote: no network, no files of the user, no other processes, limited resources.
+"""Sandbox for code that a model wrote: no network, none of the user's files, no other processes, limited resources.
 
 ``python`` is the tool of :func:`python_tool` with the default limits. The tool is created by the import, so that a
 system on which the sandbox does not work raises the error then and not at the first call.

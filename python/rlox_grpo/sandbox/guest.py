@@ -174,7 +174,8 @@ def _list_library_names(tests: Sequence[str]) -> set[str]:
     """List the names by which tests mean the standard library, without an import.
 
     If tests use a function of the program by another name, all of the library's names are the library's: a program must
-    not provide the ``isclose`` that compares its result. Else such a name, as ``gcd``, is that of the tested function.
+    not provide the ``isclose`` that compares its result. Otherwise such a name, as ``gcd``, is the name of the tested
+    function.
     """
     read: set[str] = set()
     bound: set[str] = set()

@@ -48,7 +48,7 @@ _BINARY = ("__add__", "__sub__", "__mul__", "__truediv__")
 """Possible between two objects of the program alone, so that it sees no value of the tests."""
 
 OBJECT_OPERATIONS = ("attribute", "set_attribute", *_SPECIAL)
-"""What tests request of the program's objects, if they may have them."""
+"""Operations that tests may request of the program's objects, if objects are allowed."""
 
 
 class ProgramError(Exception):

@@ -260,7 +260,7 @@ class TrainStep:
         With ``kl_in="reward"`` the KL penalty is subtracted from the rewards. ``step`` counts from 0.
 
         Raises:
-            SampleError: an advantage function of the user returned something wrong.
+            SampleError: the user's own advantage function returned something wrong.
         """
         self.kl_weight.begin(step, total_steps)
         self.moving_baselines.begin()

@@ -27,7 +27,7 @@ class OpenSource:
     """One source: its prompts, or the first prompts of a stream, which are read and checked.
 
     Attributes:
-        reader: has read them, with the slot of the source in a mixture.
+        reader: the reader that read the prompts, with the slot of the source in a mixture.
         rows: the rows as the user gave them.
         prompts: all prompts, or the first prompts of a stream.
     """

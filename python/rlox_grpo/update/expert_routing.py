@@ -46,8 +46,8 @@ class ExpertRouting:
     def add_load(self, batches: Sequence[Batch], *, is_first: bool) -> list[Batch]:
         """Return the micro-batches with the load of the experts over the whole optimizer step, for its balance loss.
 
-        The current policy's choices are counted: those that are replayed, in the first update those of the pass of the
-        old log-probs, or else those of a further forward pass.
+        The current policy's choices are counted: the replayed choices, in the first update the choices of the forward
+        pass of the old log-probs, otherwise the choices of one more forward pass.
         """
         if self.config.router_aux_loss_coef == 0:
             return list(batches)

@@ -115,7 +115,7 @@ class FixedTensors:
     def _add_to_mini_batch(
         self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None
     ) -> list[Batch]:
-        """``names`` are those of the teachers of the completions of the step, if there are several teachers."""
+        """``names`` are the names of the teachers of the step's completions, if there are several teachers."""
         share = self.stages.loss.top_entropy_share
         filled, entropies = [], []
         for batch in batches:

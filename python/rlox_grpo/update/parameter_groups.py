@@ -34,8 +34,8 @@ def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the AdamW that ``config.optim`` names, over ``parameters``; each step sets its learning rate.
 
-    ``adamw`` is torch's fused AdamW. ``adamw_8bit`` is that of bitsandbytes (arXiv:2110.02861), in which parameters
-    of less than 4,096 numbers have float32 moments.
+    ``adamw`` is torch's fused AdamW. ``adamw_8bit`` is the optimizer of bitsandbytes (arXiv:2110.02861), in which
+    parameters with fewer than 4,096 numbers have float32 moments.
 
     Raises:
         ImportError: ``adamw_8bit`` without bitsandbytes.

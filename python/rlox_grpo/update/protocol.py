@@ -38,7 +38,7 @@ class Updater(Protocol):
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Add the gradient of one micro-batch's loss.
 
-        If the model is sharded this is a collective, even if the loss is NaN.
+        If the model is sharded, ``backward`` is a collective, even if the loss is NaN.
 
         Args:
             loss: scalar; its denominators are those of the whole optimizer step over micro-batches and ranks.

@@ -175,7 +175,7 @@ class TorchUpdater:
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's moments as ``{"<parameter>/<moment>": tensor}``.
 
-        With shards this is a collective: rank 0 gets whole moments on the CPU, other ranks an empty dict.
+        With shards, the method is a collective: rank 0 gets whole moments on the CPU, other ranks an empty dict.
         """
         if not self.is_sharded:
             return dict(self._moments())

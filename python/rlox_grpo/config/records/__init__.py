@@ -70,7 +70,7 @@ RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 """Every record, in the order in which options are shown."""
 
 DOORS = ("policy_loss", "advantage_fn", "engine", "teacher_prompt")
-"""Options that take an object of the user, or its ``module:name``."""
+"""Options that take the user's own object, or its ``module:name``."""
 
 CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward", "advantage_fn", "teacher_prompt")
 """Options that a preset, a run file or the command line can set to None, by the text "none"."""

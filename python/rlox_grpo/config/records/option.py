@@ -137,7 +137,7 @@ def option(
             than the default and the preset's is an error.
         resumable: whether a resumed run may change it. Only for options that change the results of a step by rounding
             at most.
-        only_training: whether only training reads it, and not the other commands that read its record.
+        only_training: whether only training reads the option, and not the other commands that read its record.
         hint: advice that is added to every error about this option.
         source: the paper or library of the default or of the formula.
         choices: a description of each value.

@@ -93,8 +93,9 @@ def joined_cluster(address: str) -> Iterator[Any]:
     """Join a Ray cluster for the block and yield the module ``ray``; a cluster that was started here ends with it.
 
     Args:
-        address: ``auto`` joins the cluster that ``RAY_ADDRESS`` or this machine's ``ray start`` names, and starts one
-            on this machine where there is none; ``local`` always starts one; else the address of a cluster.
+        address: ``auto`` joins the cluster that ``RAY_ADDRESS`` or this machine's ``ray start`` names, and starts a
+            cluster on this machine if there is none; ``local`` always starts a cluster; any other value is the address
+            of a cluster.
 
     Raises:
         ImportError: Ray is not installed.

@@ -57,7 +57,7 @@ class Sizes:
     Attributes:
         trainers, cpus_per_trainer: training ranks, and the CPUs of each.
         engines, cpus_per_engine, gpus_per_engine: generation engines apart from the ranks.
-        references: 1 for a reference policy in a process of its own, else 0.
+        references: 1 for a reference policy in a process of its own, otherwise 0.
     """
 
     trainers: int = 1

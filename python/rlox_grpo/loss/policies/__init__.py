@@ -1,7 +1,7 @@
 """Policy losses, one module for each: the module ``<name>`` has the callable ``<name>``, as the option calls it.
 
-A new loss is a new module here; :data:`POLICY_LOSSES` lists the files of this folder. A loss of the user is a
-callable of the same kind, passed as an object or as ``module:name``.
+A new loss is a new module here; :data:`POLICY_LOSSES` lists the files of this folder. The user's own loss is a callable
+of the same kind, passed as an object or as ``module:name``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Answer(Generic[Values]):
         values: what the verdict says; None without a verdict.
         trouble: the reason why there is no verdict; "" if there is a verdict.
         reply: the judge's last reply.
-        is_answered: whether the judge replied; then there is no verdict because the reply has none.
+        is_answered: whether the judge replied; if it replied, a missing verdict means that the reply has none.
         requests: number of requests.
         tokens: tokens of prompts and replies, as the server counts them.
         seconds: time from the first request to the end.

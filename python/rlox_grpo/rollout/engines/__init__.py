@@ -31,7 +31,8 @@ class GenerationEngine(Protocol):
         exact: whether its log-probs equal the trainer's, because weights and arithmetic are the same.
         takes_weights: whether it has its own copy of the weights, which ``load_weights`` replaces. False: it samples
             from the trainer's module, and ``load_weights`` only sets the version.
-        policy_version: version of its weights; −1 before the first ``load_weights`` of an engine that needs one.
+        policy_version: version of the engine's weights; −1 before the first ``load_weights`` of an engine that takes
+            weights.
         max_length: maximum tokens of a prompt with its completion; None without a limit.
     """
 
@@ -124,12 +125,12 @@ def returns_mask(engine: object) -> bool:
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """Create the engine that ``config.engine`` names, for one rank, or return the engine of the user.
+    """Create the engine that ``config.engine`` names, for one rank, or return the user's own engine.
 
     ``"module:make_engine"`` names a function that has the same arguments and returns an engine.
 
     Raises:
-        ConfigError: the engine cannot serve this policy, or the engine of the user lacks a member of
+        ConfigError: the engine cannot serve this policy, or the user's own engine lacks a member of
             :class:`GenerationEngine`.
         ImportError: the engine is not installed; the message names the extra.
     """
@@ -152,7 +153,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 
 
 def _check_members(engine: Any) -> GenerationEngine:
-    """Return the engine of the user.
+    """Return the user's own engine.
 
     Raises:
         ConfigError: the engine lacks a member of :class:`GenerationEngine`.

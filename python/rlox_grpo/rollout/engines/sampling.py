@@ -48,8 +48,8 @@ def sample_tokens(
 
     Returns:
         Token ids ``int64 [R]``, log-probs ``float32 [R]`` under the sampled distribution, and the ids from which each
-        token was drawn, sizes ``int64 [R]``, if ``sampling`` asks for them and has a filter; else None. The log-prob is
-        NaN, and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
+        token was drawn, sizes ``int64 [R]``, if ``sampling`` asks for them and has a filter; otherwise None. The
+        log-prob is NaN, and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
     """
     logits = logits.float()
     top = logits.amax(dim=-1, keepdim=True)  # [R, 1]

@@ -88,7 +88,10 @@ def opened_weights(path: str, expected: Manifest) -> Iterator[Iterator[tuple[str
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[dict[str, tuple[list[int], str]], Callable[[str], Tensor]]]:
-    """Open a file; yield the shape and the dtype, by safetensors' name, of each tensor, and a function to read one."""
+    """Open a file.
+
+    Yield the shape and the dtype, by safetensors' name, of each tensor, and a function that reads a tensor.
+    """
     from safetensors import safe_open
 
     if path.startswith(SCHEME):

@@ -34,7 +34,7 @@ class Environment:
         is_async: whether a deadline can cancel the environment.
         tools: the policy's tools, whose schemas are in the first prompt. Methods of a class are unbound.
         needs: columns that every row must have.
-        function: the user's function if the environment is a sync function ``episode(row, chat)``; else None.
+        function: the user's function if the environment is a sync function ``episode(row, chat)``; otherwise None.
         max_live: maximum number of concurrent episodes if ``max_live_episodes`` is None; None: the whole batch.
     """
 

@@ -44,7 +44,7 @@ class ChatTokens:
         sampled: ``bool [T]``, True on tokens that the policy sampled.
         turns: offsets in ``token_ids`` at which the replies begin.
         truncated: whether the last reply has no end token or stop string.
-        versions: the policy version of each of ``turns``, with partial rollouts; else empty.
+        versions: the policy version of each of ``turns``, with partial rollouts; otherwise empty.
         sampling_mask: the ids from which each token was drawn; None: all, or the engine does not say.
     """
 
@@ -77,7 +77,7 @@ class Mark:
         messages, spans: number of messages and spans, including the reply.
         ended_by: the end token of the reply; None: the reply ended with a stop string or was truncated.
         truncated: whether the reply has no end token or stop string.
-        open_text: text of a truncated reply, which may be continued; else empty.
+        open_text: text of a truncated reply, which may be continued; otherwise empty.
         calls: number of tool calls so far, from which their ids are made.
     """
 
@@ -139,7 +139,7 @@ class Conversation:
 
     @property
     def replaces(self) -> int | None:
-        """The branch number of :attr:`rewrites` for the first request; else None."""
+        """The branch number of :attr:`rewrites` for the first request; otherwise None."""
         if self.rewrites is None or self._marks or self.rewrites.branch < 0:
             return None
         return self.rewrites.branch
@@ -158,7 +158,7 @@ class Conversation:
 
     @property
     def last_mark(self) -> Mark | None:
-        """The mark of the last reply if the conversation ends with it and can be continued; else None."""
+        """The mark of the last reply if the conversation ends with it and can be continued; otherwise None."""
         if self.busy or self.is_cancelled or not self._marks or self._marks[-1].spans != len(self._spans):
             return None
         return self._marks[-1]

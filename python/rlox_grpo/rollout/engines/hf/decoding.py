@@ -110,8 +110,8 @@ def find_faster_cache(
 ) -> type[SharedPrefixCache | SlotCache] | None:
     """Find a faster cache that gives the same logits as a `RowCache` in a test step; None if there is none.
 
-    On a CPU this is a `SharedPrefixCache`, because only the CPU's attention kernel takes a mask and returns its log
-    normalisers. On a GPU it is a `SlotCache`, because only the GPU's kernels take the position of each row's keys.
+    On a CPU the result is a `SharedPrefixCache`, because only the CPU's attention kernel takes a mask and returns its
+    log normalisers. On a GPU it is a `SlotCache`, because only the GPU's kernels take the position of each row's keys.
     ``autocast`` is the dtype of generation, in which the test on a GPU runs. With ``vision`` the model takes pictures.
     """
     kind: type[SharedPrefixCache | SlotCache] = SlotCache

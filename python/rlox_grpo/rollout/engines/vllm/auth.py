@@ -156,7 +156,7 @@ class _BoundedBody:
     """The ASGI messages of a request. Beyond a limit, the application gets ``http.disconnect``.
 
     Attributes:
-        refusal: status and reason if a limit was exceeded; else None.
+        refusal: status and reason if a limit was exceeded; otherwise None.
     """
 
     def __init__(self, receive: Receive, cancelled: asyncio.Event) -> None:

@@ -33,7 +33,7 @@ def serve(
             is sent unencrypted.
         port: The port to listen on.
         dtype: The dtype of vLLM's computation; the trainer's option ``dtype``. ``auto``: bfloat16 on a GPU that
-            computes in it, else float32.
+            computes in bfloat16, otherwise float32.
         max_length: Maximum number of tokens of a prompt with its completion.
         vllm_arguments: Other arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
 
