@@ -178,8 +178,8 @@ def _repeats_heads(query: Tensor, key: Tensor) -> bool:
     """Whether transformers would copy keys and values for each query head although the kernel needs no copies.
 
     transformers copies them for every masked call, because fast GPU kernels take no mask with shared heads. The CPU
-    kernel takes masks with shared heads, and its results are bitwise equal. A decoding step reads all keys for one token,
-    so copies would take most of its time.
+    kernel takes such a mask, and its results are bitwise equal. A decoding step reads all keys for one token, so copies
+    would take most of its time.
     """
     return query.device.type == "cpu" and query.shape[1] != key.shape[1] and not torch.is_grad_enabled()
 
