@@ -143,7 +143,7 @@ def compute_turn_returns(
 
     Args:
         groups: N completions in all, prompt-major.
-        rewards: ``[N]``, if they differ from those of the groups, such as rewards minus a KL penalty.
+        rewards: ``[N]``, if the rewards differ from those of the groups, such as rewards minus a KL penalty.
 
     Returns:
         ``float64 [N, K]``, with K the largest number of turns; 0 after the last turn of an episode, and NaN in the row

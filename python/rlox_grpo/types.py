@@ -88,7 +88,7 @@ class Sampling:
         stop_token_ids: Token ids that end a completion, in addition to the end tokens of the model.
         extra: Further parameters of the engine, (name, value). An engine raises an error for unknown parameters.
         return_sampling_mask: Whether completions have a :class:`SamplingMask`. Only an engine that
-            ``returns_sampling_mask`` is asked for it.
+            ``returns_sampling_mask`` is asked for masks.
     """
 
     max_new_tokens: int

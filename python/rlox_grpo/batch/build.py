@@ -91,7 +91,7 @@ def pad(
         offsets: ``int64 [N + 1]``: row i is ``rows[offsets[i]:offsets[i + 1]]``.
         side: Where the padding goes: ``"left"`` for generation, ``"right"`` for training.
         pad_token_id: Token id of padding.
-        multiple_of: Round the width up to a multiple of this.
+        multiple_of: Round the width up to a multiple of this number.
 
     Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change to
     the token ids can change the result but cannot cause an error.
@@ -172,7 +172,7 @@ def build_batch(
         train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
             arXiv:2503.14476, is False).
         pad_token_id: Token id of padding; masks come from lengths.
-        multiple_of: Round the width L up to a multiple of this.
+        multiple_of: Round the width L up to a multiple of this number.
         num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
         num_sequences: Likewise, the number of sequences that hold a loss token.
         with_environment: Whether to mark the tokens that ``environment_loss_coef`` trains on.

@@ -29,7 +29,7 @@ class _StoreOnce(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Store the value. A second one is an error of usage."""
+        """Store the value. A second value is a usage error."""
         if self._value is not None and option_string is not None:
             raise argparse.ArgumentError(self, f"given twice, as {self._value!r} and {values!r}: it takes one value")
         self._value = values

@@ -169,7 +169,7 @@ class Heartbeat:
         return f"{name} has given no sign of life for {seconds:.0f} s: it or its host is dead, or out of reach"
 
     def _find_longest_silence(self) -> tuple[float, str] | None:
-        """For how many seconds the rank is silent that has been so for longest, and its name; None: all are alive.
+        """Seconds of silence of the rank that has been silent longest, and its name; None: all ranks are alive.
 
         Rank 0 has read the signs of all ranks. The others have rank 0's own sign and what it says of the rest.
         """

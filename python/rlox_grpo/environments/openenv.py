@@ -170,8 +170,8 @@ def from_openenv(
             ``encode``, the observation must have a single field, which is text.
         decode: ``decode(text)`` returns the fields of the action of a reply, or raises ValueError, whose message the
             policy may get. Without ``decode``, the action must have a single required field, text or a whole number.
-        sessions: maximum number of open sessions; None: no limit. Set it to ``max_concurrent_envs`` of the server, by
-            default 1.
+        sessions: maximum number of open sessions; None: no limit. Set ``sessions`` to the server's
+            ``max_concurrent_envs``, by default 1.
         headers: HTTP headers for opening a session.
         timeout: timeout of each request, in seconds. The option ``turn_timeout`` may be shorter.
 

@@ -324,7 +324,7 @@ def _read_config(file: Path) -> Any:
 def _list_shapes(config: Any, header: Header) -> dict[str, torch.Size]:
     """Return the shape of each weight of the stated model, by its name in transformers.
 
-    Raises ValueError if they are more weights than the file has, before memory is allocated for them.
+    Raises ValueError if the shapes have more weights than the file, before memory is allocated for the weights.
     """
     import torch
     import transformers

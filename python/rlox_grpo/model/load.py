@@ -159,7 +159,7 @@ def load_policy(
 
 
 def _make_savable(model: Any) -> None:
-    """Make a model, or the base of a PEFT model, that the user loaded from a GGUF file an ordinary one, in place."""
+    """Turn a model, or the base of a PEFT model, from a GGUF file into an ordinary model, in place."""
     base = get_base(model)
     file = find_source(base) if isinstance(base, transformers.PreTrainedModel) else None
     make_ordinary(base)

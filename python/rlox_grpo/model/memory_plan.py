@@ -24,7 +24,7 @@ USABLE = 0.92
 """Share of a GPU's memory that a run may use; the rest covers CUDA's context, fragmentation and estimation errors."""
 
 PROMPT_TOKENS = 1024
-"""Assumed prompt length before the data are read. Only the cache of the built-in engine depends on it."""
+"""Assumed prompt length before the data are read. Only the cache of the built-in engine depends on this number."""
 
 _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 

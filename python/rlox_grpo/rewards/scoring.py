@@ -309,7 +309,7 @@ def _drop_wrong_steps(
     From workers, also a sample with a number where others have steps.
 
     Raises:
-        RewardError: there is one, with ``on_error="stop"``.
+        RewardError: there is such a sample, and ``on_error`` is ``"stop"``.
     """
     if scored.steps is None:
         return scored

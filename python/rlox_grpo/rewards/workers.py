@@ -128,7 +128,7 @@ class InWorkers:
         self._pool.start()
 
     def close(self) -> None:
-        """End the workers. The next call starts new ones."""
+        """End the workers. The next call starts new workers."""
         self._pool.close()
 
 

@@ -309,7 +309,8 @@ class Run:
     def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.
 
-        Only the evaluation before the first step goes to the sinks here. Later ones are part of their step's metrics.
+        Only the evaluation before the first step goes to the sinks here. Later evaluations are part of their step's
+        metrics.
         """
         step = self._progress.step
         if step == 0:

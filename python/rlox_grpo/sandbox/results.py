@@ -142,7 +142,7 @@ def read_result(
 
 
 def _read_ends(output: int, most_bytes: int) -> str:
-    """Return the text of a file; of a longer one than ``most_bytes`` bytes its beginning, a mark and its end."""
+    """Return the text of a file; of a text longer than ``most_bytes`` bytes its beginning, a mark and its end."""
     size = os.fstat(output).st_size
     if size <= most_bytes:
         return os.pread(output, most_bytes, 0).decode("utf-8", "replace")

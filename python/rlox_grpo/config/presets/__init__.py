@@ -32,7 +32,10 @@ class PresetFolder(Mapping[str, Preset]):
         self._read: dict[str, Preset] = {}
 
     def __getitem__(self, name: str) -> Preset:
-        """Return the preset. Raises ConfigError, with the name of the file and the key, if its file is wrong."""
+        """Return the preset.
+
+        Raises ConfigError, with the name of the file and the key, if the file of the preset is wrong.
+        """
         if name not in self._read:
             self._read[name] = read_preset(self._files[name])
         return self._read[name]

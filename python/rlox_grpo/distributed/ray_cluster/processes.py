@@ -93,7 +93,7 @@ class RankProcess:
     """
 
     def __init__(self, metrics: str | None = None) -> None:
-        """Wait for :meth:`run`. With its output is read the run's ``metrics.jsonl``, for Ray's dashboard."""
+        """Wait for :meth:`run`. The run's ``metrics.jsonl`` is read together with the output, for Ray's dashboard."""
         self._gauges = None if metrics is None else DashboardGauges(Path(metrics))
         self._child: subprocess.Popen[bytes] | None = None
         self._store: Any = None

@@ -184,7 +184,7 @@ def share_by_weight(count: int, weights: Mapping[str, float]) -> list[int]:
 def _draw_rows(
     task: str, arguments: Mapping[str, Any], count: int, seed: int, answer_form: str, asked: set[str]
 ) -> list[Row]:
-    """Return ``count`` rows with questions that are not in ``asked``, and add theirs to it."""
+    """Return ``count`` rows with questions that are not in ``asked``, and add these questions to ``asked``."""
     rows: list[Row] = []
     idle = 0  # draws since the last new problem
     for problem in _list_problems(task, arguments, seed):

@@ -72,7 +72,7 @@ class Judge:
     read.
 
     Verdicts are stored in the folder ``judge`` of the run, so that a run that was killed and resumed asks nothing twice
-    and has the same rewards. ``rlox-grpo judge-cache RUN`` prints them.
+    and has the same rewards. ``rlox-grpo judge-cache RUN`` prints the verdicts.
 
     The object is an async reward function, also without a trainer:
     ``asyncio.run(Judge(…)(prompts=[…], completions=[…]))`` returns a list with a float or None for each completion.

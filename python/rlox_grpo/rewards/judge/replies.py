@@ -71,7 +71,7 @@ def check_score(value: Any) -> float:
     """Return a score as a float.
 
     Raises:
-        UnreadableReplyError: it is not a number from 0 to 1; a boolean or a text is not one.
+        UnreadableReplyError: the score is not a number from 0 to 1; a boolean or a text does not count as a number.
     """
     if type(value) not in (int, float) or not 0 <= value <= 1:  # false for NaN
         raise UnreadableReplyError(f"a score is {_shorten(value)}, expected a number from 0 to 1")

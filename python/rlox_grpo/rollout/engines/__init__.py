@@ -33,7 +33,7 @@ class GenerationEngine(Protocol):
             from the trainer's module, and ``load_weights`` only sets the version.
         policy_version: version of the engine's weights; −1 before the first ``load_weights`` of an engine that takes
             weights.
-        max_length: maximum tokens of a prompt with its completion; None without a limit.
+        max_length: maximum number of tokens of a prompt with its completion; None without a limit.
     """
 
     exact: bool

@@ -20,7 +20,7 @@ class Limits:
 
     Attributes:
         vocab_size: rows of the model's embedding; None if unknown.
-        max_length: maximum tokens of a prompt with its completion; None without a limit.
+        max_length: maximum number of tokens of a prompt with its completion; None without a limit.
         has_tokenizer: whether there is a tokenizer, which stop strings need.
         extra: names of the further sampling parameters that the engine supports.
         lowest_temperature: lowest temperature above 0; the engine would silently replace a lower one.

@@ -17,9 +17,9 @@ class Budget:
 
     Attributes:
         max_turns: maximum number of replies.
-        max_new_tokens: maximum tokens of a reply.
-        max_episode_tokens: maximum tokens of replies and observations; None: no limit but ``max_length``.
-        max_length: maximum tokens of a conversation that the model supports; None without a limit.
+        max_new_tokens: maximum number of tokens of a reply.
+        max_episode_tokens: maximum number of tokens of replies and observations; None: only ``max_length``.
+        max_length: maximum number of tokens of a conversation that the model supports; None without a limit.
     """
 
     max_turns: int

@@ -30,7 +30,7 @@ class Compaction:
     """When an episode is compacted, and how.
 
     Attributes:
-        at_tokens: maximum tokens of a conversation with the next messages to the policy.
+        at_tokens: maximum number of tokens of a conversation with the next messages to the policy.
         prompt: the message that asks for the summary.
         keep: number of last replies that stay after the summary, with the messages between them.
     """

@@ -170,7 +170,7 @@ def _held_out(evaluations: Table) -> list[Chart]:
 
 
 def _is_accuracy(key: str) -> bool:
-    """Whether a metric of an evaluation is a share of right samples, of all or of a set, and no limit or difference."""
+    """Whether a metric of an evaluation is a share of right samples, and not a limit of an interval or a difference."""
     is_share = "accuracy" in key or key.rpartition("/")[2].startswith(("pass@", "maj@"))
     return is_share and "_vs_" not in key and not key.endswith(("_low", "_high"))
 

@@ -40,8 +40,8 @@ def before_and_after(held_out: Mapping[str, Mapping[int, Path]]) -> str:
 def _compare(held_out: Mapping[int, Path]) -> str:
     """Show the samples of the first and the last evaluation, side by side.
 
-    First those that became right or wrong, then the first sample of each prompt. Draws depend on the prompt and the
-    index of a sample alone, so that the two samples of a pair differ by the weights.
+    First the samples that became right or wrong, then the first sample of each prompt. Draws depend on the prompt and
+    the index of a sample alone, so that the two samples of a pair differ by the weights.
     """
     steps = min(held_out), max(held_out)
     before, after = (_by_sample(read_rows(held_out[step])) for step in steps)

@@ -93,7 +93,8 @@ class VLLMServerEngine:
             urls: ``http://host:port`` of each server.
             model, tokenizer, eos_token_ids, vocab_limit: as in
                 :class:`~rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
-            max_length: maximum tokens of a prompt with its completion; by default the limit of model and servers.
+            max_length: maximum number of tokens of a prompt with its completion; by default the limit of model and
+                servers.
             timeout: seconds for one ``generate`` or ``load_weights``, including retries.
             sync_dir: a folder that trainer and servers share; None: a temporary folder, for servers on this host.
                 ``"ray:"``: servers that Ray started read a temporary file of rank 0 through Ray's object store.
@@ -245,7 +246,7 @@ class VLLMServerEngine:
 
         Raises:
             WeightMismatchError: the weights are not those of the model.
-            EngineError: no server took them.
+            EngineError: no server took the weights.
         """
         self._transfer.hold(weights, self._expected, version)
         self.policy_version = version

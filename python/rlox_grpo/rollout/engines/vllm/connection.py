@@ -192,7 +192,8 @@ def ask_about_model(server: ServerConnection, expected: Manifest, seconds: float
     """Wait up to ``seconds`` for a server to start, and check that it serves the policy's model.
 
     Returns:
-        Maximum tokens of a prompt with its completion, and number of completions that the server decodes at a time.
+        Maximum number of tokens of a prompt with its completion, and number of completions that the server decodes at
+        a time.
 
     Raises:
         EngineError: there is no answer in time, or the server has another model; the message names some of the weights

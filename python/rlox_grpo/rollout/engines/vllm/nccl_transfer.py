@@ -79,7 +79,7 @@ class NCCLTransfer:
         )
 
     def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
-        """Broadcast every tensor. Returns when the workers have received all of them.
+        """Broadcast every tensor. Returns when the workers have received all tensors.
 
         Raises:
             TimeoutError: not all were received within ``seconds``. The thread that waits for NCCL keeps running.

@@ -24,8 +24,8 @@ def serve(
 ) -> NoReturn:
     """Replace this process by a vLLM server of ``model``.
 
-    Every path except ``/health`` needs a bearer token. Server and trainer read it from the environment variable
-    ``RLOX_GRPO_SERVER_TOKEN``, so that it is on no command line.
+    Every path except ``/health`` needs a bearer token. Server and trainer read the token from the environment variable
+    ``RLOX_GRPO_SERVER_TOKEN``, so it never appears on a command line.
 
     Args:
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
