@@ -129,7 +129,7 @@ def pack(
         token_budget: Maximum number of tokens in a micro-batch.
         padded: Count a micro-batch as rows times its longest row; otherwise as the sum of its lengths.
         num_ranks: Processes that share the rows.
-        linear_cost: Cost of a token besides attention; about ``6 * hidden_size``.
+        linear_cost: Cost of a token apart from attention; about ``6 * hidden_size``.
         oversize: A row over the budget is an ``"error"``, or goes ``"alone"``.
 
     Raises:

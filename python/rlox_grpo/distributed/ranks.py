@@ -39,7 +39,7 @@ _LET_GO_S = 0.5
 """Seconds before exit for gloo's threads to finish; they need microseconds, on a busy machine more."""
 
 _BUCKET = 2**25
-"""Numbers summed over ranks at once: 128 MiB of float32."""
+"""Number of values summed over ranks at once: 128 MiB of float32."""
 
 
 @dataclass(frozen=True, eq=False)

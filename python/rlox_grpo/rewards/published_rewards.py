@@ -41,7 +41,7 @@ def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
 
 
 def tinyzero(text: str, numbers: Sequence[int], target: int) -> Judgement:
-    """TinyZero: 1, 0.1 for a wrong answer, or 0 without one. Reads the last ``<answer>`` on the last line."""
+    """TinyZero: 1; 0.1 for a wrong answer; 0 without an answer. Reads the last ``<answer>`` on the last line."""
     span = _find_last_closed(text.rpartition("\n")[2])
     score, status = _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=False)
     return (0.0 if status == NO_ANSWER else max(score, 0.1)), status

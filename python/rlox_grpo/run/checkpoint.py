@@ -132,9 +132,9 @@ _RESTORED = "restored.json"
 
 
 def save_learning_rate_factor(checkpoint: Path, factor: float) -> None:
-    """Note the factor of the learning rate with which a run continues from ``checkpoint`` after a collapse.
+    """Record the factor of the learning rate with which a run continues from ``checkpoint`` after a collapse.
 
-    Until its next checkpoint nothing else holds the factor, and a run that is killed before that would lose it.
+    Until the run's next checkpoint, no other file contains the factor, so a run killed before that would lose it.
 
     Raises:
         CheckpointError: the note cannot be written.

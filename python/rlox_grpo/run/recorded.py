@@ -35,7 +35,7 @@ _SOURCES = ("rewards", "environment", "environment_args", "tools", "eval_data", 
 """Keys of a run file that an evaluation reads."""
 
 _SHOWN = ("system_prompt", "prompt_template", "temperature", "max_new_tokens", "stop", "eval_samples", "seed")
-"""Options that are shown also where they have their defaults."""
+"""Options that are shown even if they have their default values."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Unanswered(Exception):  # noqa: N818  # not an error of the run: the sampl
 
 
 class _TryAgain(Exception):  # noqa: N818
-    """A failure that may pass, and the seconds that the server asks to wait."""
+    """A temporary failure, and the number of seconds that the server asks to wait."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
         super().__init__(message)
@@ -187,7 +187,7 @@ class Server:
             raise UnreadableReplyError(f"it was cut, finish_reason {reason!r}; max_reply_tokens limits its length")
 
     def _shorten(self, content: bytearray) -> str:
-        """Return the beginning of an answer for a message. A server may repeat the key in it."""
+        """Return the beginning of an answer for a message. The answer may repeat the key."""
         shown = content.replace(self._key.encode(), b"...") if self._key else content
         return repr(bytes(shown[:200]))[1:]
 

@@ -19,7 +19,7 @@ class WeightFolder:
     """A new folder ``path``, locked until this process ends."""
 
     def __init__(self, parent: str | Path | None) -> None:
-        """Create it in ``parent`` or in the folder for temporary files, and remove abandoned folders there."""
+        """Create the folder in ``parent`` or in the temporary folder, and remove abandoned folders there."""
         for folder in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
                 if _is_abandoned(folder):

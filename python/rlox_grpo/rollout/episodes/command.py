@@ -149,7 +149,7 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
 
 
 async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
-    """Wait for all, even if the task is cancelled meanwhile. If it was, raise CancelledError at the end."""
+    """Wait for all, even if the task is cancelled meanwhile. In that case, raise CancelledError at the end."""
     waiting = asyncio.ensure_future(asyncio.wait(awaited, timeout=timeout))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -58,7 +58,7 @@ def set_environment() -> None:
 
 
 MAX_EXCLUDED_IDS = 1024
-"""Number of ids that vLLM 0.32's runner for GPUs (V2) can exclude in a request. With one more, its process ends."""
+"""Number of ids that vLLM 0.32's runner for GPUs (V2) can exclude in a request. One more id ends its process."""
 
 
 def choose_runner(excluded: int) -> None:
