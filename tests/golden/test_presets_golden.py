@@ -544,7 +544,11 @@ ADAM = ("adam_beta1", "adam_beta2")
 ADAPTER = {"lora_rank": 128}
 HINTS = {
     "sdft": {"teacher_prompt": "{prompt}\n\n{privileged_context}", "teacher_mix": 0.05},
-    "sdpo": {"teacher_prompt": "rlox_grpo.prompts.reprompt:show_solution_or_feedback", "teacher_mix": 0.05},
+    "sdpo": {
+        "teacher_prompt": "rlox_grpo.prompts.reprompt:show_solution_or_feedback",
+        "teacher_mix": 0.05,
+        "mask_unhinted": True,
+    },
 }
 # What most presets have. Each row below lists every setting in which its preset differs.
 USUAL: dict[str, Any] = {
