@@ -15,7 +15,7 @@ import toy
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.config.run_file import read_run_file
-from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
+from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
@@ -291,6 +291,39 @@ def test_the_model_itself_is_refused() -> None:
     model = toy.ToyLM()
     with pytest.raises(ConfigError, match="teacher is the model in training"):
         GRPO(model, teacher=model, **toy.options())
+    with pytest.raises(ConfigError, match=r"ref_model is the model in training.*or leave it out"):
+        GRPO(model, toy.share_of_target, ref_model=model, **toy.options(kl_coef=0.1))
+
+
+def test_a_model_that_shares_the_policys_weights_is_refused() -> None:
+    """As the base model of a PEFT model does: freezing it would freeze the policy."""
+    model, other = toy.ToyLM(), toy.ToyLM(seed=1)
+    other.embedding = model.embedding
+    with pytest.raises(ConfigError, match="teacher is the model in training, or shares its weights"):
+        GRPO(model, teacher=other, **toy.options())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_teacher_with_fewer_positions_is_refused() -> None:
+    """Its positions count and not the policy's: with its own prompt before the run or in the step, else before it."""
+    policy = ranked.tiny_policy()
+    teacher = ranked.other_policy()
+    options = ranked.options(None, kl_coef=0.0, max_steps=1)
+    positions = max(len(prompt) for prompt in ranked.PROMPTS) + options["max_new_tokens"] - 1
+    teacher.config.max_position_embeddings = positions
+    with pytest.raises(ValueError, match=f"it passes the teacher's {positions} positions"):
+        GRPO(policy, ranked.share_of_even, teacher=teacher, **options).train(ranked.PROMPTS)
+    policy.config.max_position_embeddings, teacher.config.max_position_embeddings = positions + 1, positions + 9
+
+    def write(row: Any, verdict: Any, siblings: Any) -> list[int]:
+        return [*[2] * 8, *row["prompt"]]
+
+    trainer = GRPO(policy, ranked.share_of_even, teacher=teacher, teacher_prompt=write, **options)
+    assert trainer.train(ranked.PROMPTS)["teacher/hinted_share"] == 1
+    teacher.config.max_position_embeddings = positions
+    trainer = GRPO(policy, ranked.share_of_even, teacher=teacher, teacher_prompt=write, **options)
+    with pytest.raises(SampleError, match=f"the teacher's prompt has .* passes the model's {positions} positions"):
+        trainer.train(ranked.PROMPTS)
 
 
 @pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}], ids=["sampled", "full"])
