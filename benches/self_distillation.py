@@ -123,7 +123,7 @@ def train(way: str, seed: int, folder: Path, changes: dict[str, Any]) -> list[di
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
         return [write_example(rows[index], rng) for index in rng.integers(len(rows), size=count)]
 
-    sizes: dict[str, Any] = {"steps": 300, "rows": 128, "learning_rate": 3e-3}
+    sizes: dict[str, Any] = {"steps": 300, "rows": 64, "learning_rate": 3e-3}
     first = warm_start(folder / f"warm_start_{seed}", build_tokenizer(), draw, seed=seed, **sizes)
     watch = Watch()
     trainer = GRPO(
