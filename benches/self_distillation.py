@@ -48,18 +48,18 @@ RESULTS = Path(__file__).parent / "results" / "self_distillation.json"
 SHARED: dict[str, Any] = {
     "group_size": 8,
     "prompts_per_step": 32,
-    "max_steps": 80,
+    "max_steps": 50,
     "max_new_tokens": 40,
     "lr_schedule": "linear",
     "warmup_steps": 3,
     "weight_decay": 0.0,
-    "eval_samples": 2,
+    "eval_samples": 4,
     "eval_greedy": True,
-    "eval_steps": 20,
+    "eval_steps": 50,
     "log_to": (),
     "guards": False,
 }
-SELF: dict[str, Any] = {"preset": "sdpo", "teacher": "ema", "learning_rate": 5e-4}
+SELF: dict[str, Any] = {"preset": "sdpo", "teacher": "ema", "learning_rate": 1e-3}
 WAYS: dict[str, dict[str, Any]] = {
     "grpo": {"learning_rate": 5e-4},
     "sdpo": SELF,
@@ -123,7 +123,7 @@ def train(way: str, seed: int, folder: Path, changes: dict[str, Any]) -> list[di
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
         return [write_example(rows[index], rng) for index in rng.integers(len(rows), size=count)]
 
-    sizes: dict[str, Any] = {"steps": 300, "rows": 64, "learning_rate": 3e-3}
+    sizes: dict[str, Any] = {"steps": 240, "rows": 64, "learning_rate": 3e-3}
     first = warm_start(folder / f"warm_start_{seed}", build_tokenizer(), draw, seed=seed, **sizes)
     watch = Watch()
     trainer = GRPO(
