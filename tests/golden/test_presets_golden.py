@@ -501,7 +501,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "kl_bias_correction": ({"kl_bias_correction": True},),
     "kl_schedule": ({"kl_schedule": "constant"},),
     "kl_coef_end": ({"kl_coef_end": 0.09},),
-    "advantage_fn": ({"advantage_fn": None},),
+    "advantage_fn": ({"advantage_fn": None, "mask_unhinted": False},),
     "teacher_coef": ({"teacher_coef": 0.5},),
     "teacher_in": ({"teacher_in": "loss"}, {"teacher_in": "advantage", "teacher_kl": "sampled"}),
     "teacher_kl": ({"teacher_kl": "sampled"}, {"teacher_kl": "full", "teacher_in": "loss"}),
