@@ -36,6 +36,11 @@ class Teachers:
         """No teacher of several takes over weights of the policy."""
         return None
 
+    @property
+    def max_positions(self) -> int | None:
+        """The shortest limit of a teacher; None: none has one."""
+        return min((teacher.max_positions for teacher in self.by_name.values() if teacher.max_positions), default=None)
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Move all offloaded models to the device."""
