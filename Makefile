@@ -188,13 +188,22 @@ WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 wheel: dist/.wheel ## an abi3 wheel (on Linux: manylinux2014) in dist/
 	@ls -l dist/*.whl
 
-# The wheel names no path of the machine that built it.
-dist/.wheel: $(WHEEL_SOURCES) $(if $(wildcard dist/*.whl),,FORCE) | $(filter .uv/bin/uv,$(UV))
-	rm -f dist/*.whl
+# $(call build_wheel,<profile of Cargo.toml>,<folder>). The wheel names no path of the machine that built it.
+define build_wheel
 	$(UV) sync --locked --inexact --no-install-project --only-group wheel
 	RUSTFLAGS="$$RUSTFLAGS --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" \
-	  $(RUN) maturin build --release --locked --out dist $(WHEEL_FLAGS)
-	$(RUN) python .ci/strip_paths.py dist/*.whl
+	  $(RUN) maturin build --profile $(1) --locked --out $(2) $(WHEEL_FLAGS)
+	$(RUN) python .ci/strip_paths.py $(2)/*.whl
+endef
+
+# Without the optimizer, for the tests of what is in a wheel and where it installs (tests/e2e/test_wheel.py).
+.PHONY: wheel-to-test
+wheel-to-test: $(filter .uv/bin/uv,$(UV))
+	$(call build_wheel,packaging,$(OUT))
+
+dist/.wheel: $(WHEEL_SOURCES) $(if $(wildcard dist/*.whl),,FORCE) | $(filter .uv/bin/uv,$(UV))
+	rm -f dist/*.whl
+	$(call build_wheel,release,dist)
 	@touch $@
 
 .PHONY: sdist
@@ -208,7 +217,7 @@ sdist: $(filter .uv/bin/uv,$(UV)) ## a source distribution in dist/
 release-check: build wheel sdist ## before a release: metadata, licences, SBOM, wheel and sdist installed (downloads torch)
 	$(UV) tool run twine@6.2.0 check --strict dist/*.whl dist/*.tar.gz
 	$(RUN) python .ci/release_check.py dist/*.whl dist/*.tar.gz
-	$(RUN) pytest -m "release or slow" tests/e2e/test_wheel.py
+	WHEEL="$$(ls dist/*.whl)" $(RUN) pytest -m "release or slow" tests/e2e/test_wheel.py
 
 # The oldest version of each dependency that pyproject.toml names; the tools of the tests are not part of that promise.
 # A -m here takes the place of the one in pyproject.toml, so it names `browser` again; all `release` tests are slow.

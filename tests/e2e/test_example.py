@@ -40,3 +40,15 @@ def test_a_run_without_a_learning_rate_stays_at_chance(tmp_path, monkeypatch, ca
     before, after = held_out_rewards(capsys.readouterr().out)
     assert before < 0.15
     assert 0.0 <= after <= 0.15
+
+
+@pytest.mark.slow
+def test_the_demo_teaches_its_warm_start(tmp_path):
+    """A few steps of everything; the teacher of a finished run is used again."""
+    words = [EXAMPLE.with_name("distil.py"), "--out", str(tmp_path), "--teacher-steps=2", "--warm-start-steps=40"]
+    ended = warm.run(0, *words, "--steps=2")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"held-out accuracy [01]\.\d+ -> [01]\.\d+ after 256 completions of distillation\n", ended.stderr)
+    trained = (tmp_path / "teacher" / "final" / "model.safetensors").stat().st_mtime_ns
+    assert warm.run(0, *words, "--steps=1").returncode == 0
+    assert (tmp_path / "teacher" / "final" / "model.safetensors").stat().st_mtime_ns == trained

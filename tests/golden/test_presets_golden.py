@@ -501,7 +501,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "kl_bias_correction": ({"kl_bias_correction": True},),
     "kl_schedule": ({"kl_schedule": "constant"},),
     "kl_coef_end": ({"kl_coef_end": 0.09},),
-    "advantage_fn": ({"advantage_fn": None},),
+    "advantage_fn": ({"advantage_fn": None, "mask_unhinted": False},),
     "teacher_coef": ({"teacher_coef": 0.5},),
     "teacher_in": ({"teacher_in": "loss"}, {"teacher_in": "advantage", "teacher_kl": "sampled"}),
     "teacher_kl": ({"teacher_kl": "sampled"}, {"teacher_kl": "full", "teacher_in": "loss"}),
@@ -544,7 +544,11 @@ ADAM = ("adam_beta1", "adam_beta2")
 ADAPTER = {"lora_rank": 128}
 HINTS = {
     "sdft": {"teacher_prompt": "{prompt}\n\n{privileged_context}", "teacher_mix": 0.05},
-    "sdpo": {"teacher_prompt": "rlox_grpo.prompts.reprompt:show_solution_or_feedback", "teacher_mix": 0.05},
+    "sdpo": {
+        "teacher_prompt": "rlox_grpo.prompts.reprompt:show_solution_or_feedback",
+        "teacher_mix": 0.05,
+        "mask_unhinted": True,
+    },
 }
 # What most presets have. Each row below lists every setting in which its preset differs.
 USUAL: dict[str, Any] = {

@@ -149,6 +149,11 @@ def test_a_reference_and_a_teacher_are_named_by_their_folders(started, tmp_path,
     make(tmp_path, ref_model="reference", teacher="owner/teacher").train(["a"])
     origin, _ = read_run_file(tmp_path / "run" / "launch" / "run.toml", {})
     assert (origin.ref_model, origin.teacher) == (str(tmp_path / "reference"), "owner/teacher")
+    teachers = {"math": Path("reference"), "code": "http://host0:8000/v1"}
+    make(tmp_path, teacher=teachers, teacher_column="subject").train([{"prompt": "a", "subject": "math"}])
+    origin, config = read_run_file(tmp_path / "run" / "launch" / "run.toml", {})
+    assert origin.teacher == {"math": str(tmp_path / "reference"), "code": "http://host0:8000/v1"}
+    assert config.teacher_column == "subject"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import toy
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.config.run_file import read_run_file
-from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
+from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
@@ -247,6 +248,8 @@ def other_vocabulary(folder: Any) -> Any:
             "advantage_fn='zero' without a teacher: nothing is",
         ),
         ({"advantage_fn": "zero", "zero_variance": "drop_always"}, "leaves out every group: set zero_variance='drop'"),
+        ({"mask_unhinted": True}, "mask_unhinted=True is read only with teacher_prompt"),
+        ({"teacher_prompt": "{answer}", "mask_unhinted": True}, "set mask_unhinted=False, or advantage_fn='zero'"),
         ({"advantage_fn": "zero", "reward_scaling": "none"}, "reward_scaling='none' is ignored: advantage_fn='zero'"),
         ({"teacher": None, "teacher_prompt": "{answer}", "group_size": 2}, "teacher_prompt='{answer}' is read only wi"),
         (
@@ -288,6 +291,39 @@ def test_the_model_itself_is_refused() -> None:
     model = toy.ToyLM()
     with pytest.raises(ConfigError, match="teacher is the model in training"):
         GRPO(model, teacher=model, **toy.options())
+    with pytest.raises(ConfigError, match=r"ref_model is the model in training.*or leave it out"):
+        GRPO(model, toy.share_of_target, ref_model=model, **toy.options(kl_coef=0.1))
+
+
+def test_a_model_that_shares_the_policys_weights_is_refused() -> None:
+    """As the base model of a PEFT model does: freezing it would freeze the policy."""
+    model, other = toy.ToyLM(), toy.ToyLM(seed=1)
+    other.embedding = model.embedding
+    with pytest.raises(ConfigError, match="teacher is the model in training, or shares its weights"):
+        GRPO(model, teacher=other, **toy.options())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_teacher_with_fewer_positions_is_refused() -> None:
+    """Its positions count and not the policy's: with its own prompt before the run or in the step, else before it."""
+    policy = ranked.tiny_policy()
+    teacher = ranked.other_policy()
+    options = ranked.options(None, kl_coef=0.0, max_steps=1)
+    positions = max(len(prompt) for prompt in ranked.PROMPTS) + options["max_new_tokens"] - 1
+    teacher.config.max_position_embeddings = positions
+    with pytest.raises(ValueError, match=f"it passes the teacher's {positions} positions"):
+        GRPO(policy, ranked.share_of_even, teacher=teacher, **options).train(ranked.PROMPTS)
+    policy.config.max_position_embeddings, teacher.config.max_position_embeddings = positions + 1, positions + 9
+
+    def write(row: Any, verdict: Any, siblings: Any) -> list[int]:
+        return [*[2] * 8, *row["prompt"]]
+
+    trainer = GRPO(policy, ranked.share_of_even, teacher=teacher, teacher_prompt=write, **options)
+    assert trainer.train(ranked.PROMPTS)["teacher/hinted_share"] == 1
+    teacher.config.max_position_embeddings = positions
+    trainer = GRPO(policy, ranked.share_of_even, teacher=teacher, teacher_prompt=write, **options)
+    with pytest.raises(SampleError, match=f"the teacher's prompt has .* passes the model's {positions} positions"):
+        trainer.train(ranked.PROMPTS)
 
 
 @pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}], ids=["sampled", "full"])
@@ -359,6 +395,56 @@ def test_the_policy_is_its_own_teacher_with_a_right_sibling(options: dict[str, A
     expected = compute_kl(before, trainer.last_rollout[0], options.get("temperature", 1.0), is_full=is_full)
     assert abs(expected) > 1e-3
     assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {"micro_batch_tokens": 9}], ids=["sampled", "full", "rows alone"])
+def test_completions_without_a_hint_are_left_out(options: dict[str, Any]) -> None:
+    """The means are over the hinted completions: the others have a KL of 0 to the policy itself, and would dilute."""
+    policy = toy.ToyLM()
+    with torch.no_grad():
+        policy.head.weight.mul_(6)
+    given = {"max_steps": 1, "teacher_prompt": show_the_best_sibling, "advantage_fn": "zero"}
+
+    def take_step(**masked: Any) -> tuple[dict[str, float], torch.Tensor]:
+        trainer = GRPO(
+            copy.deepcopy(policy), toy.share_of_target, teacher="self", **toy.options(**given, **options, **masked)
+        )
+        return trainer.train(toy.PROMPTS), flatten_weights(trainer)
+
+    (diluted, _), (metrics, weights) = take_step(), take_step(mask_unhinted=True)
+    assert 0 < metrics["teacher/hinted_share"] == diluted["teacher/hinted_share"] < 1
+    # Every completion of the toy has as many tokens.
+    assert metrics["teacher/kl"] == pytest.approx(diluted["teacher/kl"] / diluted["teacher/hinted_share"], rel=1e-4)
+    assert not torch.equal(weights, flatten_weights(GRPO(policy, toy.share_of_target, **toy.options())))
+
+
+def test_a_step_without_hints_trains_nothing() -> None:
+    """Even where a moving average has fallen behind the policy, and would pull it back."""
+    hints = iter([True, False, False])
+
+    def write(row: Any, verdict: Any, siblings: Any) -> Any:
+        return hint_at_target(row, verdict, siblings) if now["hinted"] else None
+
+    now: dict[str, bool] = {}
+    trainer = GRPO(
+        toy.ToyLM(),
+        toy.share_of_target,
+        teacher="ema",
+        **toy.options(max_steps=3, teacher_prompt=write, advantage_fn="zero", mask_unhinted=True),
+    )
+    take, weights, shares = trainer.train_step, [flatten_weights(trainer)], []
+
+    def take_step(*given: Any) -> dict[str, float]:
+        now["hinted"] = next(hints)
+        metrics = take(*given)
+        weights.append(flatten_weights(trainer))
+        shares.append(metrics["teacher/hinted_share"])
+        return metrics
+
+    trainer.train_step = take_step
+    trainer.train(toy.PROMPTS)
+    assert shares == [1, 0, 0]
+    assert [torch.equal(*pair) for pair in pairwise(weights)] == [False, True, True]
 
 
 def hint_at_target(row: Any, verdict: Any, siblings: Any) -> list[int]:

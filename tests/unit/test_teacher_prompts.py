@@ -15,8 +15,8 @@ from rlox_grpo.prompts.teacher_prompts import (
     TeacherPrompts,
     Verdict,
     fill_template,
+    find_hinted,
     list_verdicts,
-    measure_hints,
 )
 from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup
 
@@ -120,7 +120,7 @@ def test_each_episode_of_a_group_has_its_own_prompt() -> None:
     written = TeacherPrompts(write, None).write([group])
     assert seen == [("left", ["x", "no"]), ("right", ["x", "yes"])]
     assert [ids.tolist() for ids in written] == [[4, 5], [6]]
-    assert measure_hints([np.array([4, 5]), np.array([4, 5])], [group]) == {"teacher/hinted_share": 0.5}
+    assert find_hinted([np.array([4, 5]), np.array([4, 5])], [group]).tolist() == [False, True]
 
 
 def test_an_episode_of_several_conversations_is_refused() -> None:

@@ -230,6 +230,11 @@ def _check_kl_and_reference(options: Options) -> Iterator[str]:
 
 
 def _check_teacher(options: Options) -> Iterator[str]:
+    if options.mask_unhinted and options.advantage_fn != "zero":
+        yield (
+            "mask_unhinted=True leaves completions out of the whole loss, and the advantages of their rewards with "
+            "them: set mask_unhinted=False, or advantage_fn='zero'"
+        )
     if options.teacher_kl == "sampled":
         return
     if options.teacher_in == "advantage":

@@ -85,6 +85,7 @@ class _TiledKL(torch.autograd.Function):
         )
         kl = torch.empty(hidden.shape[0], dtype=policy_tiles.dtype, device=hidden.device)
         log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
+        scratch = policy_tiles.buffer()
         for rows in policy_tiles.token_slices():
             # mine has Σ e^z and Σ e^z (z - y), whose quotient is E_p[z - y]; theirs has Σ e^y. Each sum is float64 [m].
             mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
@@ -94,7 +95,8 @@ class _TiledKL(torch.autograd.Function):
                     policy_tiles.logits(rows, columns),
                     other.logits(rows, columns).to(policy_tiles.dtype),
                 )
-                mine.add(logits, logits - ref_logits)
+                gaps = torch.sub(logits, ref_logits, out=scratch[: logits.numel()].view_as(logits))
+                mine.add(logits, gaps)
                 theirs.add(ref_logits, None)
             log_normaliser, ref_log_normaliser = mine.log_normaliser(), theirs.log_normaliser()
             # Rounding can give slightly negative values where the distributions are almost equal.
@@ -127,8 +129,9 @@ class _TiledKL(torch.autograd.Function):
                 # The slope is computed before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else policy_tiles.softcap_slope(logits)
                 log_p = logits.sub_(log_normalisers[rows, None])
-                # d KL / d logit = p (log p − log q − KL)
-                surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
+                log_q = ref_logits.sub_(ref_log_normalisers[rows, None])
+                # d KL / d logit = p (log p − log q − KL), in the two buffers: a new tile costs more than its arithmetic
+                surplus = torch.sub(log_p, log_q, out=log_q).sub_(kl[rows, None])
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
         # There is no gradient for the reference's hidden states, weight and bias, for both settings and the mask.
@@ -148,10 +151,10 @@ class _OnlineSum:
         self.moment = torch.zeros_like(self.mass)
 
     def add(self, logits: Tensor, values: Tensor | None) -> None:
-        """Add a tile ``[m, v]``; without values, only its first sum."""
+        """Add a tile ``[m, v]``, which is overwritten; without values, only its first sum."""
         higher = torch.maximum(self._top, logits.amax(dim=-1))
         fall = (self._top - higher).double().exp()  # 0 at first
-        weights = (logits - higher[:, None]).exp_()
+        weights = logits.sub_(higher[:, None]).exp_()
         self.mass = fall * self.mass + weights.sum(dim=-1, dtype=torch.float64)
         if values is not None:
             self.moment = fall * self.moment + weights.mul_(values).sum(dim=-1, dtype=torch.float64)

@@ -274,6 +274,11 @@ class _TiledLogProbs(torch.autograd.Function):
         settings: TileSettings = ctx.settings
         tiles = Tiles(hidden, weight, bias, settings, ctx.mask)
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
+        # All advantages are 0 where a teacher's KL over the whole vocabulary alone trains: then the log-probs are only
+        # measured. Elsewhere than on a CPU the question would wait for the device.
+        is_measured = hidden.device.type == "cpu" and not any(grad is not None and grad.any() for grad in grad_outputs)
+        if is_measured:
+            return (*gradients.sums(), None, None, None)
         scratch = tiles.buffer() if settings.entropy_gradient else None
         for rows in tiles.token_slices():
             # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.

@@ -404,8 +404,10 @@ def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) ->
     return tokenizer
 
 
-def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None) -> None:
-    """Raise ValueError if the length of a prompt plus ``max_new_tokens`` exceeds ``positions``; it names the prompt."""
+def refuse_too_long(
+    prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None, *, owner: str = "the model"
+) -> None:
+    """Raise ValueError if a prompt and ``max_new_tokens`` exceed ``positions``; it names the prompt and ``owner``."""
     if positions is None:
         return
     for prompt in prompts:
@@ -417,7 +419,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
             raise ValueError(
                 f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens{shown}: with "
                 f"max_new_tokens={max_new_tokens} "
-                f"it passes the model's {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
+                f"it passes {owner}'s {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
             )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
@@ -198,11 +199,10 @@ class TeacherPrompts:
         return encoded
 
 
-def measure_hints(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return the share of the completions whose teacher reads another prompt than the policy, as a metric."""
+def find_hinted(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGroup]) -> NDArray[np.bool_]:
+    """Return ``bool [N]``, whether the teacher of each completion reads a prompt other than the policy's."""
     pairs = zip(teacher_prompts, _list_policy_prompts(scored), strict=True)
-    hinted = [not np.array_equal(theirs, ours) for theirs, ours in pairs]
-    return {"teacher/hinted_share": float(np.mean(hinted))} if hinted else {}
+    return np.array([not np.array_equal(theirs, ours) for theirs, ours in pairs], np.bool_)
 
 
 def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:

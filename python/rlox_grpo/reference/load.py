@@ -51,6 +51,16 @@ def refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
         raise ConfigError(f"{name} has another vocabulary: {size} ids, and the policy samples {sampled}")
 
 
+def refuse_shared_weights(name: str, model: nn.Module, policy: Policy, instead: str) -> None:
+    """Raise ConfigError if the frozen ``model`` shares parameters with the policy; ``instead`` says what to set."""
+    ours = {id(parameter) for parameter in policy.model.parameters()}
+    if any(id(parameter) in ours for parameter in model.parameters()):
+        raise ConfigError(
+            f"{name} is the model in training, or shares its weights: pass another model or a copy of this one, or "
+            f"{instead}"
+        )
+
+
 def _refuse_other_tokens(
     name: str, tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None
 ) -> None:

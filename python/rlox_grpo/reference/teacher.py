@@ -15,10 +15,10 @@ from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, select_mask, take_log_probs
-from rlox_grpo.model.load import count_sampled_ids
+from rlox_grpo.model.load import count_sampled_ids, find_max_positions
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids
+from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids, refuse_shared_weights
 from rlox_grpo.reference.local import make_reference, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model
 from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
@@ -41,6 +41,7 @@ class Teacher:
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
         name: ``"self"`` or ``"ema"``; None for a model of its own.
+        max_positions: maximum number of tokens of a prompt and its completion; None: no limit, or a server's own.
     """
 
     reference: Reference
@@ -48,6 +49,7 @@ class Teacher:
     is_full: bool
     has_distributions: bool
     name: str | None = None
+    max_positions: int | None = None
 
     @property
     def fingerprint(self) -> str | None:
@@ -148,9 +150,9 @@ def make_teacher(
         ReferenceServerError: the server does not answer, or has fewer ids than the policy.
         TypeError: ``teacher`` is something else.
     """
-    temperature = forward_options["temperature"]
+    temperature, positions = forward_options["temperature"], find_max_positions(policy.model)
     if teacher == SELF:
-        return Teacher(refer_to_policy(policy_forward), temperature, is_full, has_distributions=True, name=SELF)
+        return Teacher(refer_to_policy(policy_forward), temperature, is_full, True, SELF, positions)
     if teacher == EMA:
         settings = config.model_copy(
             update={
@@ -162,7 +164,7 @@ def make_teacher(
         )
         reference = make_reference(settings, policy, policy_forward, kl_coef=1.0, **forward_options)
         assert reference is not None
-        return Teacher(reference, temperature, is_full, has_distributions=True, name=EMA)
+        return Teacher(reference, temperature, is_full, True, EMA, positions)
     # Ids from here on are padding of the embedding, and left out on both sides.
     forward_options["vocabulary"] = count_sampled_ids(policy)
     if is_url(teacher):
@@ -194,11 +196,7 @@ def make_teacher(
         raise TypeError(
             f"{argument} is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module"
         )
-    if teacher is policy.model:
-        raise ConfigError(
-            f"{argument} is the model in training: pass another model or a copy of this one, or teacher='self' with "
-            "teacher_prompt"
-        )
+    refuse_shared_weights(argument, teacher, policy, "teacher='self' with teacher_prompt")
     refuse_fewer_ids(argument, teacher, policy)
     settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
     reference = make_reference(
@@ -221,7 +219,7 @@ def make_teacher(
         raise ConfigError(
             f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
         )
-    return Teacher(reference, temperature, is_full, has_distributions=True)
+    return Teacher(reference, temperature, is_full, has_distributions=True, max_positions=find_max_positions(teacher))
 
 
 def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:

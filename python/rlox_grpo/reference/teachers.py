@@ -36,6 +36,11 @@ class Teachers:
         """No teacher of several takes over weights of the policy."""
         return None
 
+    @property
+    def max_positions(self) -> int | None:
+        """The lowest limit of the teachers; None: no teacher has a limit."""
+        return min((teacher.max_positions for teacher in self.by_name.values() if teacher.max_positions), default=None)
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Move all offloaded models to the device."""

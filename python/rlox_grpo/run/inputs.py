@@ -19,6 +19,7 @@ from rlox_grpo.prompts.mixture import Slot
 from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
+from rlox_grpo.reference.teacher import Teacher
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, check_rewards
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -37,9 +38,10 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts, and ``teachers``
-    are several teachers, of which each row names one. ``slot`` is the slot of the source in a mixture, by which its
-    prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they are errors.
+    ids; None: unknown. ``teacher`` is the teacher of the run, or several teachers, of which each row names one.
+    ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts. ``slot`` is the slot of the source
+    in a mixture, by which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they
+    are errors.
     """
 
     config: GRPOConfig
@@ -49,7 +51,7 @@ class PromptReader:
     max_length: int | None
     vocab_size: int | None = None
     teacher_prompts: TeacherPrompts | None = None
-    teachers: Teachers | None = None
+    teacher: Teacher | Teachers | None = None
     slot: Slot | None = None
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
@@ -95,10 +97,13 @@ class PromptReader:
             loaded = self._name_source(loaded)
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
+            if trained and self.teacher_prompts is None and self.teacher is not None:
+                positions = self.teacher.max_positions
+                refuse_too_long(loaded, self.config.max_new_tokens, positions, owner="the teacher")
         check_rewards(loaded, self.reward_fns)
-        if trained and self.teachers is not None:
+        if trained and isinstance(self.teacher, Teachers):
             for prompt in loaded:
-                self.teachers.find_name(prompt)
+                self.teacher.find_name(prompt)
         if trained and self.teacher_prompts is not None:
             has_episodes = self.episodes is not None
             self.teacher_prompts.check(loaded, self.config.max_new_tokens, with_episodes=has_episodes)

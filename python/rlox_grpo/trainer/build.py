@@ -28,12 +28,12 @@ from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.load import count_sampled_ids, find_max_positions, load_policy
+from rlox_grpo.model.load import count_sampled_ids, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_prompt
-from rlox_grpo.reference.load import is_url, load_frozen
+from rlox_grpo.reference.load import is_url, load_frozen, refuse_shared_weights
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike, make_teacher
@@ -187,13 +187,13 @@ def build_step(
             routers=forward.routers,
         ),
         teacher_prompts=None
-        if config.teacher_prompt is None
+        if config.teacher_prompt is None or distiller is None
         else TeacherPrompts(
             config.teacher_prompt,
             policy.tokenizer,
             stages.prompts.chat_template_kwargs,
             vocabulary,
-            find_max_positions(policy.model),
+            distiller.max_positions,
         ),
         routing=None if forward.routers is None else ExpertRouting(stages.experts, forward.routers, forward, ranks),
         policy_loss=policy_loss,
@@ -242,6 +242,8 @@ def build_update(
     is_policy = choose_reference(stages.reference, policy.model, stages.loss.kl_coef, ref_model) == "adapter_off"
     scorer = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
     reference_options = forward_options
+    if isinstance(scorer, nn.Module):
+        refuse_shared_weights("ref_model", scorer, policy, "leave it out")
     if scorer is not None:  # its output layer may have another number of rows without a token
         reference_options = {**forward_options, "vocabulary": count_sampled_ids(policy)}
 

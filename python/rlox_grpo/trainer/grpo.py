@@ -25,7 +25,6 @@ from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
-from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
@@ -156,7 +155,7 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
             teacher_prompts=step.teacher_prompts,
-            teachers=step.fixed_tensors.teacher if isinstance(step.fixed_tensors.teacher, Teachers) else None,
+            teacher=step.fixed_tensors.teacher,
             reader=self.policy.reader,
             no_pictures=self.policy.no_pictures,
         )

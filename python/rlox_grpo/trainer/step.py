@@ -32,7 +32,7 @@ from rlox_grpo.loss.objective import combine_terms
 from rlox_grpo.loss.step_statistics import with_step_statistics
 from rlox_grpo.model.flops import ModelSize, profile_update
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, measure_hints
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_hinted
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.by_source import Scorer
@@ -200,16 +200,17 @@ class TrainStep:
         with clock("advantages"):
             # float32 [N] of the completions, [N, K] of their turns, or a list of arrays [T_i] of their tokens.
             penalised, advantages = self.compute_advantages(scored, step, total_steps)
-        with clock("batch"):
-            # For each optimizer step, this rank's micro-batches.
-            mini_batches = self.batcher.make_mini_batches(scored, advantages, step)
         updates: list[UpdateStats] = []
-        with clock("log_probs"), self._naming_samples(scored, updates):
+        with clock("batch"), self._naming_samples(scored, updates):
             prompts = self.teacher_prompts.write(scored) if self.teacher_prompts is not None else None
+            hinted = None if prompts is None else find_hinted(prompts, scored)  # bool [N]
+            # For each optimizer step, this rank's micro-batches.
+            mini_batches = self.batcher.make_mini_batches(scored, advantages, step, hinted)
+        with clock("log_probs"), self._naming_samples(scored, updates):
             mini_batches = self.fixed_tensors.add(mini_batches, penalised, prompts)
             information = self._measure_information(rollout.groups, step)
-            if prompts is not None:
-                information = {**information, **measure_hints(prompts, scored)}
+            if hinted is not None and len(hinted):
+                information = {**information, "teacher/hinted_share": float(hinted.mean())}
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from rlox_grpo.advantages.door import Advantages, has_signal, select_rows
@@ -62,15 +63,33 @@ class MiniBatcher:
     ranks: Ranks
     has_teacher: bool = False
 
-    def make_mini_batches(self, scored: Sequence[ScoredGroup], advantages: Advantages, step: int) -> list[list[Batch]]:
-        """Return this rank's micro-batches of each mini-batch; ``step`` counts from 0.
+    def make_mini_batches(
+        self,
+        scored: Sequence[ScoredGroup],
+        advantages: Advantages,
+        step: int,
+        hinted: NDArray[np.bool_] | None = None,
+    ) -> list[list[Batch]]:
+        """Return this rank's micro-batches of each mini-batch.
 
         Groups of equal rewards are excluded from the forward pass and the denominators, unless
-        :func:`trains_equal_rewards`. ``reward_variance_share`` excludes further groups.
+        :func:`trains_equal_rewards`. ``reward_variance_share`` excludes further groups, and ``mask_unhinted`` those
+        without a hint.
+
+        Args:
+            scored: the groups of the step.
+            advantages: of their completions.
+            step: counts from 0.
+            hinted: ``bool [N]``, whether the teacher of each completion reads a prompt of its own; None: no teacher
+                does.
         """
+        if not self.stages.loss.mask_unhinted:
+            hinted = None
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         # Indices of groups, the same on every rank. The parts of array_split differ by at most one group.
         trained = self._select_groups(scored, advantages, rows)
+        if hinted is not None:
+            trained = [index for index in trained if hinted[rows[index]].any()]
         mini_batches: list[list[Batch]] = []
         for indices in np.array_split(trained, self.stages.update.mini_batches):
             if indices.size == 0:
@@ -82,7 +101,7 @@ class MiniBatcher:
             batches = self.make_micro_batches(
                 groups, select_rows(advantages, row_numbers), train_truncated=not self.stages.loss.mask_truncated
             )
-            batches = self._drop_tokens(batches, groups, step)
+            batches = self._drop_tokens(batches, groups, step, None if hinted is None else hinted[row_numbers])
             # Rows keep their indices in the whole step, so that an error message has the right sample.
             numbers = torch.from_numpy(row_numbers)  # int64 [n], the step's row of each row of the mini-batch
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
@@ -122,14 +141,21 @@ class MiniBatcher:
         chosen = select_by_variance([scored[index] for index in trained], share)
         return [trained[index] for index in chosen]
 
-    def _drop_tokens(self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int) -> list[Batch]:
-        """Exclude end tokens and stale tokens from the masks and denominators, as the options say."""
-        if self.stages.loss.train_end_token and self.stages.episodes.drop_stale is None:
+    def _drop_tokens(
+        self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int, hinted: NDArray[np.bool_] | None
+    ) -> list[Batch]:
+        """Exclude tokens from the masks and denominators, if the options say so.
+
+        The options exclude end tokens, stale tokens, and the completions that are not ``hinted``, ``bool [n]``.
+        """
+        if self.stages.loss.train_end_token and self.stages.episodes.drop_stale is None and hinted is None:
             return list(batches)
         completions = [completion for group in groups for completion in group.group.completions]
         # (completion, branch) → offsets of the tokens that leave the masks; branch 0 is the completion itself.
         dropped = {
             (row, branch): self._find_dropped(branch_row, step)
+            if hinted is None or hinted[row]
+            else range(len(branch_row.token_ids))
             for row, completion in enumerate(completions)
             for branch, branch_row in enumerate(list_rows(completion))
         }

@@ -145,6 +145,12 @@ class LossConfig(Record, title="Loss"):
     )
     train_end_token: bool = option(True, "Train on the token that ends a completion.")
     mask_truncated: bool = option(False, "Leave truncated completions out of the loss.")
+    mask_unhinted: bool = option(
+        False,
+        "Leave completions for which teacher_prompt returns None out of the loss.",
+        only_with={"teacher_prompt": SET},
+        source="SDPO, arXiv:2601.20802: self_distillation_mask",
+    )
     kl_coef: float = option(0.0, "Weight β of the KL penalty against the reference policy.", ge=0)
     kl_estimator: KLEstimator = option(
         "k3",
