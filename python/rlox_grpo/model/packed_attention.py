@@ -177,9 +177,9 @@ def packed_attention(
 def _repeats_heads(query: Tensor, key: Tensor) -> bool:
     """Whether transformers would copy keys and values for each query head although the kernel needs no copies.
 
-    transformers makes the copies for every masked call, because fast GPU kernels take no mask with shared heads. The CPU
-    kernel takes such a mask, and its results are bitwise equal. A decoding step reads all keys for one token, so copies
-    would take most of its time.
+    transformers makes the copies for every masked call, because fast GPU kernels take no mask with shared heads. The
+    CPU kernel takes such a mask, and its results are bitwise equal. A decoding step reads all keys for one token, so
+    copies would take most of its time.
     """
     return query.device.type == "cpu" and query.shape[1] != key.shape[1] and not torch.is_grad_enabled()
 
