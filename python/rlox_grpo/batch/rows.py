@@ -289,9 +289,9 @@ def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolAr
 def _list_prompts(
     groups: Sequence[RolloutGroup],
 ) -> tuple[list[Int64Array], Int64Array, list[tuple[Picture, ...]]]:
-    """Return the distinct prompts, the index of each row's prompt, that of its group or its own, and their pictures.
+    """Return the distinct prompts, the index of each row's prompt (its group's or its own), and the prompts' pictures.
 
-    Prompts of two groups are two, even if they have the same tokens: their pictures may differ.
+    Prompts of two groups are distinct, even if they have the same tokens, because their pictures may differ.
     """
     prompts: list[Int64Array] = []
     pictures: list[tuple[Picture, ...]] = []

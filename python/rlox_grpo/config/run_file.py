@@ -394,7 +394,7 @@ def load_task(
     See :func:`load_data`.
 
     Raises:
-        ConfigError: generated tasks cannot be made, or have a ``task`` too.
+        ConfigError: generated tasks cannot be made, or also have a ``task``.
     """
     if reasoning_gym.is_generated(data):
         if task is not None:

@@ -1,4 +1,4 @@
-"""Several teachers: a column of the rows names the one of each row."""
+"""Several teachers: a column of the rows names the teacher of each row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Teachers:
 
     @property
     def moving(self) -> Reference | None:
-        """No teacher of several takes over weights of the policy."""
+        """Return None: none of several teachers takes over the policy's weights."""
         return None
 
     @property

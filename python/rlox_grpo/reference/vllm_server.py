@@ -99,7 +99,7 @@ def _find_model(client: Client) -> str:
 
 
 def _refuse_other_ids(client: Client, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError if the server's tokenizer splits a text otherwise than the policy's."""
+    """Raise ConfigError if the server's tokenizer splits a text differently from the policy's."""
     body = {"model": model, "prompt": PROBE, "add_special_tokens": False}
     answer = _read(client, client.call("POST", "/tokenize", json.dumps(body).encode(), "application/json"))
     theirs, ours = answer.get("tokens"), tokenizer(PROBE, add_special_tokens=False)["input_ids"]

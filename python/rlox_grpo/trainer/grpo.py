@@ -411,7 +411,7 @@ class GRPO:
         return run, plan, draws, held_out
 
     def _restore_rollouts(self, rollouts: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
-        """Restore the batches under way of a checkpoint, and sample those again that ended an earlier call of train."""
+        """Restore a checkpoint's unfinished batches, and sample again those whose failure ended an earlier train call."""
         failed = self.sampler.list_failed()
         if failed or (rollouts is not None and rollouts["batches"]):  # batches may be sampled again here
             self._step.engine_sync.push(self.step, again=bool(failed))

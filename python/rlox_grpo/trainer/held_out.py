@@ -182,7 +182,7 @@ class HeldOut:
 
         Args:
             loaded: the set.
-            samples: completions for each prompt, if they are sampled; None: the number of the set.
+            samples: completions for each prompt, if they are sampled; None: the set's own number.
             greedy: decode one completion greedily for each prompt instead.
         """
 

@@ -45,7 +45,7 @@ class OpenSource:
         return PromptDraws(self.prompts, seed, draws, lambda position: chance(self.prompts[position].index))
 
     def restore(self, begun: PromptDraws | StreamDraws, draws: int, under_way: Collection[int]) -> dict[int, Prompt]:
-        """Return the prompts by index, of a stream those ``under_way``; its rows before ``draws`` are skipped."""
+        """Return the prompts by index. Of a stream, return those ``under_way`` and skip the rows before ``draws``."""
         loaded = self.prompts
         if isinstance(begun, StreamDraws):
             loaded = list(begun.skip_to(draws, self._select_rows(under_way)).values())

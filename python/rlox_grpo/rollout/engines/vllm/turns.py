@@ -93,7 +93,7 @@ class EngineTurns:
         self._num_sent: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
     def __len__(self) -> int:
-        """Number of unfinished replies, waiting ones included."""
+        """Number of unfinished replies, including waiting ones."""
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
@@ -184,7 +184,7 @@ class ServerTurns:
         self._under_way: set[TurnRequest] = set()
 
     def __len__(self) -> int:
-        """Number of unfinished replies, waiting ones included."""
+        """Number of unfinished replies, including waiting ones."""
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
