@@ -114,7 +114,7 @@ class Rows:
         return len(self.train)
 
     def count_tokens(self, rows: Sequence[int]) -> int:
-        """Count the tokens of rows of one prompt, the prompt once."""
+        """Count the tokens of rows of one prompt; the prompt is counted once."""
         prompt = self.prompt_indices[rows[0]]
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
         return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)

@@ -174,7 +174,7 @@ def _parse_set(text: str) -> dict[str, Any]:
 def _list_sets(run: RecordedRun, overrides: RecordedRun, is_recorded: bool) -> dict[str, EvalSet]:
     """Return the sets to evaluate, with the data of each as its prompts.
 
-    What the command line gives replaces the settings of a set of the run, but not those of its own ``--set``.
+    Values of the command line replace the settings of a set of the run, but not the settings of a ``--set``.
 
     Raises:
         ConfigError: something is missing that the run did not record, or its data are not there.

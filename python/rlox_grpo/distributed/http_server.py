@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 User = TypeVar("User")
 
 _LONGEST_SIZE = 15
-"""Digits of a Content-Length; more are beyond any bound."""
+"""Maximum number of digits of a Content-Length; a longer number exceeds any limit."""
 _TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 )

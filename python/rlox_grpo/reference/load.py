@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_url(source: object) -> bool:
-    """Return whether ``source`` is the URL of a server, and no path or hub id."""
+    """Return whether ``source`` is the URL of a server rather than a path or a hub id."""
     return isinstance(source, str) and source.startswith(("http://", "https://"))
 
 

@@ -131,7 +131,7 @@ def make_teacher(
     argument: str = "teacher",
     **forward_options: Any,
 ) -> Teacher:
-    """Load and freeze a teacher, or make the policy its own.
+    """Load and freeze a teacher, or make the policy its own teacher.
 
     Args:
         teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server

@@ -20,7 +20,7 @@ _SHOWN = 20
 """Number of golds that a message shows with reasons. For the other golds, the message lists only the rows."""
 
 _LONGEST = 80
-"""Number of characters of a gold in a message."""
+"""Maximum number of characters of a gold answer in a message."""
 
 _NO_GOLD = "a gold is a text that is not blank, or a finite number"
 

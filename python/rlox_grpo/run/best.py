@@ -17,7 +17,7 @@ LINK = "best"
 class BestCheckpoint:
     """Chooses the step of the best evaluation, whose checkpoint is kept.
 
-    If evaluations are equal, the earliest is the best. The evaluation before the first step is not among them, because
+    If evaluations are equal, the earliest is the best. The evaluation before the first step is not counted, because
     its weights are those of the model that the run began with.
 
     Attributes:

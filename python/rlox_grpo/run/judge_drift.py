@@ -21,7 +21,7 @@ def find_drift(steps: Sequence[Mapping[str, float]]) -> tuple[str, str, float, f
     below the first, so that noise in a single one is no drift.
 
     Args:
-        steps: the metrics of steps, oldest first. Metrics of evaluations are only in some.
+        steps: the metrics of steps, oldest first. Only some have metrics of an evaluation.
     """
     names = {name: None for step in steps for name in step}
     judges = [match[1] for name in names if (match := _JUDGE.fullmatch(name))]

@@ -411,7 +411,7 @@ class GRPO:
         return run, plan, draws, held_out
 
     def _restore_rollouts(self, rollouts: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
-        """Restore a checkpoint's unfinished batches, and sample again those whose failure ended an earlier train call."""
+        """Restore a checkpoint's unfinished batches, and sample the batches whose failure ended ``train`` again."""
         failed = self.sampler.list_failed()
         if failed or (rollouts is not None and rollouts["batches"]):  # batches may be sampled again here
             self._step.engine_sync.push(self.step, again=bool(failed))
@@ -452,7 +452,7 @@ class GRPO:
         Args:
             prompts: held-out prompts, an :class:`rlox_grpo.EvalSet`, or several sets by name, as in ``train``. The
                 metrics of a set that has a name begin with it: ``math/accuracy``.
-            samples: completions for each prompt; None: the number of the set, or ``eval_samples``. A set with
+            samples: completions for each prompt; None: the set's own number, or ``eval_samples``. A set with
                 ``temperature=0`` has one completion for each prompt.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """

@@ -168,7 +168,7 @@ class HeldOut:
         return by_metric[metric]
 
     def _list_scores(self, name: str, loaded: LoadedSet) -> list[str]:
-        """Return the metrics that each evaluation of the set ``name`` has, and of which more is better."""
+        """Return the metrics of every evaluation of the set ``name`` for which higher is better."""
         scores = ["accuracy", *(f"pass@{k}" for k in list_k(loaded.samples)), "mean_reward"]
         if has_vote(loaded.samples, loaded.reward_fns):
             scores.append(f"maj@{loaded.samples}")

@@ -28,7 +28,7 @@ POLL_S = 0.5
 STOP_S = 15.0
 """Seconds between SIGTERM and SIGKILL of a server."""
 LAST_BYTES = 4096
-"""Bytes at the end of a log in which its last lines are looked for."""
+"""Number of bytes at the end of a log in which its last lines are searched."""
 LAST_LINES = 3
 
 

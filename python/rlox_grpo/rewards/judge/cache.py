@@ -49,7 +49,7 @@ class VerdictCache:
         return (self._verdicts[key],) if key in self._verdicts else None
 
     def add(self, key: str, verdict: Any, about: Mapping[str, Any]) -> None:
-        """Store the verdict of a question; ``about`` is what else a reader of the file wants to know.
+        """Store the verdict of a question; ``about`` has further information for readers of the file.
 
         Raises:
             OSError: the line cannot be written, for example on a full disk.

@@ -50,7 +50,7 @@ _FORM = 1
 """Version of the text of questions and of the form of verdicts, which is part of the digest of a question."""
 
 _SHOWN = 4000
-"""Characters of a question and of a reply in the cache, for its reader."""
+"""Maximum number of characters of a question, and of a reply, that the cache stores for its readers."""
 
 
 @dataclass(frozen=True)
