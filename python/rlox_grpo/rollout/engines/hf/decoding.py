@@ -110,7 +110,7 @@ def decode_with_cache(
                     logits = graphs.run(newest)
             cache.advance()
             if routers is not None:
-                rows.note_experts(lines.logits(routers.last.spread(newest.shape)).cpu().numpy())
+                rows.note_experts(list(lines.logits(routers.last.spread(newest.shape)).cpu().numpy()))
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
         tokens = sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling)

@@ -74,7 +74,8 @@ class NCCLTransfer:
 
     def __init__(self, post: Post, num_workers: int, trainer_address: str) -> None:
         """Prepare the group. ``trainer_address`` is this host's address, as the server's host reaches it."""
-        self._source, self._post, self._engine = PolicySource(), post, None
+        self._source, self._post = PolicySource(), post
+        self._engine: Any = None
         with socket.create_server((trainer_address, 0)) as probe:
             port = probe.getsockname()[1]
         self._info = NCCLTrainerInitInfo(
