@@ -234,10 +234,10 @@ class Rows:
         self, rows: Int64Array, shape: tuple[int, ...], tensor: Callable[[NDArray[Any]], torch.Tensor]
     ) -> torch.Tensor | None:
         """``int16 [N, L, layers, k]`` of ``rows``; −1 on padding and where the experts of a token are not known."""
-        known = [experts for experts in self.experts if experts is not None]
-        if not known:
+        recorded = [experts for experts in self.experts if experts is not None]
+        if not recorded:
             return None
-        choices = np.full((*shape, *known[0].shape[1:]), -1, np.int16)
+        choices = np.full((*shape, *recorded[0].shape[1:]), -1, np.int16)
         for line, row in enumerate(rows.tolist()):
             if (experts := self.experts[row]) is not None:
                 choices[line, : len(experts)] = experts
@@ -299,11 +299,11 @@ def _check_experts(completions: Sequence[Completion], lengths: Int64Array) -> tu
         ValueError: not ``[P + T, layers, k]`` of the row's tokens, or layers or k that differ between rows.
     """
     rows = tuple(completion.experts for completion in completions)
-    known = [experts for experts in rows if experts is not None]
-    if not known:
+    recorded = [experts for experts in rows if experts is not None]
+    if not recorded:
         return ()
     for row, (experts, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        if experts is not None and experts.shape != (expected := (length, *known[0].shape[1:])):
+        if experts is not None and experts.shape != (expected := (length, *recorded[0].shape[1:])):
             raise ValueError(
                 f"completions[{row}].experts has shape {experts.shape}, expected {expected}: one row for each token of "
                 "its prompt and completion"

@@ -39,10 +39,10 @@ def describe_partial_adapter(model: Any, targets: str | Sequence[str], excluded:
         _shorten(name) for name, parameter in base.named_parameters() if parameter.dim() == 3 and ".experts." in name
     }
     left_out -= adapted
-    named = {part for name in adapted for part in _list_names(name)}
+    named = {last for name in adapted for last in _list_names(name)}
     missing: list[str] = []
     if not isinstance(targets, str):
-        left_out = {name for name in left_out if any(part in targets for part in _list_names(name))}
+        left_out = {name for name in left_out if any(last in targets for last in _list_names(name))}
         missing = [target for target in targets if target.rpartition(".")[2] not in named]
     problems = [f"leaves out {_join(left_out)}"] if left_out else []
     if missing:
