@@ -26,14 +26,16 @@ class ExpertConfig(Record, title="Mixture of experts"):
         only_with={"updater": ("torch",), "torch_compile": (False,)},
         source="ST-MoE, arXiv:2202.08906, eq. 5",
     )
-    router_replay: Literal["none", "trainer"] = option(
+    router_replay: Literal["none", "trainer", "sampler"] = option(
         "none",
-        "Experts that the updates use: those that the routers choose anew, or those of the pass that computes the old "
-        "log-probs. Gates get gradients in both cases.",
+        "Experts that the updates use: those that the routers choose anew, those of the pass that computes the old "
+        "log-probs, or those of the engine that sampled. Gates get gradients in all cases.",
         only_with={"updater": ("torch",), "torch_compile": (False,), "bypass_old_log_probs": (False,)},
-        source="Routing Replay, GSPO, arXiv:2507.18071, section 5.3",
+        source="Routing Replay, GSPO, arXiv:2507.18071, section 5.3; Rollout Routing Replay (R3), arXiv:2510.11370",
         choices={
             "none": "the routers choose in each forward pass.",
             "trainer": "the experts of the old policy in the trainer, in every update of the batch.",
+            "sampler": "the experts that the engine chose while it sampled, in the pass of the old log-probs and in "
+            "every update of the batch.",
         },
     )
