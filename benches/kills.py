@@ -40,6 +40,7 @@ sys.path.insert(0, str(TESTS))
 import played  # noqa: E402
 import ranked  # noqa: E402
 import toy  # noqa: E402
+from experts import tiny_experts  # noqa: E402
 from rlox_grpo import GRPO  # noqa: E402
 from rlox_grpo.rewards import PythonTests  # noqa: E402
 from rlox_grpo.run.files import append_line, json_line, read_jsonl  # noqa: E402
@@ -112,6 +113,13 @@ def train_tiny(folder: Path, **changes: Any) -> None:
     trainer.train(ranked.PROMPTS)
 
 
+def train_experts(folder: Path, **changes: Any) -> None:
+    """A run of a mixture of experts of two layers."""
+    policy = tiny_experts("qwen3_moe", vocab_size=ranked.VOCABULARY, eos_token_id=list(range(12)))
+    trainer = GRPO(policy, ranked.share_of_even, **ranked.options(folder, **{**TINY, "max_steps": 6, **changes}))
+    trainer.train(ranked.PROMPTS)
+
+
 def train_vllm(folder: Path, **changes: Any) -> None:
     """A run of the demo's untrained model, sampled by vLLM in the run's process."""
     from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
@@ -148,6 +156,15 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "sandbox": lambda folder: train_sandboxed(folder, max_steps=6),
     "transformers": train_tiny,
     "lora": lambda folder: train_tiny(folder, lora_rank=2),
+    "masks": lambda folder: train_tiny(folder, top_p=0.8, sampling_mask="require", mini_batches=2),
+    "masks async": lambda folder: train_toy(folder, top_p=0.7, sampling_mask="require", async_steps=2, mini_batches=2),
+    "experts": lambda folder: train_experts(folder, router_replay="trainer", updates_per_batch=2),
+    "experts of the engine": lambda folder: train_experts(
+        folder, router_replay="sampler", updates_per_batch=2, async_steps=1
+    ),
+    "experts and masks": lambda folder: train_experts(
+        folder, router_replay="sampler", mini_batches=2, async_steps=1, top_p=0.8, router_aux_loss_coef=0.01
+    ),
     "episodes": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2),
     "episodes async": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2, async_steps=2),
     "episodes partial": lambda folder: played.train(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BoolArray = NDArray[np.bool_]
+Int16Array = NDArray[np.int16]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -89,6 +90,7 @@ class Sampling:
         extra: Further parameters of the engine, (name, value). An engine raises an error for unknown parameters.
         return_sampling_mask: Whether completions have a :class:`SamplingMask`. Only an engine that
             ``returns_sampling_mask`` is asked for masks.
+        return_experts: Whether completions have ``experts``. Only an engine that ``returns_experts`` is asked for them.
     """
 
     max_new_tokens: int
@@ -100,6 +102,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
     return_sampling_mask: bool = field(default=False, repr=False)
+    return_experts: bool = field(default=False, repr=False)
 
     @property
     def is_truncated(self) -> bool:
@@ -189,6 +192,9 @@ class Completion:
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
         sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
             engine does not say.
+        experts: ``int16 [P + T, layers, k]``, in a mixture of experts the experts to which the engine routed each token
+            of the prompt and the completion; −1 for a token that it did not run, such as the last. None: the engine
+            does not say.
     """
 
     token_ids: Int64Array
@@ -202,6 +208,7 @@ class Completion:
     prompt_ids: Int64Array | None = None
     versions: tuple[int, ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
+    experts: Int16Array | None = None
 
 
 @dataclass(frozen=True, eq=False)

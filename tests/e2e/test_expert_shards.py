@@ -27,6 +27,10 @@ RUNS = {
     },
     "replayed": {**SHORT, "router_replay": "trainer", "updates_per_batch": 2, "router_aux_loss_coef": 0.3},
     "replayed recomputed": {**SHORT, "router_replay": "trainer", "gradient_checkpointing": True},
+    "experts of the engine": {
+        **SHORT,
+        **{"router_replay": "sampler", "updates_per_batch": 2, "router_aux_loss_coef": 0.3},
+    },
     # Two rows in one micro-batch: the other rank has none, and every expert of its stand-in joins the sum.
     "few": {**SHORT, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
 }
@@ -53,7 +57,13 @@ def two_ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 def test_two_ranks_take_the_step_of_one_process(name, two_ranks, tmp_path):
     one, many = compare_with_one_process(RUNS[name], two_ranks / name, tmp_path)
-    for metric in ("router/busiest_share", "router/load_entropy", "router/aux_loss", "router/z_loss"):
+    for metric in (
+        "router/busiest_share",
+        "router/load_entropy",
+        "router/aux_loss",
+        "router/z_loss",
+        "router/moved_share",
+    ):
         assert (metric in many) == (metric in one), metric
         if metric in one:
             assert many[metric] == pytest.approx(one[metric], rel=1e-3), metric

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from test_forward import grouped, next_batch
@@ -11,11 +14,15 @@ from test_mixture_of_experts import ENDS, PROMPTS, make_trainer, share_of_even
 
 from experts import FAMILIES, tiny_experts
 from rlox_grpo import GRPO
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.batch import build_batch
+from rlox_grpo.errors import ConfigError, EngineError
 from rlox_grpo.loss.routing import balance_loss, z_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.routing import find_routers
-from rlox_grpo.types import Routing
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.engines.vllm.requests import read_output
+from rlox_grpo.rollout.serialize import decode_group, encode_group
+from rlox_grpo.types import Prompt, Routing, Sampling, ScoredGroup
 from rlox_grpo.update.expert_routing import measure_load
 from toy import ToyLM
 
@@ -159,6 +166,146 @@ def test_several_updates_replay_the_old_choices():
         assert not routers._handles  # the engine samples from the same model
     assert all(torch.equal(chosen, batch.policy.routing.choices) for batch, chosen in passes[1])
     assert any((left != right).any() for left, right in zip(weights_of(runs[0]), weights_of(runs[1]), strict=True))
+
+
+# --- the experts of the engine ---
+
+
+def sample_with_experts(model, max_rows=5):
+    """Groups of 4 for prompts of 3 to 5 tokens, with fewer rows than completions: rows move and are refilled."""
+    engine = HFEngine(model, eos_token_ids=range(0, 40, 7), max_rows=max_rows)
+    assert engine.returns_experts
+    prompts = [Prompt(np.arange(3 + index) + 2, index) for index in range(3)]
+    return engine.generate(prompts, 4, Sampling(8, return_experts=True), seed=3)
+
+
+def lay_out(groups):
+    scored = [ScoredGroup(group, np.zeros(len(group.completions), np.float32), {}) for group in groups]
+    return build_batch(scored, np.linspace(-1, 1, sum(len(group.completions) for group in groups)).astype(np.float32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_notes_the_experts_of_the_trainer(family):
+    model = tiny_experts(family)
+    groups = sample_with_experts(model)
+    batch = lay_out(groups)
+    chosen = batch.policy.routing.choices
+    forward = make_forward(model, watch_routers=True, share_prompts=False)
+    forward(with_routing(batch, Routing()))
+    own = forward.routers.last.spread(batch.input_ids.shape)
+    known = chosen[..., 0, 0] >= 0
+    lengths = batch.attention_mask.sum(dim=1)
+    # All tokens but the last of each row, which the engine does not run.
+    assert torch.equal(known, torch.arange(known.shape[1]) < lengths[:, None] - 1)
+    assert torch.equal(chosen[known], own[known])
+    assert len({len(completion.token_ids) for group in groups for completion in group.completions}) > 1
+    assert chosen[known].unique().numel() > 2
+    assert sample_with_experts(model, 12)[0].completions[0].experts.dtype == np.int16
+
+
+def test_experts_are_part_of_a_checkpoint():
+    (group, *_) = sample_with_experts(tiny_experts("qwen3_moe"))
+    again = decode_group(json.loads(json.dumps(encode_group(group))), group.prompt)
+    for left, right in zip(again.completions, group.completions, strict=True):
+        assert left.experts.dtype == np.int16
+        assert (left.experts == right.experts).all()
+    cut = replace(group, completions=tuple(replace(c, experts=c.experts[1:]) for c in group.completions))
+    with pytest.raises(ValueError, match=r"completions\[0\].experts has shape \(\d+, 2, 2\), expected"):
+        lay_out([cut])
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"lora_rank": 2}, {"kl_coef": 0.1}])
+def test_one_update_with_the_engines_experts_is_the_update_without(options):
+    runs = [make_trainer(max_steps=1, router_replay=replay, **options) for replay in ("none", "sampler")]
+    metrics = [trainer.train(PROMPTS) for trainer in runs]
+    for left, right in zip(*map(weights_of, runs), strict=True):
+        assert torch.equal(left, right)
+    assert metrics[1]["router/moved_share"] == 0
+    assert "router/moved_share" not in metrics[0]
+
+
+def test_several_updates_replay_the_engines_experts():
+    trainer = make_trainer(learning_rate=0.05, router_replay="sampler", **SEVERAL)
+    routers, passes = trainer._step.routing.routers, []
+    add_losses = trainer._step.routing.add_losses
+
+    def keep(output, batch):
+        passes.append((batch.policy.routing.choices, routers.last.spread(batch.input_ids.shape)))
+        return add_losses(output, batch)
+
+    trainer._step.routing.add_losses = keep
+    metrics = trainer.train(PROMPTS)
+    assert len(passes) >= 4
+    for asked, chosen in passes:
+        assert torch.equal(chosen[asked >= 0], asked[asked >= 0]) or (chosen < 0).any()
+        ran = (asked >= 0) & (chosen >= 0)
+        assert torch.equal(chosen[ran], asked[ran])
+    assert 0 < metrics["router/moved_share"] < 1  # the policy has moved since it sampled
+    assert not routers._handles
+
+
+def test_the_share_of_moved_choices_by_hand():
+    """Every token's experts are shifted by one in the first layer only: half of the choices of two layers."""
+    model, batch = tiny_experts("qwen3_moe"), BATCHES["padded"]
+    forward = make_forward(model, watch_routers=True, replay=True)
+    forward(batch)
+    own = forward.routers.last.spread(batch.input_ids.shape)
+    other = own.clone()
+    other[..., 0, :] = (own[..., 0, :] + 1) % forward.routers.num_experts
+    forward(with_routing(batch, Routing(other)))
+    # The second layer's own choices change with its input: only the first layer's are known.
+    moved, predicting = forward.routers.last.moved, forward.routers.last.predicting
+    assert moved[0][predicting].all()
+    # The order of a token's experts is no difference.
+    forward(with_routing(batch, Routing(own.flip(-1))))
+    assert forward.routers.last.count_moved() == 0
+    forward.routers.release()
+
+
+def test_a_run_with_the_engines_experts_resumes_to_the_bit(tmp_path):
+    """With async_steps a batch is under way in the checkpoint, with its experts."""
+
+    def make(folder, **changes):
+        options = {"output_dir": tmp_path / folder, "checkpoint_steps": 1, "async_steps": 1, "learning_rate": 0.05}
+        return make_trainer(max_steps=4, router_replay="sampler", **{**SEVERAL, **options, **changes})
+
+    whole = make("whole", keep_checkpoints=9)
+    whole.train(PROMPTS)
+    checkpoint = tmp_path / "whole/checkpoints/step_000002"
+    assert '"experts"' in (checkpoint / "state.json").read_text()
+    resumed = make("resumed", resume=str(checkpoint))
+    resumed.train(PROMPTS)
+    for left, right in zip(*map(weights_of, (whole, resumed)), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_experts_of_vllm():
+    """A double of vLLM's CompletionOutput: routed_experts [tokens - 1, all layers, k], uint8; layers 1 and 2 route."""
+    routed = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+    logprobs = SimpleNamespace(token_ids=[7, 8], logprobs=[-0.5, -0.25])
+    output = SimpleNamespace(token_ids=[7, 8], logprobs=logprobs, finish_reason="stop", routed_experts=routed)
+    experts = read_output(output, Sampling(8), None, 4, [1, 2]).experts
+    assert (experts[:-1] == routed[:, 1:]).all()
+    assert (experts[-1] == -1).all()
+    assert experts.shape == (6, 2, 2)
+    assert read_output(output, Sampling(8), None).experts is None
+    for wrong in (None, routed[1:], routed[:, :2]):
+        output.routed_experts = wrong
+        with pytest.raises(EngineError, match="routed_experts of shape"):
+            read_output(output, Sampling(8), None, 4, [1, 2])
+
+
+def test_what_cannot_replay_the_engines_experts_is_refused():
+    with pytest.raises(ConfigError, match="router_replay='sampler' has the experts of single replies"):
+        make_trainer(router_replay="sampler", environment=lambda chat, row: None)
+    model = tiny_experts("qwen3_moe")
+    forward = make_forward(model, watch_routers=True)
+    batch = BATCHES["padded"]
+    forward(batch)
+    own = forward.routers.last.spread(batch.input_ids.shape)
+    for wrong in (own + 6, own[:, :, :1]):
+        with pytest.raises(ValueError, match="this model has 2 layers of 6 experts"):
+            forward(with_routing(batch, Routing(wrong)))
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"router_replay": "trainer"}, SEVERAL])

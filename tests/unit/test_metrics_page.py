@@ -25,7 +25,9 @@ SERVERS = {
     *(f"engines/<i>/{name}" for name in ("tokens_per_s", "requests_max", "restarts", "transfer_s")),
 }
 VLLM = {"mismatch/canary_gap_max", "weights/adapter_change_kept", "weights/adapter_matrices_unchanged"}
-ROUTERS = {f"router/{name}" for name in ("busiest_share", "load_entropy", "idle_share", "aux_loss", "z_loss")}
+ROUTERS = {
+    f"router/{name}" for name in ("busiest_share", "load_entropy", "idle_share", "moved_share", "aux_loss", "z_loss")
+}
 JUDGES = {"rewards/<name>/no_verdict", "rewards/<name>/unanswered"}
 ELSEWHERE = {
     "perf/mfu",

@@ -134,6 +134,39 @@ def test_an_adapter_on_experts_reaches_an_engine_with_weights_of_its_own():
     torch.testing.assert_close(logits(copy), logits(trainer.model), rtol=1e-4, atol=1e-4)
 
 
+MLP = ("gate_proj", "up_proj", "down_proj")
+SHARED = ["mlp.shared_experts.down_proj", "mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"]
+STACKED = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+DENSE = ["mlp.down_proj", "mlp.gate_proj", "mlp.up_proj"]
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "left_out", "missing"),
+    [
+        ("qwen3_moe", "all-linear", [], []),
+        ("qwen3_moe", MLP, [], []),
+        ("qwen3_moe", ("q_proj", "v_proj"), [], []),
+        ("mixtral", ("q_proj", *MLP), STACKED, ["down_proj", "gate_proj", "up_proj"]),
+        ("qwen2_moe", "all-linear", STACKED, []),
+        ("qwen2_moe", MLP, STACKED, []),
+        ("granitemoe", "all-linear", [f"block_sparse_{name}".replace("mlp", "moe") for name in STACKED], []),
+        ("glm4_moe", "all-linear", [*DENSE, *SHARED], []),
+        ("deepseek_v3", MLP, [*DENSE, *SHARED], []),
+        ("deepseek_v3", ("q_proj", "v_proj"), [], ["v_proj"]),
+        ("deepseek_v3", ".*q_proj", [], []),  # an expression names what it means
+    ],
+)
+def test_an_adapter_that_leaves_named_layers_out_says_so(family, targets, left_out, missing, caplog):
+    pytest.importorskip("peft", reason="pip install 'rlox-grpo[lora]'")
+    make_trainer(family, lora_rank=2, lora_target_modules=targets)
+    lines = [record.getMessage() for record in caplog.records if "lora_target_modules" in record.getMessage()]
+    parts = [f"leaves out {', '.join(sorted(left_out))}"] * bool(left_out)
+    parts += [f"has no layer for {', '.join(missing)}"] * bool(missing)
+    assert [line.partition("; the adapter has ")[0] for line in lines] == (
+        [f"lora_target_modules={targets!r} {' and '.join(parts)}"] if parts else []
+    )
+
+
 def test_lora_on_attention_alone():
     pytest.importorskip("peft", reason="pip install 'rlox-grpo[lora]'")
     trainer = make_trainer(lora_rank=2, lora_target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))

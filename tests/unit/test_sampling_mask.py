@@ -143,6 +143,48 @@ def test_few_ids_compute_few_logits(monkeypatch):
     assert 0 < sum(widths) <= 120
 
 
+def test_a_token_of_many_ids_does_not_widen_the_tiles_of_others(monkeypatch):
+    """40 tokens of 3 ids, one of 4,000 and one of all 5,000 ids: 40 · 120 logits at most, 4,000 and 5,000."""
+    sizes: list[int] = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, **out: sizes.append(a.shape[0] * b.shape[1]) or mm(a, b, **out))
+    ids = np.random.default_rng(0).integers(0, 5000, 42)
+    few = [tuple({int(token), (token + 1) % 5000, (token + 2) % 5000}) for token in ids]
+    few[7], few[30] = (), tuple(sorted({*range(3999), int(ids[30])}))
+    mask = as_tensors(make_mask(*few))
+    hidden, weight = torch.randn(42, 4, requires_grad=True), torch.randn(5000, 4, requires_grad=True)
+    log_probs, _ = token_log_probs(hidden, torch.from_numpy(ids), OutputHead(weight), sampling_mask=mask)
+    assert 0 < sum(sizes) <= 40 * 120 + 5000 + 5000
+    forward = len(sizes)
+    log_probs.sum().backward()
+    assert len(sizes) == forward  # the logits are stored, and backward does not compute them again
+
+
+@pytest.mark.parametrize("stored_bytes", [0, 30 * 50 * 8, None])
+def test_gradients_with_some_of_the_logits_stored(stored_bytes):
+    """In float64; with all logits stored backward reads them, with none it computes all again."""
+    rng, generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
+    ids = rng.integers(0, 50, 60)
+    mask = as_tensors(draw_random(rng, ids, 50, 40))
+    operands = [
+        torch.randn(size, 6, generator=generator, dtype=torch.float64).requires_grad_() for size in (len(ids), 50)
+    ]
+    coefficients = torch.randn(len(ids), generator=generator, dtype=torch.float64)
+    chosen = torch.from_numpy(ids)
+    values, _ = token_log_probs(
+        operands[0], chosen, OutputHead(operands[1]), tile=(16, 12), stored_bytes=stored_bytes, sampling_mask=mask
+    )
+    allowed = torch.zeros(60, 50, dtype=torch.bool)
+    for row, each in enumerate(torch.split(mask.token_ids.long(), mask.sizes.tolist())):
+        allowed[row, each if len(each) else slice(None)] = True
+    logits = (operands[0] @ operands[1].t()).masked_fill(~allowed, -torch.inf)
+    expected = torch.log_softmax(logits, dim=-1).gather(1, chosen[:, None])[:, 0]
+    torch.testing.assert_close(values, expected)
+    ours, theirs = (torch.autograd.grad((each * coefficients).sum(), operands) for each in (values, expected))
+    for gradient, expected_gradient in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
+
+
 # --- the gradient of the truncated policy ---
 
 

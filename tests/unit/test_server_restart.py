@@ -75,7 +75,7 @@ class Server:
 class Transfer:
     """Stands for a group of NCCL: the server gets copies of the tensors as they are now."""
 
-    def __init__(self, post, num_workers, address, seconds):
+    def __init__(self, post, num_workers, address):
         pass
 
     def send(self, weights, seconds):
@@ -193,3 +193,40 @@ def test_a_server_that_is_not_there_yet_is_waited_for(make_tiny_model, monkeypat
     client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0).close()
     assert len(tries) == 4  # and one for its rows
     assert caplog.text.count("waiting up to 20 s for http://s0:1: it starts") == 1
+
+
+def test_a_request_to_a_server_that_rejects_while_it_is_paused_is_repeated(make_tiny_model, monkeypatch, tmp_path):
+    """vLLM 0.33 answers requests between /pause and /resume with status 503, which 0.32 made wait."""
+    model = make_tiny_model("qwen2")
+    Server.manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
+    server, is_paused, may_load = Server("http://s0:1", 1), threading.Event(), threading.Event()
+    may_load.set()
+    rejected = []
+
+    def post(path, deadline, json=None, headers=None):
+        if path.startswith("/pause"):
+            is_paused.set()
+        elif path == "/resume":
+            is_paused.clear()
+        elif path == "/v1/completions" and is_paused.is_set():
+            rejected.append(path)
+            may_load.set()
+            raise Unavailable("HTTP 503: paused")
+        elif path == "/collective_rpc" and json["method"] == "rlox_load":
+            assert may_load.wait(20.0)
+        return Server.post(server, path, deadline, json, headers)
+
+    server.post = post
+    monkeypatch.setattr(client, "ServerConnection", lambda url, max_requests: server)
+    engine = client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0)
+    engine.load_weights(WeightStream(model), 1)
+    may_load.clear()
+    loading = threading.Thread(target=engine.load_weights, args=(WeightStream(model), 2))
+    loading.start()
+    assert is_paused.wait(20.0)
+    group = engine.generate([Prompt(np.array([3, 4]), 0)], 1, Sampling(4), 7)[0]
+    loading.join()
+    assert len(rejected) == 1
+    assert group.completions[0].token_ids.tolist() == [5]
+    assert server.mark.startswith("2:")
+    engine.close()

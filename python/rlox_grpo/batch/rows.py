@@ -20,10 +20,13 @@ from rlox_grpo.types import (
     Completion,
     EnvironmentTokens,
     Float32Array,
+    Int16Array,
     Int32Array,
     Int64Array,
     Picture,
+    PolicyWeights,
     RolloutGroup,
+    Routing,
     SamplingMask,
     ScoredGroup,
     StepTotals,
@@ -42,7 +45,8 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: the marks are not requested. ``pictures`` are the pictures of each
-    prompt. ``sampling_mask`` is the sampling mask of all tokens; None: all ids.
+    prompt. ``sampling_mask`` is the sampling mask of all tokens; None: all ids. ``experts`` are the experts of each
+    row, ``[P + T, layers, k]``; (): no row has any.
     """
 
     prompts: Int64Array
@@ -60,6 +64,7 @@ class Rows:
     observed: BoolArray | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
+    experts: tuple[Int16Array | None, ...] = ()
 
     @staticmethod
     def collect(
@@ -106,6 +111,7 @@ class Rows:
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
+            experts=_check_experts(completions, np.diff(prompt_offsets)[prompt_indices] + np.diff(id_offsets)),
         )
 
     @property
@@ -211,6 +217,7 @@ class Rows:
             prompt_index=tensor(self.prompt_indices[rows]),
             totals=totals,
             log_probs=TokenLogProbs(sampling=tensor(log_probs), mask=self._select_mask(rows, completion_mask, tensor)),
+            policy=PolicyWeights(routing=Routing(self._lay_out_experts(rows, input_ids.shape, tensor))),
             environment=environment,
             branches=branches,
             pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
@@ -222,6 +229,19 @@ class Rows:
         # Boolean indexing assigns row by row, which is the order of the values.
         laid_out[completion_mask] = _take_rows(values, self.completion_offsets, rows)
         return laid_out
+
+    def _lay_out_experts(
+        self, rows: Int64Array, shape: tuple[int, ...], tensor: Callable[[NDArray[Any]], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """``int16 [N, L, layers, k]`` of ``rows``; −1 on padding and where the experts of a token are not known."""
+        recorded = [experts for experts in self.experts if experts is not None]
+        if not recorded:
+            return None
+        choices = np.full((*shape, *recorded[0].shape[1:]), -1, np.int16)
+        for line, row in enumerate(rows.tolist()):
+            if (experts := self.experts[row]) is not None:
+                choices[line, : len(experts)] = experts
+        return tensor(choices)
 
     def _select_mask(
         self, rows: Int64Array, completion_mask: BoolArray, tensor: Callable[[NDArray[Any]], torch.Tensor]
@@ -270,6 +290,25 @@ def _join_checked(
             "not among the ids from which it was drawn"
         )
     return joined
+
+
+def _check_experts(completions: Sequence[Completion], lengths: Int64Array) -> tuple[Int16Array | None, ...]:
+    """Return the experts of each row; () if no row has any.
+
+    Raises:
+        ValueError: not ``[P + T, layers, k]`` of the row's tokens, or layers or k that differ between rows.
+    """
+    rows = tuple(completion.experts for completion in completions)
+    recorded = [experts for experts in rows if experts is not None]
+    if not recorded:
+        return ()
+    for row, (experts, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        if experts is not None and experts.shape != (expected := (length, *recorded[0].shape[1:])):
+            raise ValueError(
+                f"completions[{row}].experts has shape {experts.shape}, expected {expected}: one row for each token of "
+                "its prompt and completion"
+            )
+    return rows
 
 
 def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolArray) -> BoolArray:

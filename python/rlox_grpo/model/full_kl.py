@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.log_probs import TileGradients, Tiles, TileSettings, tile_shape
-from rlox_grpo.model.tile_columns import exclude_ids
+from rlox_grpo.model.tile_columns import exclude_ids, sort_by_size
 from rlox_grpo.types import SamplingMask, TokenDistributions
 
 
@@ -66,10 +66,14 @@ def distribution_kl(
         TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
         for head in (policy.head, reference.head)
     )
-    policy_arguments = (policy.hidden, policy.head.weight, policy.head.bias)
-    other = (reference.hidden, reference.head.weight, reference.head.bias)
+    hidden, ref_hidden, order = policy.hidden, reference.hidden, None
+    if sampling_mask is not None:
+        order, sampling_mask = sort_by_size(sampling_mask)
+        hidden, ref_hidden = hidden[order], ref_hidden[order]
+    policy_arguments = (hidden, policy.head.weight, policy.head.bias)
+    other = (ref_hidden, reference.head.weight, reference.head.bias)
     kl: Tensor = _TiledKL.apply(*policy_arguments, *other, settings, ref_settings, sampling_mask)  # type: ignore[no-untyped-call]
-    return kl
+    return kl if order is None else kl[order.argsort()]
 
 
 class _TiledKL(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, import_extra
+from rlox_grpo.model.adapted_layers import describe_partial_adapter
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -374,12 +375,13 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
 def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     peft = import_extra("lora_rank", "peft", "lora")
     targets = config.lora_target_modules
+    # A regular expression names the layers of a vision tower on purpose.
+    excluded = None if isinstance(targets, str) and targets != "all-linear" else list_outer_layers(model)
     settings = peft.LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        # A regular expression names the layers of a vision tower on purpose.
-        exclude_modules=None if isinstance(targets, str) and targets != "all-linear" else list_outer_layers(model),
+        exclude_modules=excluded,
         task_type="CAUSAL_LM",
     )
     # Adapters begin with random matrices, which are the same on every rank and in every run with this seed.
@@ -397,6 +399,8 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
             f"lora_target_modules={targets!r} names no layer of the model: give a list of its linear layers "
             f"({', '.join(layers)}), 'all-linear', or a regular expression for whole paths"
         ) from error
+    if problem := describe_partial_adapter(adapted, targets, excluded or ()):
+        logger.warning("%s", problem)
     return adapted
 
 

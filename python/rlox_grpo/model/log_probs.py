@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlox_grpo.model.tile_columns import EXCLUDED, Columns, exclude_ids, list_columns
+from rlox_grpo.model.tile_columns import EXCLUDED, Columns, exclude_ids, list_columns, slice_tokens, sort_by_size
 from rlox_grpo.types import OutputHead, SamplingMask, TokenDistributions
 
 CPU_TILE = (512, 4096)
@@ -68,7 +68,7 @@ def token_log_probs(
         entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
         stored_bytes: memory for logits of the first tokens, which the backward pass does not compute again; None:
-            :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere. With a sampling mask nothing is stored.
+            :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere.
         sampling_mask: the ids over which the distribution of each token is normalised, sizes ``int64 [M]``, with the
             token's own id; None: all ids.
 
@@ -102,15 +102,22 @@ def token_log_probs(
         stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
     # Logits are stored only if there is a backward pass.
     has_backward = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    if sampling_mask is not None or not has_backward:
+    if not has_backward:
         stored_bytes = 0
     # Number of tokens whose logits [V] fit into the budget.
     stored_tokens = stored_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
     settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, stored_tokens)
-    log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
+    order = None
+    if sampling_mask is not None:
+        order, sampling_mask = sort_by_size(sampling_mask)
+        hidden, token_ids = hidden[order], token_ids[order]
+    outputs: tuple[Tensor, Tensor] = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, settings, sampling_mask
     )
-    return log_probs, entropy
+    if order is None:
+        return outputs
+    position = order.argsort()  # int64 [M], where each token was
+    return outputs[0][position], outputs[1][position]
 
 
 @torch.no_grad()
@@ -140,6 +147,10 @@ def score_norms(
         return 1 - 2 * probs.gather(-1, token_ids[:, None]).squeeze(-1) + probs.square().sum(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
     settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
+    order = None
+    if sampling_mask is not None:
+        order, sampling_mask = sort_by_size(sampling_mask)
+        hidden, token_ids = hidden[order], token_ids[order]
     tiles = Tiles(hidden, head.weight, head.bias, settings, sampling_mask)
     norms = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
     for rows in tiles.token_slices():
@@ -157,7 +168,7 @@ def score_norms(
             mass, squares = fall * mass + weights.sum(dim=-1), fall**2 * squares + weights.square().sum(dim=-1)
             top = higher
         norms[rows] = (1 - 2 * (taken - top).exp() / mass + squares / mass.square()).float()
-    return norms
+    return norms if order is None else norms[order.argsort()]
 
 
 @torch.no_grad()
@@ -223,11 +234,10 @@ class _TiledLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tiles = Tiles(hidden, weight, bias, settings, mask)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
-        # Two tensors [M]. With the stored logits `kept [kept tokens, V]`, they are all that backward needs besides
-        # its inputs.
+        # Two tensors [M]. With the stored logits, they are all that backward needs besides its inputs.
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
-        stored = tiles.allocate_logits()
+        stored = StoredLogits(tiles.allocate_logits())
         # Example of the online sums: logits 1 and 3 in tiles of one. After the first, top is 1, mass 1 and moment 0.
         # The second raises top to 3, so fall is -2: mass = e⁻² · 1 + 1 = 1.135, moment = e⁻² · (0 - 2 · 1) + 0 =
         # -0.271. So log Z = 3 + ln 1.135 = 3.127 and H = ln 1.135 + 0.271 / 1.135 = 0.365, as for probabilities 0.119
@@ -241,8 +251,8 @@ class _TiledLogProbs(torch.autograd.Function):
             for columns in tiles.columns(rows):
                 # Logits [m, v] in the tile's buffer, where `shifted` replaces them. `probs` has a buffer of its own.
                 logits = tiles.logits(rows, columns)
-                if rows.stop <= len(stored):
-                    stored[rows, columns.index] = logits
+                if (copy := stored.next_tile(count, len(columns))) is not None:
+                    copy.copy_(logits)
                 column, inside = columns.find(token_ids[rows])
                 taken = torch.where(inside, logits.gather(1, column).squeeze(1), taken)
                 # A larger logit in this tile becomes the new top: the sums so far are rescaled by exp(fall).
@@ -261,7 +271,7 @@ class _TiledLogProbs(torch.autograd.Function):
             log_probs[rows] = (taken.double() - log_normaliser).to(tiles.dtype)
             if settings.with_entropy:  # H = log Z − Σ p · logit, both relative to the top
                 entropy[rows] = (mass.log() - moment / mass).to(tiles.dtype)
-        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy, stored)
+        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy, stored.flat)
         ctx.settings, ctx.mask = settings, mask
         if not settings.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -270,7 +280,7 @@ class _TiledLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         grad_log_probs, grad_entropy = grad_outputs
-        hidden, weight, bias, token_ids, log_normalisers, entropy, stored = ctx.saved_tensors
+        hidden, weight, bias, token_ids, log_normalisers, entropy, flat = ctx.saved_tensors
         settings: TileSettings = ctx.settings
         tiles = Tiles(hidden, weight, bias, settings, ctx.mask)
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
@@ -279,12 +289,13 @@ class _TiledLogProbs(torch.autograd.Function):
         is_measured = hidden.device.type == "cpu" and not any(grad is not None and grad.any() for grad in grad_outputs)
         if is_measured:
             return (*gradients.sums(), None, None, None)
-        scratch = tiles.buffer() if settings.entropy_gradient else None
+        scratch, stored = tiles.buffer() if settings.entropy_gradient else None, StoredLogits(flat)
         for rows in tiles.token_slices():
             # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.
             grad = grad_log_probs[rows, None] * settings.factor
             for columns in tiles.columns(rows):
-                logits = stored[rows, columns.index] if rows.stop <= len(stored) else tiles.logits(rows, columns)
+                logits = stored.next_tile(len(grad), len(columns))
+                logits = tiles.logits(rows, columns) if logits is None else logits
                 # The slope is computed before the logits become log-probs in the same buffer.
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
                 column, inside = columns.find(token_ids[rows])
@@ -314,7 +325,7 @@ class Tiles:
         settings: TileSettings,
         mask: SamplingMask[Tensor] | None = None,
     ) -> None:
-        self._list_columns = list_columns(weight.shape[0], settings.tile_rows, mask)
+        self._list_columns, self._mask = list_columns(weight.shape[0], settings.tile_rows, mask), mask
         self.weight = weight.to(hidden.dtype)
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
@@ -336,14 +347,14 @@ class Tiles:
         return self._logits[: logits.numel()].view(logits.shape)
 
     def allocate_logits(self) -> Tensor:
-        """Allocate a buffer for the logits of the first tokens: all, or the whole tiles that fit the budget."""
+        """Allocate a flat buffer for :class:`StoredLogits`, for all tokens or the whole tiles that fit the budget."""
         tokens, step = self._hidden.shape[0], self._settings.tile_tokens
         stored = tokens if self._settings.stored_tokens >= tokens else self._settings.stored_tokens // step * step
-        return torch.empty((stored, self.weight.shape[0]), dtype=self.dtype, device=self._hidden.device)
+        return torch.empty(stored * self.weight.shape[0], dtype=self.dtype, device=self._hidden.device)
 
     def token_slices(self) -> list[slice]:
         """Return slices over the rows of ``hidden``, one for each tile."""
-        return _slices(self._hidden.shape[0], self._settings.tile_tokens)
+        return slice_tokens(self._hidden.shape[0], self._settings.tile_tokens, self._mask)
 
     def columns(self, rows: slice) -> Sequence[Columns]:
         """Return the columns of the tiles of the tokens ``rows``: rows of ``weight``."""
@@ -365,8 +376,8 @@ class Tiles:
             logits.mul_(settings.scale / settings.softcap).tanh_().mul_(settings.softcap)
         if settings.factor != 1.0:
             logits.mul_(settings.factor)
-        if columns.excluded is not None:
-            logits.masked_fill_(columns.excluded, EXCLUDED)
+        if columns.mark_excluded is not None:
+            logits.masked_fill_(columns.mark_excluded(), EXCLUDED)
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
@@ -374,6 +385,22 @@ class Tiles:
         softcap = self._settings.softcap
         assert softcap is not None
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)
+
+
+class StoredLogits:
+    """Logits that forward keeps for backward: those of the first tiles, one after the other, in a flat buffer.
+
+    Forward and backward ask for the same tiles in the same order. After the first tile that does not fit, no tile is
+    stored.
+    """
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat, self._end = flat, 0
+
+    def next_tile(self, tokens: int, columns: int) -> Tensor | None:
+        """Return the next tile's memory, ``[tokens, columns]``; None: it does not fit."""
+        start, self._end = self._end, self._end + tokens * columns
+        return None if self._end > len(self.flat) else self.flat[start : self._end].view(tokens, columns)
 
 
 class TileGradients:
@@ -409,10 +436,6 @@ class TileGradients:
             None if total is None or operand is None else total.to(operand.dtype)
             for total, operand in zip((self._hidden, self._weight, self._bias), self._operands, strict=True)
         )
-
-
-def _slices(size: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

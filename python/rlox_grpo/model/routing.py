@@ -11,7 +11,7 @@ Hooks are on the routers while a forward pass runs. With forced choices and grad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,8 @@ class RoutedPass:
     Attributes:
         logits: for each layer with a router the logits ``[S, E]`` with gradient; [] if they were not asked for.
         choices: for each of these layers the chosen experts, ``int64 [S, k]``.
+        moved: for each of these layers, where choices were forced, ``bool [S]``: whether the router would have chosen
+            other experts; [] if nothing was forced.
         predicting: ``int64 [M]``, the token that predicts each token under ``Batch.loss_mask``, in row order.
         sources: ``int64 [S]``, the index of each token in ``Batch.input_ids.flatten()``; None: the tokens are in this
             order.
@@ -38,6 +40,7 @@ class RoutedPass:
 
     logits: list[Tensor] = field(default_factory=list)
     choices: list[Tensor] = field(default_factory=list)
+    moved: list[Tensor] = field(default_factory=list)
     predicting: Tensor | None = None
     sources: Tensor | None = None
 
@@ -46,6 +49,11 @@ class RoutedPass:
         assert self.predicting is not None
         chosen = [choices[self.predicting].flatten() for choices in self.choices]
         return torch.stack([torch.bincount(experts, minlength=num_experts) for experts in chosen]).double()
+
+    def count_moved(self) -> int:
+        """Return the number of choices of loss tokens, over all layers, that were forced to other experts."""
+        assert self.predicting is not None
+        return int(sum(moved[self.predicting].sum() for moved in self.moved))
 
     def spread(self, shape: Sequence[int]) -> Tensor:
         """Return the choices of a batch of this ``shape``, ``int16 [N, L, layers, k]``; −1 for tokens that did not run.
@@ -70,6 +78,7 @@ class _ForcedChoices(TorchFunctionMode):
     def __init__(self, forced: Tensor, experts: int) -> None:
         super().__init__()
         self._forced, self._shape = forced, (len(forced), experts)
+        self.moved = torch.zeros(len(forced), dtype=torch.bool, device=forced.device)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -77,6 +86,7 @@ class _ForcedChoices(TorchFunctionMode):
             return result
         # −1: no choice is known, and the router makes its own.
         indices = torch.where(self._forced >= 0, self._forced, result.indices)
+        self.moved = (indices.sort(dim=-1).values != result.indices.sort(dim=-1).values).any(dim=-1)
         return torch.return_types.topk((args[0].gather(-1, indices), indices))
 
 
@@ -87,14 +97,15 @@ class Routers:
         balances: whether the routing losses apply: the model's config has ``router_aux_loss_coef``, as those whose
             routers take a softmax over all experts.
         num_experts: E.
+        layers: the layers of the model that have these routers, from 0.
         keeps_logits: whether passes with gradients record the logits.
         last: what the routers did in the last forward pass inside :meth:`watch`.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], logits_index: int, *, balances: bool) -> None:
-        self._modules, self._logits_index = list(modules), logits_index
+    def __init__(self, modules: Mapping[int, nn.Module], logits_index: int, *, balances: bool) -> None:
+        self.layers, self._modules, self._logits_index = list(modules), list(modules.values()), logits_index
         self.balances, self.keeps_logits = balances, False
-        self.num_experts = _count_experts(modules[0])
+        self.num_experts = _count_experts(self._modules[0])
         self.last = RoutedPass()
         self._forced: Tensor | None = None  # int64 [S, layers, k]
         self._mode: _ForcedChoices | None = None
@@ -106,8 +117,17 @@ class Routers:
 
     @contextmanager
     def watch(self, forced: Tensor | None = None) -> Iterator[None]:
-        """Record what the routers do in a forward pass, with the experts ``forced [S, layers, k]``, −1: not forced."""
+        """Record what the routers do in a forward pass, with the experts ``forced [S, layers, k]``, −1: not forced.
+
+        Raises:
+            ValueError: the forced experts are not those of this model's layers.
+        """
         self.release()
+        if forced is not None and (forced.shape[1] != len(self) or int(forced.max()) >= self.num_experts):
+            raise ValueError(
+                f"router_replay: the experts of the tokens are those of {forced.shape[1]} layers, up to expert "
+                f"{int(forced.max())}, and this model has {len(self)} layers of {self.num_experts} experts"
+            )
         self.last, self._forced, self._is_watching = RoutedPass(), forced, True
         for layer, module in enumerate(self._modules):
             self._handles.append(module.register_forward_pre_hook(partial(self._force, layer)))
@@ -138,6 +158,8 @@ class Routers:
         if self._mode is not None:
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._is_watching:
+                self.last.moved.append(mode.moved)
         if self._is_watching and output is not None:
             if self.keeps_logits and torch.is_grad_enabled():
                 self.last.logits.append(output[self._logits_index])
@@ -165,7 +187,12 @@ def find_routers(model: Any) -> Routers | None:
     target, index = getattr(recorder, "target_class", None), getattr(recorder, "index", None)
     if target is None or index is None or target is nn.Linear:
         return None
-    modules = [module for module in base.modules() if isinstance(module, target)]
+    # Names are those of layers: model.layers.3.mlp.gate.
+    modules = {
+        int(next(filter(str.isdecimal, name.split(".")))): module
+        for name, module in base.named_modules()
+        if isinstance(module, target)
+    }
     if not modules:
         return None
     config: Any = base.config.get_text_config(decoder=True)

@@ -94,7 +94,7 @@ class BackgroundEngine:
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T], *, is_load: bool = False) -> Future[T]:
-        """Queue ``job(engine)``. After a failed ``load_weights``, only an ``is_load`` job runs; others raise RuntimeError."""
+        """Queue ``job(engine)``. After a failed ``load_weights``, jobs raise RuntimeError unless ``is_load``."""
         ready = _record_event()
 
         def run() -> T:

@@ -18,7 +18,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, join_states
-from rlox_grpo.rollout.engines import GenerationEngine, returns_mask
+from rlox_grpo.rollout.engines import GenerationEngine, returns_experts, returns_mask
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
@@ -48,11 +48,13 @@ class Sampler:
         seed: int,
         generate: Generate = generate,
         partial_episodes: EpisodeRunner | None = None,
+        router_replay: str = "none",
     ) -> None:
         """Prepare to sample; ``partial_episodes`` runs the episodes of partial rollouts."""
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
-        self.sampling = ask_for_mask(make_sampling(config), config.sampling_mask, engine)
+        sampling = ask_for_mask(make_sampling(config), config.sampling_mask, engine)
+        self.sampling = ask_for_experts(sampling, router_replay, engine)
         self.pass_rates = PassRates()
         self.ahead = BatchQueue()
         draws = derive_seed(seed, "partial rollouts", 0)
@@ -187,6 +189,22 @@ def make_sampling(config: SamplingConfig) -> Sampling:
     shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
     also, extra = split_generation_kwargs(config.generation_kwargs)
     return Sampling(**{**{name: getattr(config, name) for name in shared}, **also, "extra": extra})
+
+
+def ask_for_experts(sampling: Sampling, choice: str, engine: GenerationEngine) -> Sampling:
+    """Ask for the experts of each token, if the option ``router_replay`` is ``choice="sampler"``.
+
+    Raises:
+        ConfigError: the engine does not return them.
+    """
+    if choice != "sampler":
+        return sampling
+    if not returns_experts(engine):
+        raise ConfigError(
+            f"router_replay='sampler': engine {type(engine).__name__} does not return the experts of this model; set "
+            "router_replay='trainer', or engine='hf' with a mixture of experts of transformers"
+        )
+    return replace(sampling, return_experts=True)
 
 
 def ask_for_mask(sampling: Sampling, choice: Literal["auto", "require", "none"], engine: GenerationEngine) -> Sampling:

@@ -120,7 +120,7 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """Encode a dataclass of arrays, a sampling mask, tuples of integers and JSON values.
+    """Encode a dataclass of arrays, experts, a sampling mask, tuples of integers and JSON values.
 
     :func:`decode_fields` is the inverse.
     """
@@ -129,6 +129,8 @@ def encode_fields(value: Any) -> dict[str, Any]:
         content = getattr(value, field.name)
         if field.name in _ARRAYS and content is not None:
             content = encode_array(content, _ARRAYS[field.name])
+        elif field.name == "experts" and content is not None:
+            content = {"shape": list(content.shape), "values": encode_array(content, np.int16)}
         elif isinstance(content, SamplingMask):
             content = {name: encode_array(getattr(content, name), np.int32) for name in _MASK_FIELDS}
         record[field.name] = [*map(int, content)] if isinstance(content, tuple) else content
@@ -142,6 +144,8 @@ def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
         content = record[name]
         if name in _ARRAYS and content is not None:
             content = decode_array(content, _ARRAYS[name])
+        elif name == "experts" and content is not None:
+            content = decode_array(content["values"], np.int16).reshape(content["shape"])
         elif name == "sampling_mask" and content is not None:
             content = SamplingMask(*(decode_array(content[field], np.int32) for field in _MASK_FIELDS))
         arguments[name] = tuple(content) if isinstance(content, list) else content

@@ -157,7 +157,7 @@ def require_good(checkpoint: Path) -> None:
 
 
 LEAST_FACTOR = 1 / 32
-"""Each restore halves the learning rate. If the reward still collapses after five restores, the cause is not the learning rate."""
+"""Each restore halves the learning rate. If the reward still collapses after five, the learning rate is no cause."""
 
 
 def choose_restore(folder: Path, step: int, factor: float) -> Path | None:

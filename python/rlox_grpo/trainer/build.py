@@ -119,6 +119,11 @@ def build_step(
     vocabulary = count_sampled_ids(policy)
     episodes = None
     if environment is not None or tools:
+        if config.router_replay == "sampler":
+            raise ConfigError(
+                "router_replay='sampler' has the experts of single replies, and an environment or tools make several "
+                "turns: set router_replay='trainer'"
+            )
         episodes = EpisodeRunner(
             environment,
             tools,
@@ -142,6 +147,7 @@ def build_step(
         seed=config.seed,
         generate=episodes or (partial(generate_checked, vocabulary) if checks_engine else generate),
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
+        router_replay=config.router_replay,
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))

@@ -144,7 +144,7 @@ class HeldOut:
         reward_weights(reward_fns, weights)
         return LoadedSet(
             prompts=reader.read(asked.prompts, trained=False),
-            sampling=replace(self.sampler.sampling, return_sampling_mask=False, **changes),
+            sampling=replace(self.sampler.sampling, return_sampling_mask=False, return_experts=False, **changes),
             samples=asked.samples or (1 if asked.temperature == 0 else self.stages.run.eval_samples),
             reward_fns=reward_fns,
             weights=weights,

@@ -42,7 +42,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import is_measured
 from rlox_grpo.rollout.engines.calls import fill_texts
-from rlox_grpo.rollout.engines.custom_engine import refuse_missing_masks
+from rlox_grpo.rollout.engines.custom_engine import refuse_missing_experts, refuse_missing_masks
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, refill_groups
@@ -333,6 +333,8 @@ class TrainStep:
         sampled = batch.groups.result()
         if self.sampler.sampling.return_sampling_mask:
             refuse_missing_masks(self.stages.engine.engine, sampled)
+        if self.sampler.sampling.return_experts:
+            refuse_missing_experts(self.sampler.engine, sampled)
         mine = self.scorer.score(fill_texts(sampled, tokenizer), rewards.on_reward_error)
         if penalty := self.stages.episodes.parse_error_penalty:
             mine = [subtract_parse_errors(group, penalty) for group in mine]

@@ -37,6 +37,7 @@ class ExpertRouting:
     def __post_init__(self) -> None:
         self.routers.keeps_logits = self.config.router_aux_loss_coef > 0 or self.config.router_z_loss_coef > 0
         self._counts: Tensor | None = None
+        self._moved = self._choices = 0  # choices of loss tokens in all layers: forced to other experts, and all
         if self.routers.keeps_logits and not self.routers.balances:
             raise ConfigError(
                 "router_aux_loss_coef and router_z_loss_coef are losses of routers with a softmax over all experts, "
@@ -72,7 +73,9 @@ class ExpertRouting:
         last, config, tokens = self.routers.last, self.config, batch.totals.num_loss_tokens
         counts = last.count(self.routers.num_experts).cpu()
         self._counts = counts if self._counts is None else self._counts + counts
+        self._moved += last.count_moved()
         assert last.predicting is not None
+        self._choices += len(last.choices) * len(last.predicting)
         logits = [scores[last.predicting] for scores in last.logits]
         terms: dict[str, tuple[float, Tensor]] = {}
         if config.router_aux_loss_coef > 0:
@@ -91,8 +94,16 @@ class ExpertRouting:
     def finish(self) -> dict[str, float]:
         """Return the load of the experts in the updates of the step, over ranks; {} without an update."""
         counts, self._counts = self._counts, None
+        forced, self._moved, self._choices = (self._moved, self._choices), 0, 0
         gathered = [rank for rank in self.ranks.gather(None if counts is None else counts.tolist()) if rank is not None]
-        return measure_load(torch.tensor(gathered, dtype=torch.float64).sum(dim=0)) if gathered else {}
+        if not gathered:
+            return {}
+        total = torch.tensor(gathered, dtype=torch.float64).sum(dim=0)
+        metrics = measure_load(total)
+        if self.config.router_replay != "none":
+            moved, choices = map(sum, zip(*self.ranks.gather(forced), strict=True))
+            metrics["router/moved_share"] = moved / max(choices, 1)
+        return metrics
 
 
 def measure_load(counts: Tensor) -> dict[str, float]:

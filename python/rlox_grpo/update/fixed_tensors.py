@@ -131,8 +131,9 @@ class FixedTensors:
                 if self.needs_old_log_probs:
                     batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
+            # The teacher may be this model too.
+            batch = replace(batch, policy=replace(batch.policy, routing=Routing()))
             batch = self._add_teacher(batch, teacher_prompts, names)
-            # After the reference and the teacher, which may be this model without its adapter, and choose themselves.
             filled.append(replace(batch, policy=replace(batch.policy, routing=routing)))
         filled = with_importance_weights(filled, self.level, self.stages.importance)
         if share == 1:
@@ -148,14 +149,17 @@ class FixedTensors:
         """Return what the routers did in the forward pass of ``batch`` that has just run."""
         if self.routers is None:
             return batch.policy.routing
-        last, replays = self.routers.last, self.stages.experts.router_replay == "trainer"
-        choices = last.spread(batch.input_ids.shape) if replays else None
+        last, choices = self.routers.last, batch.policy.routing.choices  # those of the engine, if they are replayed
+        if self.stages.experts.router_replay == "trainer":
+            choices = last.spread(batch.input_ids.shape)
         return Routing(choices, last.count(self.routers.num_experts))
 
     def _add_reference(self, reference: Reference, batch: Batch) -> Batch:
+        # It may be this model without its adapter, and chooses its experts itself.
+        asked = replace(batch, policy=replace(batch.policy, routing=Routing()))
         if self.stages.loss.kl_estimator == "full":
-            return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(batch)))
-        return replace(batch, log_probs=replace(batch.log_probs, ref=reference(batch)))
+            return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(asked)))
+        return replace(batch, log_probs=replace(batch.log_probs, ref=reference(asked)))
 
     def _add_teacher(
         self, batch: Batch, teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None

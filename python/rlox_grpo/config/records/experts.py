@@ -27,14 +27,17 @@ class ExpertConfig(Record, title="Mixture of experts"):
         only_with={"updater": ("torch",), "torch_compile": (False,)},
         source="ST-MoE, arXiv:2202.08906, eq. 5",
     )
-    router_replay: Literal["none", "trainer"] = option(
+    router_replay: Literal["none", "trainer", "sampler"] = option(
         "none",
-        "Experts that the updates use: the experts that the routers choose in each forward pass, or those chosen in "
-        "the forward pass that computes the old log-probs. The gates get gradients in both cases.",
+        "Experts that the updates use: the experts that the routers choose in each forward pass, those chosen in the "
+        "forward pass that computes the old log-probs, or those that the engine chose while it sampled. The gates get "
+        "gradients in all cases.",
         only_with={"updater": ("torch",), "torch_compile": (False,), "bypass_old_log_probs": (False,)},
-        source="Routing Replay, GSPO, arXiv:2507.18071, section 5.3",
+        source="Routing Replay, GSPO, arXiv:2507.18071, section 5.3; Rollout Routing Replay (R3), arXiv:2510.11370",
         choices={
             "none": "the routers choose in each forward pass.",
             "trainer": "every update of the batch uses the experts that the old policy chose in the trainer.",
+            "sampler": "the forward pass of the old log-probs and every update of the batch use the experts that the "
+            "engine chose while it sampled.",
         },
     )

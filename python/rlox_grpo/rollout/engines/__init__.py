@@ -124,6 +124,15 @@ def returns_mask(engine: object) -> bool:
     return bool(getattr(engine, "returns_sampling_mask", False))
 
 
+def returns_experts(engine: object) -> bool:
+    """Return whether an engine has ``returns_experts = True``.
+
+    Such an engine returns the experts to which it routed each token of a mixture of experts, if
+    ``Sampling.return_experts`` asks for them: ``Completion.experts``.
+    """
+    return bool(getattr(engine, "returns_experts", False))
+
+
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
     """Create the engine that ``config.engine`` names, for one rank, or return the user's own engine.
 

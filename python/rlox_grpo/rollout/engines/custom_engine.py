@@ -80,6 +80,21 @@ def refuse_missing_masks(engine: Any, groups: Sequence[RolloutGroup]) -> None:
                 )
 
 
+def refuse_missing_experts(engine: Any, groups: Sequence[RolloutGroup]) -> None:
+    """Raise EngineError if a completion has no experts, from an engine that was asked for them."""
+    for group in groups:
+        for number, completion in enumerate(group.completions):
+            where = f"engine {type(engine).__name__}, completion {number} of {group.prompt.name}: experts"
+            experts, tokens = completion.experts, len(group.prompt.token_ids) + len(completion.token_ids)
+            if not isinstance(experts, np.ndarray) or experts.dtype != np.int16 or experts.ndim != 3:
+                raise EngineError(
+                    f"{where} is {type(experts).__name__}, and the engine has returns_experts = True: return int16 "
+                    "[P + T, layers, k] where sampling.return_experts is True"
+                )
+            if len(experts) != tokens:
+                raise EngineError(f"{where} has {len(experts)} tokens, expected {tokens}, prompt and completion")
+
+
 def check_version(engine: Any, version: int) -> None:
     """Raise EngineError unless the engine's version is that of the weights that it has just loaded."""
     if engine.policy_version != version:

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from rlox_grpo.model.forward import are_activations_close, can_pack, split_model
+from rlox_grpo.model.routing import Routers
 from rlox_grpo.model.vision import Vision
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
@@ -55,20 +57,31 @@ def decode_with_cache(
     use_graphs: bool = False,
     vision: Vision | None = None,
     pictures: Sequence[tuple[Picture, ...]] = (),
+    routers: Routers | None = None,
 ) -> None:
     """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
     The model runs each prompt once. The rows of a group share its keys and values, or each row gets a copy. Rows that
     have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
     then have similar lengths, and a later prompt always fits into the columns of the live rows. With ``use_graphs``,
-    steps over slots are replayed as CUDA graphs. ``pictures`` are those of each prompt; (): there are none.
+    steps over slots are replayed as CUDA graphs. ``pictures`` are those of each prompt; (): there are none. With
+    ``routers``, the rows note the experts of each token; hooks record them, which a CUDA graph would not run.
     """
+    watch = nullcontext if routers is None else routers.watch
 
     # Three numberings: ids of completions (RowId), live rows (0, 1, … without gaps) and lines of the cache. Rows of
     # one prompt that have sampled the same tokens share one line; `lines` maps rows to lines.
     def prefill_prompts(indices: Sequence[int]) -> PrefilledPrompts:
         shown = [pictures[index] for index in indices] if pictures else ()
-        return prefill(model, [prompts[index] for index in indices], rows.device, vision=vision, pictures=shown)
+        asked = [prompts[index] for index in indices]
+        with watch():
+            prefilled = prefill(model, asked, rows.device, vision=vision, pictures=shown)
+        if routers is None:
+            return prefilled
+        chosen = routers.last.spread((len(asked), prefilled.width)).cpu().numpy()  # [P, width, layers, k]
+        starts = prefilled.width - prefilled.lengths if prefilled.padded_left else np.zeros_like(prefilled.lengths)
+        bounds = zip(chosen, starts.tolist(), prefilled.lengths.tolist(), strict=True)
+        return replace(prefilled, experts=[line[start : start + length] for line, start, length in bounds])
 
     waiting = _WaitingRows(prefill_prompts, prompts, group_size)
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
@@ -83,16 +96,21 @@ def decode_with_cache(
             ids, prefilled, which = waiting.take(free)
             lines.add_rows(prefilled, which)
             first = rows.add(ids)
+            if prefilled.experts is not None:
+                rows.note_experts([prefilled.experts[prompt] for prompt in which], first=first)
             logits = prefilled.logits[torch.from_numpy(which).to(rows.device)]  # [new rows, V]
         else:
             cache.make_room()
             # int64 [lines, 1]: the model runs once for each line.
             newest = lines.tokens(rows.last_tokens())
-            if graphs is None:
-                logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
-            else:
-                logits = graphs.run(newest)
+            with watch():
+                if graphs is None:
+                    logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
+                else:
+                    logits = graphs.run(newest)
             cache.advance()
+            if routers is not None:
+                rows.note_experts(list(lines.logits(routers.last.spread(newest.shape)).cpu().numpy()))
             # [lines, V] → [rows, V]: rows of one line have the same logits and draw with their own random numbers.
             logits = lines.logits(logits)
         tokens = sample_tokens(rows.limit(logits), rows.next_uniforms(first), rows.sampling)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.load import find_max_positions
+from rlox_grpo.model.routing import find_routers
 from rlox_grpo.model.vision import make_vision
 from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.calls import Limits, make_groups
@@ -69,6 +70,7 @@ class HFEngine:
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
         returns_sampling_mask: see :func:`rlox_grpo.rollout.engines.returns_mask`.
+        returns_experts: whether it returns the experts of a mixture, if ``Sampling.return_experts`` asks for them.
         vocab_limit: ids from here on are never sampled, because they have no text. Log-probs are normalised over the
             ids below it. None: every id can be sampled.
         uses_cache: whether the model runs with a key-value cache.
@@ -142,6 +144,8 @@ class HFEngine:
         faster = find_faster_cache(model, autocast_dtype, self._vision) if self.uses_cache else None
         self.shares_prefixes, self.uses_slots = faster is SharedPrefixCache, faster is SlotCache
         self.uses_graphs = cuda_graphs and self.uses_slots and find_graphs(model, autocast_dtype)
+        self._routers = find_routers(model) if self.uses_cache else None
+        self.returns_experts = self._routers is not None
         self.exact = autocast_dtype is None
         self.policy_version = 0
 
@@ -171,7 +175,8 @@ class HFEngine:
                 decode_with_cache,
                 share_prefixes=share_prefixes,
                 use_slots=self.uses_slots,
-                use_graphs=self.uses_graphs,
+                use_graphs=self.uses_graphs and not sampling.return_experts,
+                routers=self._routers if sampling.return_experts else None,
                 vision=self._vision,
                 pictures=[prompt.pictures for prompt in prompts],
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from rlox_grpo.types import Int64Array
+from rlox_grpo.types import Int16Array, Int64Array
 
 # Free columns after a relocation: a fraction of the live columns, and at least this many.
 _MIN_SPARE_COLUMNS = 64
@@ -27,6 +28,7 @@ class PrefilledPrompts:
         padded_left: whether prompts end at the last column. Otherwise they begin at the first column.
         deltas: ``int64 [P]``, the position of the token after each prompt minus its length, which pictures change in
             models with M-RoPE; None: all 0.
+        experts: ``int16 [length, layers, k]`` for each prompt, the experts of its tokens; None: not recorded.
     """
 
     keys: list[Tensor]
@@ -35,6 +37,7 @@ class PrefilledPrompts:
     lengths: Int64Array
     padded_left: bool = True
     deltas: Int64Array | None = None
+    experts: Sequence[Int16Array] | None = None
 
     def next_positions(self) -> Int64Array:
         """Return the position of the token after each prompt, ``int64 [P]``."""

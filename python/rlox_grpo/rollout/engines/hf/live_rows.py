@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.types import Completion, FinishReason, Int32Array, Int64Array, Sampling, SamplingMask
+from rlox_grpo.types import Completion, FinishReason, Int16Array, Int32Array, Int64Array, Sampling, SamplingMask
 
 BoolArray = NDArray[np.bool_]
 Key = TypeVar("Key")
@@ -93,6 +93,8 @@ class LiveRows(Generic[Key]):
         self._rows: list[Row] = []
         # For each live row, the ids from which its tokens were drawn, int32 [size] for each token; on the host.
         self._drawn_from: list[list[Int32Array]] = []
+        # For each live row, the experts of its prompt and then of each token that has run, int16 [tokens, layers, k].
+        self._experts: list[list[Int16Array]] = []
         self._stops: list[tuple[str, ...]] = []  # of the live rows, each once
         # These are on the host, because the loop of the decoder branches on them.
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
@@ -124,6 +126,7 @@ class LiveRows(Generic[Key]):
         self.keys += keys
         self._rows += new
         self._drawn_from += [[] for _ in new]
+        self._experts += [[] for _ in new]
         self._find_stops()
         return first
 
@@ -173,6 +176,11 @@ class LiveRows(Generic[Key]):
                 stopped[ending] |= self._stop_strings[stop].ended(tails)
         self._stopped[rows], self._full[rows] = stopped, full
 
+    def note_experts(self, experts: Sequence[Int16Array], *, first: int = 0) -> None:
+        """Append the experts of the tokens that have just run, ``[tokens, layers, k]``, of live rows ``first`` on."""
+        for row, chosen in enumerate(experts, first):
+            self._experts[row].append(chosen)
+
     def limit(self, logits: Tensor) -> Tensor:
         """Return the logits ``[rows, V]`` of the ids that may be sampled; those of excluded ids are −inf."""
         logits = logits[:, : self.vocab_limit]
@@ -213,8 +221,8 @@ class LiveRows(Generic[Key]):
             tensor[device_to] = tensor[device_source]
         for row, from_row in zip(to, source, strict=True):
             self.keys[row], self._rows[row] = self.keys[from_row], self._rows[from_row]
-            self._drawn_from[row] = self._drawn_from[from_row]
-        del self.keys[remaining:], self._rows[remaining:], self._drawn_from[remaining:]
+            self._drawn_from[row], self._experts[row] = self._drawn_from[from_row], self._experts[from_row]
+        del self.keys[remaining:], self._rows[remaining:], self._drawn_from[remaining:], self._experts[remaining:]
         self._find_stops()
         # The remaining rows have neither stopped nor reached their maximum length.
         self._stopped[:remaining] = self._full[:remaining] = False
@@ -247,6 +255,7 @@ class LiveRows(Generic[Key]):
                 log_probs[line, :length].copy(),
                 reason,
                 sampling_mask=_join_ids(self._drawn_from[row]),
+                experts=_join_experts(self._experts[row]),
             )
 
 
@@ -255,3 +264,10 @@ def _join_ids(drawn_from: list[Int32Array]) -> SamplingMask[Int32Array] | None:
     if not drawn_from:
         return None
     return SamplingMask(np.array([len(ids) for ids in drawn_from], np.int32), np.concatenate(drawn_from))
+
+
+def _join_experts(experts: list[Int16Array]) -> Int16Array | None:
+    """The experts of a row's tokens, ``[P + T, layers, k]``; None if none were noted. The last token has not run."""
+    if not experts:
+        return None
+    return np.concatenate([*experts, np.full_like(experts[0][:1], -1)])

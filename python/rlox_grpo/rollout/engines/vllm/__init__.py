@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
     """Create the engine of one rank. The engine's module, which needs vLLM, is imported only here."""
+    from rlox_grpo.model.routing import find_routers
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 
+    routers = find_routers(policy.model) if config.router_replay == "sampler" else None
     return VLLMEngine(
         policy.model,
         policy.tokenizer,
@@ -28,4 +30,5 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
         # Separate process groups: with async_steps, the engine's thread and the trainer's thread both run collectives.
         ranks=ranks.new_host_group(),
         sharing_ranks=ranks.new_host_group(ranks.engine_size),
+        router_layers=() if routers is None else routers.layers,
     )

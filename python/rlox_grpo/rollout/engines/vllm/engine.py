@@ -82,6 +82,7 @@ class VLLMEngine:
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
         end_ids: ids that end a completion.
+        returns_experts: see :func:`rlox_grpo.rollout.engines.returns_experts`.
         sync_seconds: duration of the last ``load_weights``, including a start of vLLM.
     """
 
@@ -102,6 +103,7 @@ class VLLMEngine:
         sleep: bool = True,
         ranks: HostGroup | None = None,
         sharing_ranks: HostGroup | None = None,
+        router_layers: Sequence[int] = (),
     ) -> None:
         """Check that vLLM can serve ``model``; ``load_weights`` starts it.
 
@@ -118,9 +120,11 @@ class VLLMEngine:
             ranks: all ranks of the run; their engines start and restart together.
             sharing_ranks: the consecutive ranks that share one model by tensor parallelism. These ranks call
                 ``generate`` together, with the same arguments.
+            router_layers: the layers whose experts completions have, if ``Sampling.return_experts`` asks for them. vLLM
+                returns experts only on a GPU.
 
         Raises:
-            ImportError: vLLM is missing or too old; the message names the extra.
+            ImportError: vLLM is missing or its version is not supported; the message names the extra.
             ValueError: not a transformers model.
         """
         check_vllm_version()
@@ -160,6 +164,10 @@ class VLLMEngine:
             "skip_tokenizer_init": tokenizer is None,
             "seed": 0,
         }
+        self._router_layers = list(router_layers)
+        self.returns_experts = bool(router_layers) and torch.cuda.is_available()
+        if self.returns_experts:
+            self._settings["enable_return_routed_experts"] = True
         self._canary: Canary | None = None
         self._check = CanaryCheck()
         self.policy_version = -1
@@ -188,8 +196,11 @@ class VLLMEngine:
         requests = [{"prompt_token_ids": token_ids} for token_ids in asked]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
+        layers = self._router_layers if sampling.return_experts else None
         sampled = [
-            read_output(output, sampling, self._vocab_limit) for request in outputs for output in request.outputs
+            read_output(output, sampling, self._vocab_limit, len(token_ids), layers)
+            for request, token_ids in zip(outputs, asked, strict=True)
+            for output in request.outputs
         ]
         self._refuse_differences("sampled different tokens", [completion.token_ids.tolist() for completion in sampled])
         return make_groups(prompts, sampled, self._tokenizer, self.policy_version)

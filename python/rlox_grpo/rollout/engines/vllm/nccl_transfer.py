@@ -1,7 +1,7 @@
 """Transfer weights by NCCL from the trainer's GPU to the GPUs of one server, with vLLM's weight-transfer API.
 
-This module is written for vLLM 0.32. The transfer itself has not been run, because it needs two GPUs. vLLM's IPC
-transport is not supported: over HTTP the server would unpickle the handles of that transport.
+This module is written for vLLM 0.32 and 0.33. The transfer itself has not been run, because it needs two GPUs. vLLM's
+IPC transport is not supported: over HTTP the server would unpickle the handles of that transport.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,19 +23,27 @@ Post = Callable[[str, dict[str, Any] | None], object]
 
 
 class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
-    """The checked weights of one sync, in vLLM's form."""
+    """The checked weights of one sync, in vLLM's form.
+
+    vLLM 0.32 calls ``metadata()`` and iterates over the source. vLLM 0.33 reads ``metadata`` once, when the group is
+    formed, and calls ``iter_full``.
+    """
 
     def __init__(self) -> None:
         self.weights: Iterable[tuple[str, Tensor]] = ()
 
-    def metadata(self) -> list[Any]:
-        """Name, type and shape of each tensor, in the order of iteration."""
+    def describe(self) -> list[Any]:
+        """Name, type and shape of each tensor, in the order of iteration. They are the same in every sync."""
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights]
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        # Weights that were gathered from shards are in host memory, so they are moved.
+    metadata: Any = cached_property(describe) if hasattr(WeightSource, "iter_full") else describe
+
+    def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors. Those that were gathered from shards are in host memory, so they are moved."""
         on_gpu = torch.cuda.is_available()
         return ((name, tensor.cuda() if on_gpu else tensor) for name, tensor in self.weights)
+
+    __iter__ = iter_full
 
 
 class ControlPlane:
@@ -63,34 +72,37 @@ class ControlPlane:
 class NCCLTransfer:
     """The trainer's side of an NCCL group with all workers of one server. After a failure the group is unusable."""
 
-    def __init__(self, post: Post, num_workers: int, trainer_address: str, seconds: float) -> None:
-        """Form the group. ``trainer_address`` is this host's address, as the server's host reaches it.
-
-        Raises:
-            TimeoutError: not every worker joined within ``seconds``.
-        """
-        self._source = PolicySource()
+    def __init__(self, post: Post, num_workers: int, trainer_address: str) -> None:
+        """Prepare the group. ``trainer_address`` is this host's address, as the server's host reaches it."""
+        self._source, self._post = PolicySource(), post
+        self._engine: Any = None
         with socket.create_server((trainer_address, 0)) as probe:
             port = probe.getsockname()[1]
-        info = NCCLTrainerInitInfo(rank=0, master_address=trainer_address, master_port=port, world_size=num_workers + 1)
-        self._engine = _within(
-            seconds,
-            lambda: WeightTransferTrainerFactory.trainer_init(info, client=ControlPlane(post), source=self._source),
+        self._info = NCCLTrainerInitInfo(
+            rank=0, master_address=trainer_address, master_port=port, world_size=num_workers + 1
         )
 
     def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
-        """Broadcast every tensor. Returns when the workers have received all tensors.
+        """Form the group at the first call, and broadcast every tensor. Returns when the workers have received them.
 
         Raises:
-            TimeoutError: not all were received within ``seconds``. The thread that waits for NCCL keeps running.
+            TimeoutError: not every worker joined, or not all tensors were received, within ``seconds`` each. The thread
+                that waits for NCCL keeps running.
         """
         self._source.weights = weights
+        if self._engine is None:
+            self._engine = _within(seconds, self._form_group)
         _within(seconds, self._engine.send_weights)
         self._source.weights = ()
 
     def close(self) -> None:
         """Leave the group."""
-        self._engine.shutdown()
+        if self._engine is not None:
+            self._engine.shutdown()
+
+    def _form_group(self) -> Any:
+        client = ControlPlane(self._post)
+        return WeightTransferTrainerFactory.trainer_init(self._info, client=client, source=self._source)
 
 
 def _within(seconds: float, action: Callable[[], Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
+from rlox_grpo.types import Completion, Int16Array, Int64Array, Prompt, Sampling
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently replaces a lower temperature above 0 by this temperature."""
@@ -133,17 +134,42 @@ def read_choices(
     ]
 
 
-def read_output(output: Any, sampling: Sampling, vocab_limit: int | None) -> Completion:
+def read_output(
+    output: Any,
+    sampling: Sampling,
+    vocab_limit: int | None,
+    prompt_length: int = 0,
+    router_layers: Sequence[int] | None = None,
+) -> Completion:
     """Convert one output of vLLM's Python interface, with flat log-probs, to the trainer's form.
 
+    With ``router_layers``, the completion has the experts of these layers.
+
     Raises:
-        EngineError: as :func:`read_completion`, or log-probs of other tokens.
+        EngineError: as :func:`read_completion`, log-probs of other tokens, or experts that do not fit the tokens.
     """
     flat = output.logprobs
     token_ids = np.asarray(output.token_ids, np.int64)
     if list(flat.token_ids) != token_ids.tolist():
         raise EngineError("vLLM reported log-probs of other tokens than it sampled")
-    return read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, vocab_limit, "vLLM")
+    completion = read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, vocab_limit, "vLLM")
+    if router_layers is None:
+        return completion
+    experts = _read_experts(output.routed_experts, prompt_length + len(token_ids), router_layers)
+    return replace(completion, experts=experts)
+
+
+def _read_experts(routed: Any, tokens: int, layers: Sequence[int]) -> Int16Array:
+    """Return the experts of ``layers`` from vLLM's ``routed_experts [tokens - 1, all layers, k]``; the last is −1."""
+    shape = getattr(routed, "shape", None)
+    if shape is None or len(shape) != 3 or shape[0] != tokens - 1 or shape[1] <= max(layers):
+        raise EngineError(
+            f"vLLM returned routed_experts of shape {shape} for {tokens} tokens, expected {tokens - 1} tokens and more "
+            f"than {max(layers)} layers"
+        )
+    chosen = np.full((tokens, len(layers), shape[2]), -1, np.int16)
+    chosen[:-1] = routed[:, list(layers)]
+    return chosen
 
 
 SCORING: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0})

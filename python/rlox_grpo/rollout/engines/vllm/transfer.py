@@ -198,7 +198,7 @@ class WeightTransfer:
         try:
             if group is None:
                 num_workers = int(server.get("/get_world_size", deadline).json()["world_size"])
-                group = NCCLTransfer(post, num_workers, str(self._nccl_address), seconds)
+                group = NCCLTransfer(post, num_workers, str(self._nccl_address))
             group.send(self._weights, seconds)
         except (TimeoutError, RuntimeError) as error:
             raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
