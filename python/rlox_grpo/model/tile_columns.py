@@ -35,7 +35,7 @@ WORTH_GATHERING = 0.5
 columns."""
 
 SIMILAR_SIZES = 8
-"""The largest ratio of the numbers of ids of a tile's tokens, roughly."""
+"""Approximate maximum ratio between the numbers of ids of two tokens of a tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Columns:
 
 
 def sort_by_size(mask: SamplingMask[Tensor]) -> tuple[Tensor, SamplingMask[Tensor]]:
-    """Sort tokens by their number of ids: those of all ids first, then descending.
+    """Sort tokens by their number of ids, in descending order; tokens with all ids come first.
 
     Returns:
         ``int64 [M]``, the token at each position, and the mask in this order.

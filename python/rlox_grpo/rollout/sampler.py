@@ -192,10 +192,10 @@ def make_sampling(config: SamplingConfig) -> Sampling:
 
 
 def ask_for_experts(sampling: Sampling, choice: str, engine: GenerationEngine) -> Sampling:
-    """Ask for the experts of each token, if the option ``router_replay`` is ``choice="sampler"``.
+    """Ask for the experts of each token if ``choice``, the option ``router_replay``, is ``"sampler"``.
 
     Raises:
-        ConfigError: the engine does not return them.
+        ConfigError: the engine does not return experts.
     """
     if choice != "sampler":
         return sampling

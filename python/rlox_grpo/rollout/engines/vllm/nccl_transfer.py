@@ -39,7 +39,7 @@ class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
     metadata: Any = cached_property(describe) if hasattr(WeightSource, "iter_full") else describe
 
     def iter_full(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors. Those that were gathered from shards are in host memory, so they are moved."""
+        """Yield the tensors, on the GPU if there is one: tensors gathered from shards are in host memory."""
         on_gpu = torch.cuda.is_available()
         return ((name, tensor.cuda() if on_gpu else tensor) for name, tensor in self.weights)
 
