@@ -470,7 +470,7 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
         ValueError: There is no function, or a weight is not finite.
         ConfigError: The numbers of weights and functions differ.
     """
-    if not functions:
+    if not functions and not weights:
         raise ValueError(
             "reward_fn is empty: expected at least one reward function, an environment that scores its episodes, a "
             "teacher, or rewards of each source and each held-out set"
