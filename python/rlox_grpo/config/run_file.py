@@ -215,8 +215,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         data = (origin.train_data, origin.eval_data, *trained, *(asked.prompts for asked in sets.values()))
         if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
-        has_own = bool(sources) and all(source.rewards for source in sources.values())
-        if not has_own and not origin.rewards and origin.environment is None and origin.teacher is None:
+        all_have_rewards = bool(sources) and all(source.rewards for source in sources.values())
+        if not all_have_rewards and not origin.rewards and origin.environment is None and origin.teacher is None:
             raise ConfigError(
                 f"rewards: expected at least one reward function, an environment or a teacher; {_REWARDS_HINT}"
             )
