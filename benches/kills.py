@@ -3,9 +3,10 @@
     python benches/kills.py --kills 300 --out runs/kills
 
 For each kind one run is left alone. Then runs of that kind are killed after random times, and started again by the same
-command, until they are complete. Asserted of each: final weights, moments and metrics equal to the bit; after every
-kill each published checkpoint is as it was written; at the end no leftovers. ``kills.jsonl`` in the folder has a line
-for each finished run; a second start skips those, and the same seed draws the same times.
+command, until they are complete. Asserted of each: final weights, moments, metrics, evaluations and the best checkpoint
+equal to the bit; after every kill each published checkpoint is as it was written; at the end no leftovers. A judge was
+asked the same questions, and only those in flight at a kill again. ``kills.jsonl`` in the folder has a line for each
+finished run; a second start skips those, and the same seed draws the same times.
 
 Single processes are forked from this one, which has imported torch already, so that a kill falls into the run and not
 into its imports. Of two ranks the launcher, one rank or all processes are killed. The kinds with vLLM need its extra:
@@ -27,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,16 @@ from safetensors.torch import load_file
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
+import judged  # noqa: E402
 import played  # noqa: E402
 import ranked  # noqa: E402
 import toy  # noqa: E402
 from experts import tiny_experts  # noqa: E402
+from fake_judge import FakeJudge, fake_judge  # noqa: E402
 from rlox_grpo import GRPO  # noqa: E402
 from rlox_grpo.rewards import PythonTests  # noqa: E402
+from rlox_grpo.rewards.judge.judge import COSTS  # noqa: E402
+from rlox_grpo.run.best import LINK  # noqa: E402
 from rlox_grpo.run.files import append_line, json_line, read_jsonl  # noqa: E402
 from rlox_grpo.run.history import checkpoints  # noqa: E402
 from rlox_grpo.run.manifest import find_damage  # noqa: E402
@@ -137,6 +143,15 @@ def train_vllm(folder: Path, **changes: Any) -> None:
     trainer.train([f"{number} + {number}" for number in range(8)])
 
 
+JUDGE = FakeJudge(judged.score)
+"""The judge of the kinds with one, in this process: it outlives the runs."""
+
+
+def train_judged(folder: Path, **changes: Any) -> None:
+    """A run whose judge also chooses the best checkpoint."""
+    judged.train_best(folder, JUDGE.url, **{"checkpoint_steps": 3, "max_steps": 8, **changes})
+
+
 FORKED: dict[str, Callable[[Path], None]] = {
     "toy": train_toy,
     "evaluations": lambda folder: train_toy(folder, held_out=True, eval_steps=2),
@@ -173,6 +188,8 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "episodes in workers": lambda folder: played.train(
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
+    "judge and keep_best": train_judged,
+    "judge async": lambda folder: train_judged(folder, async_steps=1, checkpoint_steps=1),
     "vllm": train_vllm,
     "vllm async": lambda folder: train_vllm(folder, async_steps=1),
 }
@@ -274,33 +291,53 @@ def find_members(session: int, folder: Path) -> list[int]:
 
 
 def outcome(kind: str, folder: Path) -> dict[str, Any]:
-    """What two equal runs of a kind share: tensors of the last checkpoint, metrics without times."""
+    """What two equal runs of a kind share: tensors of the last and the best checkpoint, metrics without times."""
     ignored = ("time/", "perf/", *(("mismatch/",) if kind in UNORDERED else ()))
-    last = checkpoints(folder / "checkpoints")[-1]
+    costs = tuple(f"/judge/{cost}" for cost in COSTS)  # of questions that were asked before the kill, there are none
+    root = folder / "checkpoints"
+    kept = {"last": checkpoints(root)[-1], **({"best": root / LINK} if (root / LINK).is_symlink() else {})}
     tensors = {
-        f"{name}/{key}": tensor
+        f"{which}/{name}/{key}": tensor
+        for which, checkpoint in kept.items()
         for name in ("model", "optimizer")
-        for key, tensor in load_file(last / f"{name}.safetensors").items()
+        for key, tensor in load_file(checkpoint / f"{name}.safetensors").items()
     }
-    metrics = [
-        {key: value for key, value in row.items() if not key.startswith(ignored) and "time_s" not in key}
-        for row in read_jsonl(folder / "metrics.jsonl")
-    ]
-    return {"step": last.name, "tensors": tensors, "metrics": metrics}
+    rows = {
+        name: [
+            {
+                key: value
+                for key, value in row.items()
+                if not key.startswith(ignored) and "time_s" not in key and not key.endswith(costs)
+            }
+            for row in read_jsonl(folder / name)
+        ]
+        for name in ("metrics.jsonl", "evaluations.jsonl")
+        if (folder / name).exists()
+    }
+    steps = {which: checkpoint.resolve().name for which, checkpoint in kept.items()}
+    return {"steps": steps, "tensors": tensors, "rows": rows, "questions": {*JUDGE.questions}}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Where two outcomes differ; empty when they are equal to the bit."""
-    found = [] if one["step"] == other["step"] else [f"{one['step']} and {other['step']}"]
+    found = [] if one["steps"] == other["steps"] else [f"{one['steps']} and {other['steps']}"]
     found += list(one["tensors"].keys() ^ other["tensors"].keys())
     found += [
         name
         for name, tensor in one["tensors"].items()
         if name in other["tensors"] and not torch.equal(tensor, other["tensors"][name])
     ]
-    if one["metrics"] != other["metrics"]:
-        found.append("metrics.jsonl")
+    found += [name for name in one["rows"] if one["rows"][name] != other["rows"].get(name)]
+    if strange := one["questions"] ^ other["questions"]:
+        found.append(f"{len(strange)} questions of one run alone")
     return found
+
+
+def asked_again(kills: int) -> list[str]:
+    """What the judge was asked more often than the questions in flight at so many kills explain."""
+    times = Counter(JUDGE.questions)
+    again = sum(times.values()) - len(times)
+    return [f"{again} questions again after {kills} kills"] if again > kills * judged.AT_A_TIME else []
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -346,12 +383,15 @@ def campaign(kinds: list[str], kills: int, seed: int, out: Path) -> int:
             folder = out / kind.replace(" ", "_") / "whole"
             shutil.rmtree(folder, ignore_errors=True)
             began = time.monotonic()
+            JUDGE.questions.clear()
             assert wait(start(kind, folder), None) == 0, f"{kind}: see {folder}.log"
+            assert not asked_again(0)
             whole[kind] = outcome(kind, folder), time.monotonic() - began
         folder = out / kind.replace(" ", "_") / f"run_{seed}_{number}"
         shutil.rmtree(folder, ignore_errors=True)
+        JUDGE.questions.clear()
         seen = killed_run(kind, folder, whole[kind][1], random.Random(f"{seed}/{kind}/{number}"))
-        bad = differences(whole[kind][0], outcome(kind, folder)) + leftovers(folder)
+        bad = differences(whole[kind][0], outcome(kind, folder)) + leftovers(folder) + asked_again(len(seen))
         wrong += bool(bad)
         row = {"kind": kind, "run": number, "seed": seed, "kills": seen, "wrong": bad[:10]}
         append_line(record, json_line(row))
@@ -382,7 +422,8 @@ def main() -> int:
         parser.error(f"unknown kinds {unknown}, or vLLM is not installed: known are {', '.join(KINDS)}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    return 1 if campaign(kinds, options.kills, options.seed, options.out) else 0
+    with fake_judge(JUDGE):
+        return 1 if campaign(kinds, options.kills, options.seed, options.out) else 0
 
 
 if __name__ == "__main__":

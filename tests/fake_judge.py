@@ -73,9 +73,9 @@ def completion_body(reply: Any, **choice: Any) -> bytes:
 
 
 @contextmanager
-def fake_judge(answers: Callable[[dict[str, Any], int], Any]) -> Iterator[FakeJudge]:
-    """Run a judge on a free port of this machine."""
-    judge = FakeJudge(answers)
+def fake_judge(answers: Callable[[dict[str, Any], int], Any] | FakeJudge) -> Iterator[FakeJudge]:
+    """Run a judge, or one that replies as ``answers``, on a free port of this machine."""
+    judge = answers if isinstance(answers, FakeJudge) else FakeJudge(answers)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import worded
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import TagCount
 
@@ -197,7 +197,12 @@ def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
     assert printed == pytest.approx(expected)
     assert "short/pass@2" in printed
     assert "short/pass@4" not in printed
+    capsys.readouterr()
     assert main(["eval", after, "--samples", "1", "--json", "replaced.json"]) == 0  # in place of the set's own 2
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  eval = "))
+    here, in_the_run = shown.split("(here; in the run ")
+    assert "'samples': 2" in in_the_run
+    assert "samples" not in here
     (replaced,) = json.loads((folder / "replaced.json").read_text())["metrics"]
     assert {"short/pass@2", "tags/pass@3"} <= printed.keys()
     assert not {"pass@2", "pass@3"} & {*replaced["short"], *replaced["tags"]}
@@ -248,6 +253,14 @@ def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, 
     assert "eval needs --data: the run had no file of evaluation data" in capsys.readouterr().err
     assert main(["eval", checkpoint, "--reward", "tag_count", "--data", "rows.jsonl"]) == 0
     assert "\n  temperature = 0.5\n" in capsys.readouterr().out
+    sets = {"plain": "rows.jsonl", "own": EvalSet("rows.jsonl", rewards=halves)}
+    make("model", TagCount(), output_dir="c").train(rows, eval_prompts=sets)
+    assert main(["eval", "c/checkpoints/step_000001"]) == 2
+    said = capsys.readouterr().err
+    assert "eval needs --data: eval_prompts['own']: rewards[0] is " in said
+    assert "halves, which no module has by that name" in said
+    assert "no file of evaluation data" not in said
+    assert main(["eval", "c/checkpoints/step_000001", "--set", "plain=rows.jsonl"]) == 0
     # The same of Python: a checkpoint is a model like any other, and the difference is named.
     with caplog.at_level(logging.WARNING):
         make(checkpoint, halves).evaluate(rows)
@@ -260,6 +273,30 @@ def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, 
     capsys.readouterr()
     assert main(["eval", "b/checkpoints/step_000001"]) == 0
     assert read_evaluation(capsys.readouterr().out)["mean_reward"] == pytest.approx(last["mean_reward"], abs=5e-5)
+
+
+def test_sources_and_sets_with_rewards_of_their_own_need_none_of_the_run(folder, capsys):
+    text = (folder / "own" / "first.toml").read_text().partition("[[rewards]]")[0]
+    text = text.replace('train_data = "rows.jsonl"\neval_data = "rows.jsonl"\n', "")
+    text = text.replace("reward_weights = [1.0, 0.5]\n", "")
+    source = '[[train]]\nname = "rows"\ndata = "rows.jsonl"\nrewards = ["short_of_a_test:short"]\n'
+    tags = '[[eval]]\nname = "tags"\ndata = "rows.jsonl"\nrewards = ["tag_count"]\n'
+    (folder / "own" / "alone.toml").write_text(text + source + tags)
+    assert main(["train", "own/alone.toml"]) == 0
+    *_, last = map(json.loads, (folder / "runs/alone/evaluations.jsonl").read_text().splitlines())
+    assert "tags/rewards/tag_count" in last
+    assert main(["eval", "runs/alone/checkpoints/step_000002"]) == 0
+    capsys.readouterr()
+    more = '[[train]]\nname = "more"\ndata = "rows.jsonl"\n'
+    for tables, message in (
+        (source + more, "rewards: expected at least one reward function, an environment"),
+        (source + '[[eval]]\nname = "plain"\ndata = "rows.jsonl"\n', "eval_prompts['plain']: reward_fn is empty"),
+    ):
+        (folder / "own" / "other.toml").write_text(text + tables)
+        assert main(["train", "own/other.toml"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["eval", "runs/alone/checkpoints/step_000002", "--set", "plain=rows.jsonl"]) == 2
+    assert "eval needs --reward" in capsys.readouterr().err
 
 
 def test_a_run_without_output_dir_is_kept_under_the_name_of_its_file(folder, capsys):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlox_grpo import GRPO, EvalSet
+from rlox_grpo import GRPO, EvalSet, TrainSource
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import ExactAnswer
@@ -144,6 +144,43 @@ def test_a_set_may_have_an_environment_and_a_system_prompt(make_tiny_model: Any,
     assert not any(name.startswith("plain/episode/") for name in metrics)
 
 
+def test_a_set_may_be_without_the_environment_of_training(make_tiny_model: Any, byte_tokenizer: Any) -> None:
+    async def two_turns(row: Any, chat: Any) -> Outcome:
+        await chat.turn(row["letters"])
+        await chat.turn("again")
+        return Outcome(1.0)
+
+    def lengths(completion_ids: Any, **_: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
+
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
+    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 3, "max_steps": 1, "log_to": ()}
+    trainer = GRPO(model, lengths, environment=two_turns, tokenizer=tokenizer, **sizes)
+    sets = {"turns": EvalSet([{"letters": "a"}]), "replies": EvalSet(["a", "bc"], environment=False, samples=1)}
+    (prompt, _) = trainer._held_out.load(sets)["replies"].prompts
+    assert prompt.token_ids.tolist() == tokenizer("a")["input_ids"]
+    metrics = trainer.train([{"letters": "b"}], eval_prompts=sets)
+    assert metrics["eval/turns/rewards/two_turns"] == 1.0
+    assert any(name.startswith("eval/turns/episode/") for name in metrics)
+    assert not any(name.startswith(("eval/replies/episode/", "eval/replies/rewards/two_turns")) for name in metrics)
+    assert 1 <= metrics["eval/replies/mean_reward"] == metrics["eval/replies/rewards/lengths"] <= 3
+
+
+def test_a_run_without_rewards_evaluates_sets_that_have_their_own() -> None:
+    sets = {"own": EvalSet(PROMPTS[:2], rewards=right_or_wrong)}
+    trainer = GRPO(ToyLM(), **options(max_steps=1))
+    assert "own/accuracy" in trainer.evaluate(sets)
+    mixture = {"some": TrainSource(PROMPTS[:4], rewards=right_or_wrong)}
+    metrics = trainer.train(mixture, eval_prompts=sets)
+    assert {"rewards/right_or_wrong/mean", "eval/own/accuracy"} <= metrics.keys()
+    with pytest.raises(ValueError, match=r"prompts\['plain'\]: reward_fn is empty"):
+        trainer.evaluate({**sets, "plain": PROMPTS})
+    with pytest.raises(ValueError, match="reward_fn is empty"):
+        GRPO(ToyLM(), **options(max_steps=1)).train({**mixture, "more": PROMPTS})
+
+
 @pytest.mark.parametrize(
     ("sets", "error", "message"),
     [
@@ -163,6 +200,7 @@ def test_a_set_that_cannot_be_used_is_named(sets: Any, error: type[Exception], m
     ("settings", "message"),
     [
         ({"temprature": 1.0}, "unknown option 'temprature': did you mean 'temperature'?"),
+        ({"environment": True}, "environment is True, expected an environment, or False for single replies"),
         ({"samples": 0}, "samples: input should be greater than or equal to 1, got 0"),
         ({"stop": [""]}, "stop is ('',), expected no empty string"),
         ({"temperature": 0, "samples": 4}, "temperature=0 with samples=4: greedy decoding gives the same completion"),

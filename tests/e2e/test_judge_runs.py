@@ -1,39 +1,43 @@
 """Runs with a judge on a real HTTP server: killed and resumed, and from a run file."""
 
-import hashlib
 import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from judged_run import ROWS, train
+import torch
+from safetensors.torch import load_file
 
 import warm
 import worded
 from fake_judge import fake_judge
+from judged import AT_A_TIME, ROWS, score, train, train_best
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import Judge, RewardError
 
-HERE = Path(__file__).parent
+SCRIPT = Path(__file__).parents[1] / "judged.py"
 
 
-def score(data, _):
-    """A score that the texts decide."""
-    digest = hashlib.sha256(json.dumps(data).encode()).digest()
-    return f'Reasons. {{"score": {digest[0] / 255}}}'
+def read_metrics(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 def read_rewards(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["reward/mean"], row["reward/std"]) for row in rows]
+    return [(row["step"], row.get("reward/mean"), row.get("reward/std")) for row in read_metrics(folder)]
+
+
+def read_evaluations(folder):
+    rows = read_metrics(folder, "evaluations.jsonl")
+    return [(row["step"], row["short/mean_reward"], row["short/accuracy"]) for row in rows]
 
 
 def read_verdicts(folder):
-    lines = [json.loads(line) for path in (folder / "judge").iterdir() for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for path in (folder / "judge").glob("*.jsonl") for line in path.read_text().splitlines()]
     return {line["key"]: line["verdict"] for line in lines}
 
 
@@ -54,7 +58,7 @@ def test_kill_9_between_two_questions_and_a_second_start(tmp_path):
 
         judge.questions.clear()
         judge.answers = kill_then_answer
-        process = warm.run(0, HERE / "judged_run.py", tmp_path / "killed", judge.url, tmp_path / "pid")
+        process = warm.run(0, SCRIPT, tmp_path / "killed", judge.url, tmp_path / "pid")
         assert process.returncode == -signal.SIGKILL, process.stderr
         at_death = judge.questions[-1]
         assert (tmp_path / "killed" / "checkpoints" / "step_000002").is_dir()
@@ -64,6 +68,69 @@ def test_kill_9_between_two_questions_and_a_second_start(tmp_path):
         assert read_verdicts(tmp_path / "killed") == read_verdicts(tmp_path / "whole")
         assert {question: n for question, n in Counter(judge.questions).items() if n > 1} == {at_death: 2}
         assert len({*judge.questions}) == count
+
+
+def test_kill_9_twice_with_keep_best(tmp_path):
+    """The run after two kills ends at the same weights, rewards, evaluations and best checkpoint as one without.
+
+    ``benches/kills.py`` kills at random times, and oftener.
+    """
+    with fake_judge(score) as judge:
+        whole = train_best(tmp_path / "whole", judge.url)
+        questions = {*judge.questions}
+        assert len(judge.questions) == len(questions)
+        killed, deaths = tmp_path / "killed", []
+        judge.questions.clear()
+
+        def kill_then_answer(data, before):
+            if len(deaths) < 2 and len(judge.questions) >= (len(questions) * (len(deaths) + 1)) // 3:
+                deaths.append(len(judge.questions))
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            return score(data, before)
+
+        judge.answers = kill_then_answer
+        for _ in range(2):
+            process = warm.run(0, SCRIPT, killed, judge.url, tmp_path / "pid", '{"best": true}')
+            assert process.returncode == -signal.SIGKILL, process.stderr
+        again = train_best(killed, judge.url)
+        assert (killed / "checkpoints" / "best").resolve().name == (
+            (tmp_path / "whole" / "checkpoints" / "best").resolve().name
+        )
+        assert 0 < again._best.step < again.step
+        assert read_rewards(killed) == read_rewards(tmp_path / "whole")
+        assert read_verdicts(killed) == read_verdicts(tmp_path / "whole")
+        for name in ("step_000006", "best"):
+            ours, theirs = (
+                load_file(folder / "checkpoints" / name / "model.safetensors")
+                for folder in (killed, tmp_path / "whole")
+            )
+            assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+        assert read_evaluations(killed) == read_evaluations(tmp_path / "whole")
+        assert {*judge.questions} == questions
+        assert len(judge.questions) - len(questions) <= 2 * AT_A_TIME
+        assert whole.step == again.step
+
+
+@pytest.mark.parametrize("rows", [8, 1])
+def test_two_ranks_ask_nothing_twice(tmp_path, rows):
+    """The rewards are those of one process. With a single row, both ranks meet the same completions at a time."""
+    with fake_judge(lambda data, before: time.sleep(0.01) or score(data, before)) as judge:
+        train(tmp_path / "alone", judge.url, rows=rows)
+        questions = {*judge.questions}
+        judge.questions.clear()
+        options = json.dumps({"rows": rows})
+        done = warm.run(2, SCRIPT, tmp_path / "both", judge.url, tmp_path / "pid", options)
+        assert done.returncode == 0, done.stderr
+        assert len(list((tmp_path / "both" / "judge").glob("*.jsonl"))) == 2
+        assert {question: n for question, n in Counter(judge.questions).items() if n > 1} == {}
+        assert {*judge.questions} == questions
+    for ours, theirs in zip(read_metrics(tmp_path / "both"), read_metrics(tmp_path / "alone"), strict=True):
+        for name in (
+            "reward/mean",
+            "reward/std",
+            *(f"rewards/judge/{cost}" for cost in ("mean", "requests", "tokens")),
+        ):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name
 
 
 @pytest.mark.parametrize("mode", ["absolute", "group", "pairwise"])
@@ -136,6 +203,31 @@ def test_a_sample_without_a_verdict_is_left_out_with_its_other_rewards(tmp_path)
     assert metrics["rewards/judge/mean"] == 0.5
 
 
+def test_a_judge_that_falls_silent_loses_no_step(tmp_path, caplog):
+    """The run stops with a checkpoint of its last step, also where none is due; with the judge back it goes on."""
+    with fake_judge(score) as judge:
+        train(tmp_path / "whole", judge.url, checkpoint_steps=0)
+        count = len(judge.questions)
+        judge.questions.clear()
+        judge.answers = lambda data, before: score(data, before) if len(judge.questions) <= count // 2 else silent
+        with pytest.raises(RewardError, match=r"all of \d+ samples failed.*in judge"):
+            train(tmp_path / "run", judge.url, checkpoint_steps=0, timeout=0.3, max_concurrent=8)
+        assert "no answer within 0.3 s" in caplog.text
+        assert "samples have no score" in caplog.text
+        steps = [row["step"] for row in read_metrics(tmp_path / "run")]
+        assert 0 < len(steps) < 6
+        assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step_{steps[-1]:06d}"]
+        judge.answers = score
+        train(tmp_path / "run", judge.url, checkpoint_steps=0)
+    assert read_rewards(tmp_path / "run")[: len(steps) - 1] == read_rewards(tmp_path / "whole")[: len(steps) - 1]
+    assert [step for step, *_ in read_rewards(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def silent(socket):
+    """An answer that does not come in time."""
+    time.sleep(0.5)
+
+
 @pytest.mark.parametrize("on_error", ["stop", "none"])
 def test_a_judge_that_is_away_stops_the_run_unless_it_may_go_on(tmp_path, caplog, on_error):
     model, tokenizer = worded.make(16)
@@ -150,6 +242,15 @@ def test_a_judge_that_is_away_stops_the_run_unless_it_may_go_on(tmp_path, caplog
             trainer.train(["3 , 4 : 7"])
     assert "HTTP 401" in caplog.text
     assert "no such key" in caplog.text
+
+
+def test_a_run_without_a_judge_has_no_trace_of_one(tmp_path):
+    model, tokenizer = worded.make(16)
+    trainer = GRPO(model, lambda completions: [0.5 for _ in completions], tokenizer=tokenizer, group_size=2,
+                   prompts_per_step=1, max_steps=1, max_new_tokens=4, log_to=(), output_dir=tmp_path)  # fmt: skip
+    metrics = trainer.train(["3 , 4 : 7"])
+    assert not (tmp_path / "judge").exists()
+    assert not any("judge" in name or name.endswith("/cached") for name in metrics)
 
 
 def test_a_missing_key_is_an_error_before_the_first_step(tmp_path, monkeypatch):

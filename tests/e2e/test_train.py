@@ -388,7 +388,9 @@ def training_with(reward):
     [
         (lambda: GRPO(ToyLM(), share_of_target, group_sise=4), ConfigError, "did you mean 'group_size'"),
         (lambda: GRPO(ToyLM(), share_of_target, config=GRPOConfig(), seed=1), ConfigError, "leave out seed"),
-        (lambda: GRPO(ToyLM(), [], seed=1), ValueError, "reward_fn is empty"),
+        (lambda: GRPO(ToyLM(), [], seed=1).train(PROMPTS), ValueError, "reward_fn is empty"),
+        (lambda: GRPO(ToyLM(), [], seed=1).evaluate(PROMPTS), ValueError, "reward_fn is empty"),
+        (lambda: GRPO(ToyLM(), [], reward_weights=(1.0,)), ConfigError, "1 values for 0 reward functions"),
         (lambda: GRPO(ToyLM(), [share_of_target, 3]), TypeError, r"reward_fn\[1\] is int"),
         (lambda: GRPO(ToyLM(), share_of_target, reward_weights=(1.0, 2.0)), ConfigError, "2 values for 1 reward"),
         (lambda: GRPO("no/such/folder", share_of_target), ValueError, "model='no/such/folder': no such folder"),

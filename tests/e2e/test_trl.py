@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import math
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from fake_judge import fake_judge
 from rlox_grpo.config.foreign_names import read_foreign_names
 from rlox_grpo.config.records import EpisodeConfig
-from rlox_grpo.rewards import Countdown, ExactAnswer, GSM8KAnswer, Overlong, Repetition, TagFormat
+from rlox_grpo.rewards import Countdown, ExactAnswer, GSM8KAnswer, Judge, Overlong, Repetition, TagFormat
 from rlox_grpo.rollout.episodes.play import play_episode
 
 pytest.importorskip("trl", reason="TRL 1.16 needs Python 3.11")
@@ -192,6 +194,44 @@ def test_undecided_as_none_reaches_trl_as_nan(tiny: dict[str, Any], arguments: A
     trainer.train()
     assert trainer.seen[:, 0].isnan().tolist() == [True] + [False] * 7
     assert not math.isnan(steps(trainer)[0]["rewards/countdown/mean"])
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["standard", "conversational"])
+def test_a_judge_runs_inside_trl(tiny: dict[str, Any], arguments: Any, tmp_path: Path, chat: bool) -> None:
+    """TRL awaits it; what has no verdict is no 0, and a copy with the same cache asks nothing."""
+
+    def score(data: dict[str, Any]) -> float | None:
+        share = sum(map(ord, data["completion"])) % 5 / 4
+        return None if share == 1 else share
+
+    def answer(data: dict[str, Any], _: int) -> str:
+        assert isinstance(data["prompt"], str)
+        return "?" if (value := score(data)) is None else f'Because. {{"score": {value}}}'
+
+    class Watched(GRPOTrainer):
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+            self.texts = [each[0]["content"] if chat else each for each in completions]
+            self.batch = {"prompts": prompts, "completions": completions, "answer": [row["answer"] for row in inputs]}
+            self.seen = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            return self.seen
+
+    with fake_judge(answer) as server:
+        judge = Judge(server.url, "judge-1", "Is it short?", columns=["answer"], retries=0, cache=tmp_path / "judge")
+        trainer = Watched(
+            **tiny, reward_funcs=[judge, TagFormat()], args=arguments(max_steps=1), train_dataset=problems(chat)
+        )
+        trainer.train()
+        asked = len(server.questions)
+        assert 1 < asked == len({*server.questions}) <= 8
+        wanted = [score({"completion": text}) for text in trainer.texts]
+        assert None in wanted
+        assert [None if math.isnan(value) else value for value in trainer.seen[:, 0].tolist()] == wanted
+        (logged,) = steps(trainer)
+        given = [value for value in wanted if value is not None]
+        assert logged["rewards/judge/mean"] == pytest.approx(sum(given) / len(given))
+        other = pickle.loads(pickle.dumps(judge))  # noqa: S301  our own
+        assert asyncio.run(other(**trainer.batch)) == wanted
+        assert len(server.questions) == asked
 
 
 def test_a_missing_column_stops_the_run_and_is_named(tiny: dict[str, Any], arguments: Any) -> None:

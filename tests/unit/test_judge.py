@@ -7,6 +7,8 @@ import json
 import logging
 import pickle
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,6 +29,7 @@ from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, m
 from rlox_grpo.rewards.judge.server import Pace, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
+from rlox_grpo.trainer.sources import make_table
 
 
 @pytest.fixture(autouse=True)
@@ -536,6 +539,10 @@ def slow(socket: Any) -> None:
         time.sleep(0.05)
 
 
+def silent(socket: Any) -> None:
+    time.sleep(1.5)
+
+
 def compressed(socket: Any) -> None:
     socket.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\n\x1f\x8b\x08\x00")
 
@@ -548,7 +555,7 @@ def nonsense(socket: Any) -> None:
     socket.write(b"\x00\xff" * 1000)
 
 
-@pytest.mark.parametrize("body", [endless, slow, compressed, half, nonsense], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [endless, slow, silent, compressed, half, nonsense], ids=lambda body: body.__name__)
 def test_a_body_without_an_end_is_bounded(body: Any) -> None:
     with fake_judge(lambda data, _: body) as judge:
         verdicts = ask(make(judge, timeout=1.0, retries=2), ["a"])
@@ -684,7 +691,7 @@ def test_a_question_without_an_answer_is_asked_again(tmp_path: Path) -> None:
 def test_torn_and_foreign_lines_are_not_read(tmp_path: Path) -> None:
     with fake_judge(lambda data, _: '{"score": 0.25}') as judge:
         ask(make(judge, cache=tmp_path), ["a", "b", "c"])
-        (path,) = tmp_path.iterdir()
+        (path,) = cache_module.list_files(tmp_path)
         lines = path.read_bytes().splitlines(keepends=True)
         assert len(lines) == 3
         changed = json.loads(lines[1])
@@ -711,6 +718,98 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names = [path.name for path in cache_module.list_files(tmp_path)]
     assert [line["key"] for line in cache_module.read_lines(tmp_path)][-1] == f"{99:064d}"
     assert len(names) < 8
+
+
+def test_a_verdict_of_another_process_is_found_later(tmp_path: Path) -> None:
+    """Also one that was half written when this process looked first."""
+    mine, other = cache_module.VerdictCache(tmp_path), cache_module.VerdictCache(tmp_path)
+    key, later = f"{1:064x}", f"{2:064x}"
+    other.add(key, {"score": 0.5}, {})
+    (path,) = cache_module.list_files(tmp_path)
+    line = json.dumps({"key": later, "verdict": {"score": 0.25}}).encode() + b"\n"
+    with open(path, "ab", buffering=0) as file:
+        file.write(line[:20])
+        assert mine.claim(later)
+        assert mine.find(key) == ({"score": 0.5},)
+        assert mine.find(later) is None
+        file.write(line[20:])
+    mine.release(later)
+    assert mine.claim(later)
+    mine.release(later)
+    assert mine.find(later) == ({"score": 0.25},)
+
+
+def test_a_question_has_one_claim_in_a_process(tmp_path: Path) -> None:
+    key = f"{1:064x}"
+    for folder in (tmp_path, None):
+        first, second = cache_module.VerdictCache(folder), cache_module.VerdictCache(folder)
+        assert first.claim(key)
+        assert not second.claim(key)
+        assert second.claim(f"{2:064x}")
+        first.release(key)
+        assert second.claim(key)
+        second.release(key)
+        second.release(f"{2:064x}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no claims between processes")
+def test_a_question_that_another_process_asks_is_not_asked(tmp_path: Path) -> None:
+    """The other process holds the claim until it has written its verdict; one that dies gives its claim up."""
+    source = """
+import sys
+from pathlib import Path
+from rlox_grpo.rewards.judge.cache import VerdictCache
+cache = VerdictCache(Path(sys.argv[1]))
+assert cache.claim(sys.argv[2])
+print("claimed", flush=True)
+if sys.stdin.readline() == "add\\n":
+    cache.add(sys.argv[2], {"score": 0.75}, {})
+"""
+    with fake_judge(lambda data, _: '{"score": 0.25}') as judge:
+        rule = make(judge, cache=tmp_path / "apart")
+        ask(rule, ["a"])
+        ((_, key),) = {(None, entry["key"]) for entry in cache_module.read_lines(tmp_path / "apart")}
+        for word, score in (("add", 0.75), ("die", 0.25)):
+            folder = tmp_path / word
+            command = [sys.executable, "-c", source, str(folder), key]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+                assert other.stdin
+                assert other.stdout
+                assert other.stdout.readline() == "claimed\n"
+                judge.questions.clear()
+
+                async def ask_while_claimed(rule: Judge, other: Any = other, word: str = word) -> Verdicts:
+                    asking = asyncio.create_task(rule.gather_verdicts(["a"], {"prompts": ["p"]}))
+                    await asyncio.sleep(0.1)
+                    assert not judge.questions
+                    other.stdin.write(f"{word}\n")
+                    other.stdin.flush()
+                    return await asking
+
+                verdicts = asyncio.run(ask_while_claimed(make(judge, cache=folder)))
+            assert verdicts.scores.tolist() == [score]
+            assert verdicts.measures["cached"].tolist() == [float(word == "add")]
+            assert len(judge.questions) == (word == "die")
+
+
+def test_a_judge_can_be_written_as_a_table() -> None:
+    """So that a run from Python can be evaluated from its checkpoint."""
+    rule = Judge("http://127.0.0.1:9/v1", "m", criteria={"a": 2.0, "b": 1.0}, columns=["x"], extra_body={"top_k": [1]})
+    table = json.loads(json.dumps(make_table("rewards[0]", rule)))
+    assert table["criteria"] == [["a", 2.0], ["b", 1.0]]
+    assert make_rewards([table]) == [rule]
+
+
+def test_a_judge_that_is_not_used_costs_nothing() -> None:
+    program = """
+import sys
+from rlox_grpo.rewards import ExactAnswer, Judge
+ExactAnswer()(completions=["1"], answer=["1"])
+Judge("http://127.0.0.1:9/v1", "m", "r")
+print(sorted({"httpx", "torch"} & {*sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_two_processes_write_files_of_their_own(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -13,11 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_judge import fake_judge
 from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.mixture import Interleaving, Slot, count_draws, to_integers
-from rlox_grpo.rewards import ExactAnswer
+from rlox_grpo.rewards import ExactAnswer, Judge
 from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
@@ -215,6 +219,57 @@ def test_a_function_is_called_once_for_all_rows_that_it_scores():
     ]
     Scorer([count], by_source={"code": [ones]}).score(groups)
     assert calls == [["math", "math", "chat", "chat"]]
+
+
+def test_async_functions_of_several_sources_wait_together():
+    """Each returns only after the other was called."""
+    called = []
+
+    async def meet(name):
+        called.append(name)
+        while len(called) < 2:
+            await asyncio.sleep(0.001)
+
+    async def first(completions):
+        await asyncio.wait_for(meet("first"), 60)
+        return [0.25] * len(completions)
+
+    async def second(completions):
+        await asyncio.wait_for(meet("second"), 60)
+        return [0.5] * len(completions)
+
+    scored = Scorer([ones], by_source={"math": [first], "code": [second]}).score(groups_of("math", "chat", "code"))
+    np.testing.assert_array_equal([group.rewards for group in scored], [[0.25, 0.25], [1, 1], [0.5, 0.5]])
+    assert all(group.seconds[group.judged_by] > 0 for group in scored)
+
+
+def test_an_error_of_a_source_leaves_no_call_of_another_behind():
+    """Python warns of a coroutine that is never awaited, and a warning is an error here."""
+
+    async def waits(completions):
+        return [0.5] * len(completions)
+
+    def fails(completions):
+        raise ArithmeticError("broken")
+
+    with pytest.raises(RewardError, match="fails raised ArithmeticError: broken"):
+        Scorer([ones], by_source={"math": [waits], "code": [fails]}).score(groups_of("math", "code"))
+    gc.collect()
+
+
+def test_equal_judges_of_two_sources_are_one_with_its_limit():
+    def answer(data, _):
+        time.sleep(0.02)
+        return '{"score": 0.5}'
+
+    with fake_judge(answer) as server:
+        sources = {name: [Judge(server.url, "m", "r", max_concurrent=2)] for name in ("math", "code")}
+        scorer = Scorer([ones], by_source={**sources, "chat": sources["math"]})
+        scored = scorer.score(groups_of("math", "code", "chat", "math"))
+        assert list(scored[0].components) == ["ones", "judge"]
+        assert len(server.questions) == len({*server.questions}) == 2  # the rows of all sources have the same texts
+        scorer.score([group for answer in "abcd" for group in groups_of("math", "chat", answer=answer)])
+        assert 1 < server.most_at_a_time <= 2
 
 
 def test_weights_are_those_of_the_run_or_of_the_function():

@@ -103,7 +103,7 @@ def score_samples(
             failed.append(verdicts.failed)
         elif hasattr(rule, "gather_verdicts"):
             arguments = {**columns, **({"prompts": prompts} if prompts else {})}
-            verdicts, _ = gather({name: rule.gather_verdicts(completions, arguments)})[name]
+            ((verdicts, _),) = gather([(name, rule.gather_verdicts(completions, arguments))])
             if isinstance(verdicts, RewardError):
                 raise verdicts
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
@@ -127,7 +127,7 @@ def _call_function(
     prompts = [None] * len(completions) if prompts is None else prompts
     result = call(function, copy_arguments({**columns, "completions": completions, "prompts": prompts}))
     if inspect.isawaitable(result):
-        result, _ = gather({name: result})[name]
+        ((result, _),) = gather([(name, result)])
         if isinstance(result, RewardError):
             raise result
     return np.array(read_scores(name, result, len(completions)), dtype=np.float64)

@@ -141,7 +141,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     run = overrides if recorded is None else recorded.replace_by(overrides)
     _show_settings(checkpoints[0], recorded, run)
     sets = _list_sets(run, overrides, recorded is not None)
-    if not run.sources.get("rewards") and "environment" not in run.sources:
+    has_rewards = all(asked.rewards or asked.environment for asked in sets.values())
+    if not has_rewards and not run.sources.get("rewards") and "environment" not in run.sources:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     evaluations = [_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy) for path in checkpoints]
     metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]
@@ -174,8 +175,6 @@ def _parse_set(text: str) -> dict[str, Any]:
 def _list_sets(run: RecordedRun, overrides: RecordedRun, is_recorded: bool) -> dict[str, EvalSet]:
     """Return the sets to evaluate, with the data of each as its prompts.
 
-    Values of the command line replace the settings of a set of the run, but not the settings of a ``--set``.
-
     Raises:
         ConfigError: something is missing that the run did not record, or its data are not there.
     """
@@ -197,16 +196,14 @@ def _list_sets(run: RecordedRun, overrides: RecordedRun, is_recorded: bool) -> d
     elif "eval_data" in sources:
         sets = {UNNAMED: EvalSet(sources["eval_data"])}
     else:
-        what = ": the run had no file of evaluation data" if is_recorded else ""
-        raise ConfigError(f"eval needs --data{what}")
+        what = sources.get("unrecorded_sets", "the run had no file of evaluation data" if is_recorded else "")
+        raise ConfigError(f"eval needs --data{': ' if what else ''}{what}")
     if {"eval", "eval_data"} & overrides.sources.keys():
         return sets
     for asked in sets.values():
         if not is_generated(asked.prompts) and not Path(asked.prompts).exists():
             raise ConfigError(f"the run's evaluation data {asked.prompts} is not there: pass --data")
-    here = {**overrides.options, **overrides.sources}
-    replaced = {key: None for key in EvalSet.model_fields if ("eval_samples" if key == "samples" else key) in here}
-    return {name: asked.model_copy(update=replaced) for name, asked in sets.items()}
+    return sets
 
 
 def _evaluate_checkpoint(

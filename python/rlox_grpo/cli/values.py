@@ -117,7 +117,9 @@ def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:
         return imported
     if not isinstance(eval_data, EvalSet):
         return eval_data
-    environment, _ = import_environment(eval_data.environment, (), folders)
+    environment = eval_data.environment
+    if environment:  # False stays: the set has none
+        environment, _ = import_environment(environment, (), folders)
     rewards = None if eval_data.rewards is None else make_rewards(eval_data.rewards, folders)
     return eval_data.model_copy(update={"environment": environment, "rewards": rewards})
 

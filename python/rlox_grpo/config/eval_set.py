@@ -39,7 +39,9 @@ class EvalSet(Record, title="Evaluation set"):
     max_new_tokens: int | None = option(None, "Maximum length of a completion in tokens.", ge=1)
     stop: tuple[str, ...] | None = option(None, "Strings that end a completion.")
     system_prompt: str | None = option(None, "System message before each prompt.")
-    environment: Any = option(None, "Environment of several turns, in any form that GRPO takes.")
+    environment: Any = option(
+        None, "Environment of several turns, in any form that GRPO takes; False: none, single replies."
+    )
     rewards: Any = option(None, "A reward function or several; the first says whether a completion is right.")
     every: int | None = option(
         None, "Steps between evaluations; 0: only at the start and at the end. None: eval_steps.", ge=0
@@ -61,6 +63,12 @@ class EvalSet(Record, title="Evaluation set"):
                 f"temperature=0 with samples={self.samples}: greedy decoding gives the same completion each time; set "
                 "samples=1, or a temperature above 0"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_true(self) -> Self:
+        if self.environment is True:
+            raise ConfigError("environment is True, expected an environment, or False for single replies")
         return self
 
     @model_validator(mode="after")

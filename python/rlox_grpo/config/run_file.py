@@ -217,7 +217,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         data = (origin.train_data, origin.eval_data, *trained, *(asked.prompts for asked in sets.values()))
         if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
-        if not origin.rewards and origin.environment is None and origin.teacher is None:
+        all_have_rewards = bool(sources) and all(source.rewards for source in sources.values())
+        if not all_have_rewards and not origin.rewards and origin.environment is None and origin.teacher is None:
             raise ConfigError(
                 f"rewards: expected at least one reward function, an environment or a teacher; {_REWARDS_HINT}"
             )
@@ -279,7 +280,7 @@ def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
             raise ConfigError(f'{where} has no name, and there are {len(tables)} sets: write name = "math"')
         data = _take_data(where, name, settings, sets)
         environment = settings.get("environment")
-        if environment is not None and not isinstance(environment, str):
+        if environment is not None and environment is not False and not isinstance(environment, str):
             raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
         try:
             sets[name] = EvalSet(data, **settings)

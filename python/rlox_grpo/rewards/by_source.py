@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardFn
-from rlox_grpo.rewards.scoring import make_unique_names, reward_weights, score
-from rlox_grpo.rewards.verdicts import Rule
+from rlox_grpo.rewards.scoring import RewardBatch, make_unique_names, reward_weights, score, score_batches
+from rlox_grpo.rewards.verdicts import AsyncRule, Rule
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import RolloutGroup, ScoredGroup
 
@@ -48,8 +48,8 @@ class Scorer:
         """Score every completion with the functions of its source; see :func:`rlox_grpo.rewards.score`.
 
         Each function is called once for each set of functions that it is part of: the rows of all sources without
-        functions of their own are one batch, and the rows of each other source are one. Every group has the components
-        of all functions, NaN for those of other sources.
+        functions of their own are one batch, and the rows of each other source are one. Async functions of all batches
+        wait together. Every group has the components of all functions, NaN for those of other sources.
         """
         if not self.by_source:
             return score(groups, self.functions, self.weights, on_error=on_error)
@@ -59,19 +59,23 @@ class Scorer:
         for position, group in enumerate(groups):
             source = group.prompt.data_source
             batches.setdefault(source if source in self.by_source else None, []).append(position)
-        scored: dict[int, ScoredGroup] = {}
+        requests, judges = [], []  # a judge is the name of the first function, which says whether a completion is right
         for source, positions in batches.items():
             functions = self.functions if source is None else self.by_source[source]
             chosen = [index for index in _match(functions, listed) if index is not None]
-            batch = score(
-                [groups[position] for position in positions],
-                functions,
-                [weights[index] for index in chosen],
-                names=[names[index] for index in chosen],
-                on_error=on_error,
+            requests.append(
+                RewardBatch(
+                    [groups[position] for position in positions],
+                    [listed[index] for index in chosen],
+                    [weights[index] for index in chosen],
+                    [names[index] for index in chosen],
+                )
             )
-            for position, scored_group in zip(positions, batch, strict=True):
-                scored[position] = _with_components(scored_group, names, judged_by=names[chosen[0]])
+            judges.append(names[chosen[0]])
+        scored: dict[int, ScoredGroup] = {}
+        for positions, judge, results in zip(batches.values(), judges, score_batches(requests, on_error), strict=True):
+            for position, scored_group in zip(positions, results, strict=True):
+                scored[position] = _with_components(scored_group, names, judged_by=judge)
         return [scored[position] for position in range(len(groups))]
 
 
@@ -86,7 +90,7 @@ def _match(functions: Sequence[RewardFn], listed: Sequence[RewardFn]) -> list[in
 
 def _is_same(function: RewardFn, other: RewardFn) -> bool:
     """Whether two functions are one; rules of this library, and functions in workers, if they are equal."""
-    compares = isinstance(function, (Rule, InWorkers)) and type(function) is type(other)
+    compares = isinstance(function, (Rule, AsyncRule, InWorkers)) and type(function) is type(other)
     return function is other or (compares and bool(function == other))
 
 

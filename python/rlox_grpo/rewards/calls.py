@@ -194,11 +194,14 @@ def _make_error(name: str, cause: BaseException) -> RewardError:
     return error
 
 
-def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]]:
+def gather(waiting: Sequence[tuple[str, Awaitable[Any]]]) -> list[tuple[Any, float]]:
     """Await the coroutines of reward functions together on one event loop; works inside a running loop (notebooks).
 
+    Args:
+        waiting: the names of functions and what they returned.
+
     Returns:
-        Name of a function → its result, or a RewardError with the error that it raised, and its seconds.
+        For each, its result, or a RewardError with the error that it raised, and its seconds.
     """
 
     async def settle(name: str, coroutine: Awaitable[Any]) -> tuple[Any, float]:
@@ -210,18 +213,17 @@ def gather(waiting: Mapping[str, Awaitable[Any]]) -> dict[str, tuple[Any, float]
         return result, time.perf_counter() - start
 
     async def settle_all() -> list[tuple[Any, float]]:
-        return await asyncio.gather(*(settle(name, coroutine) for name, coroutine in waiting.items()))
+        return await asyncio.gather(*(settle(name, coroutine) for name, coroutine in waiting))
 
     if not waiting:
-        return {}
+        return []
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        settled = asyncio.run(settle_all())
+        return asyncio.run(settle_all())
     else:  # in another thread: this one's loop cannot run a second loop
         with ThreadPoolExecutor(1, thread_name_prefix="reward-functions") as pool:
-            settled = pool.submit(lambda: asyncio.run(settle_all())).result()
-    return dict(zip(waiting, settled, strict=True))
+            return pool.submit(lambda: asyncio.run(settle_all())).result()
 
 
 def check_scores(name: str, result: Any, rows: int) -> Float64Array:

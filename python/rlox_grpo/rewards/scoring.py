@@ -104,22 +104,74 @@ def score(
         ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
-    names = make_unique_names(functions) if names is None else names
-    factors = reward_weights(functions, weights)
-    rows = sum(len(group.completions) for group in groups)
-    if not rows:
-        return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
-    arguments = _collect_arguments(groups)
-    by_function: dict[str, _FunctionScores] = {}
-    waiting: dict[str, Awaitable[Any]] = {}
+    return score_batches([RewardBatch(groups, functions, weights, names)], on_error)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class RewardBatch:
+    """Groups and the functions that score them; see :func:`score`."""
+
+    groups: Sequence[RolloutGroup]
+    functions: Sequence[RewardFn]
+    weights: Sequence[float] | None = None
+    names: Sequence[str] | None = None
+
+
+def score_batches(
+    batches: Sequence[RewardBatch], on_error: Literal["stop", "none"] = "stop"
+) -> list[list[ScoredGroup]]:
+    """Score several batches, each with its own functions, as :func:`score` does. The async functions wait together."""
+    calls: list[_Calls] = []
     try:
-        for name, function in zip(names, functions, strict=True):
+        for batch in batches:
+            calls.append(_Calls(batch))
+            calls[-1].begin(on_error)
+        waiting = [(call, name, awaitable) for call in calls for name, awaitable in call.waiting.items()]
+        results = gather([(name, awaitable) for _, name, awaitable in waiting])
+        for (call, name, _), (result, seconds) in zip(waiting, results, strict=True):
+            completions = call.arguments["completions"]
+            call.by_function[name] = _score_by_function(name, result, completions, call.batch.groups, on_error)
+            call.by_function[name].seconds = seconds
+    except BaseException:
+        for call in calls:
+            for left in call.waiting.values():
+                if hasattr(left, "close"):
+                    left.close()  # Python warns of coroutines that are never awaited
+        raise
+    return [call.finish(on_error) for call in calls]
+
+
+class _Calls:
+    """The calls of the functions of a batch.
+
+    Attributes:
+        arguments: of the functions, with one value for each completion; empty without completions.
+        by_function: the scores of each function that has returned, by name.
+        waiting: what async functions have returned, by name.
+    """
+
+    def __init__(self, batch: RewardBatch) -> None:
+        self.batch = batch
+        self._names = make_unique_names(batch.functions) if batch.names is None else batch.names
+        self._factors = reward_weights(batch.functions, batch.weights)
+        rows = sum(len(group.completions) for group in batch.groups)
+        self.arguments = _collect_arguments(batch.groups) if rows else {}
+        self.by_function: dict[str, _FunctionScores] = {}
+        self.waiting: dict[str, Awaitable[Any]] = {}
+
+    def begin(self, on_error: Literal["stop", "none"]) -> None:
+        """Call every function."""
+        groups, functions = self.batch.groups, self.batch.functions
+        arguments, by_function = self.arguments, self.by_function
+        if not arguments:
+            return
+        for name, function in zip(self._names, functions, strict=True):
             start = time.perf_counter()
             if isinstance(function, Rule):
                 by_function[name] = _score_by_rule(name, function, arguments)
             elif isinstance(function, AsyncRule):
                 columns = {column: values for column, values in arguments.items() if column != "completions"}
-                waiting[name] = function.gather_verdicts(arguments["completions"], columns)
+                self.waiting[name] = function.gather_verdicts(arguments["completions"], columns)
                 continue
             elif isinstance(function, EnvironmentReward):
                 if len(functions) == 1:
@@ -132,33 +184,31 @@ def score(
                 positional, keywords = select_arguments(function, copied)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if inspect.isawaitable(result):
-                    waiting[name] = result
+                    self.waiting[name] = result
                     continue
                 by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
                 # After the call, because ChatCompletion records what the function has read.
                 _warn_about_lengths(name, by_function[name].scores, copied["completions"])
             by_function[name].seconds = time.perf_counter() - start
-        for name, (result, seconds) in gather(waiting).items():
-            by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
-            by_function[name].seconds = seconds
-    except BaseException:
-        for left in waiting.values():
-            if hasattr(left, "close"):
-                left.close()  # Python warns of coroutines that are never awaited
-        raise
-    ordered = {name: by_function[name] for name in names}
-    failed = [find_failed(groups), *(function_scores.failed for function_scores in ordered.values())]
-    _refuse_all_failed(groups, ordered, failed, functions, on_error)
-    components = leave_out_failed([function_scores.scores for function_scores in ordered.values()], failed)
-    ordered = {
-        name: replace(function_scores, scores=component)
-        for (name, function_scores), component in zip(ordered.items(), components, strict=True)
-    }
-    scored = _split(groups, sum_weighted(components, factors), ordered)
-    for function, factor in zip(functions, factors, strict=True):
-        if isinstance(function, EnvironmentReward):
-            scored = [add_turn_rewards(group, factor) for group in scored]
-    return scored
+
+    def finish(self, on_error: Literal["stop", "none"]) -> list[ScoredGroup]:
+        """Return the scored groups, after every function has returned."""
+        groups, functions = self.batch.groups, self.batch.functions
+        if not self.arguments:
+            return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
+        ordered = {name: self.by_function[name] for name in self._names}
+        failed = [find_failed(groups), *(function_scores.failed for function_scores in ordered.values())]
+        _refuse_all_failed(groups, ordered, failed, functions, on_error)
+        components = leave_out_failed([function_scores.scores for function_scores in ordered.values()], failed)
+        ordered = {
+            name: replace(function_scores, scores=component)
+            for (name, function_scores), component in zip(ordered.items(), components, strict=True)
+        }
+        scored = _split(groups, sum_weighted(components, self._factors), ordered)
+        for function, factor in zip(functions, self._factors, strict=True):
+            if isinstance(function, EnvironmentReward):
+                scored = [add_turn_rewards(group, factor) for group in scored]
+        return scored
 
 
 def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
@@ -420,10 +470,10 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
         ValueError: There is no function, or a weight is not finite.
         ConfigError: The numbers of weights and functions differ.
     """
-    if not functions:
+    if not functions and not weights:
         raise ValueError(
-            "reward_fn is empty: expected at least one reward function, an environment that scores its episodes, or a "
-            "teacher"
+            "reward_fn is empty: expected at least one reward function, an environment that scores its episodes, a "
+            "teacher, or rewards of each source and each held-out set"
         )
     if weights is None:
         weights = [getattr(function, "weight", 1.0) for function in functions]

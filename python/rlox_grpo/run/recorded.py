@@ -45,8 +45,9 @@ class RecordedRun:
     Attributes:
         options: the options of :data:`EVALUATED` that are not the defaults.
         sources: keys of a run file: ``rewards``, ``environment``, ``environment_args``, ``tools``, ``eval_data``,
-            ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and ``unrecorded``, the
-            names of Python objects by argument, of a run that was started from Python.
+            ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and of a run that was
+            started from Python ``unrecorded``, the names of Python objects by argument, and ``unrecorded_sets``, why
+            its evaluation sets are not there.
     """
 
     options: Mapping[str, Any]
@@ -80,6 +81,11 @@ class RecordedRun:
             if "data_args" not in overrides.sources:
                 sources.pop("data_args", None)
         here = {**overrides.sources, **overrides.options}
+        if "eval" in sources and "eval" not in overrides.sources:  # a set's own setting gives way, too
+            replaced = {"samples" if name == "eval_samples" else name for name in here}
+            sources["eval"] = [
+                {key: value for key, value in table.items() if key not in replaced} for table in sources["eval"]
+            ]
         unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in here}
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
 

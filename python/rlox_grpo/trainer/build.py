@@ -139,7 +139,8 @@ def build_step(
     _check_group_size(config, has_teacher=teacher is not None, has_rewards=bool(reward_fns))
     if teacher is not None and not reward_fns:
         reward_fns.append(no_reward)
-    weights = reward_weights(reward_fns, config.reward_weights)
+    # Without functions, each source of the prompts and each held-out set must have its own.
+    weights = reward_weights(reward_fns, config.reward_weights) if reward_fns or config.reward_weights else []
     sampler = Sampler(
         make_engine(config, sampled_by, ranks),
         stages.sampling,

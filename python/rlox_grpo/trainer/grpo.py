@@ -25,7 +25,7 @@ from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
-from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
@@ -71,7 +71,7 @@ class GRPO:
             ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
             (:class:`rlox_grpo.rewards.RewardModel`). With an environment that scores its episodes, no reward function
-            is needed.
+            is needed, nor is one if all sources and held-out sets have their own.
         ref_model: a reference of your own: a path or hub id, or a model; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
@@ -349,6 +349,8 @@ class GRPO:
             progress.start_step, progress.start_draw = progress.step, progress.draws
         data = self._data.open(prompts, self.progress)
         train_prompts = data.prompts
+        if data.sources.keys() - data.rewards.keys():
+            reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
         if self._best is not None:
@@ -596,7 +598,8 @@ def _check_count(name: str, value: Any) -> None:
 def _record_data(eval_prompts: Any) -> dict[str, Any]:
     """Return the evaluation data as a key of a run file.
 
-    Empty if the rows of a set are not a file, or if its environment or its rewards have no name that can be imported.
+    Empty if the rows of a set are not a file. The key ``unrecorded_sets`` says why the sets cannot be recorded: the
+    environment or a reward function of one has no name that can be imported.
     """
     if isinstance(eval_prompts, (str, Path)):
         return {"eval_data": resolve_path(eval_prompts)}
@@ -604,7 +607,10 @@ def _record_data(eval_prompts: Any) -> dict[str, Any]:
     if not sets or not all(isinstance(asked.prompts, (str, Path)) for asked in sets.values()):
         return {}
     try:
-        named = [make_eval_table(name, name, asked, resolve_path(asked.prompts)) for name, asked in sets.items()]
-    except ConfigError:
-        return {}
-    return {"eval": named}
+        tables = [
+            make_eval_table(f"eval_prompts[{name!r}]", name, asked, resolve_path(asked.prompts))
+            for name, asked in sets.items()
+        ]
+    except ConfigError as error:
+        return {"unrecorded_sets": str(error)}
+    return {"eval": tables}

@@ -22,7 +22,7 @@ from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import Generate
+from rlox_grpo.rollout.generate import Generate, generate, generate_checked
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.run.eval_history import EvaluationHistory
 from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
@@ -132,10 +132,12 @@ class HeldOut:
         """
         changes = {name: value for name in _PROMPTS if (value := getattr(asked, name)) is not None}
         config = self.reader.config.model_copy(update=changes)
-        episodes, runner = self.reader.episodes, None
-        if asked.environment is not None or (episodes is not None and asked.system_prompt is not None):
-            episodes = runner = self._make_episodes(asked)
-        reward_fns = self._list_rewards(asked, runner)
+        episodes, runner, generate_groups = self.reader.episodes, None, self.sampler.generate
+        if asked.environment is False:
+            episodes, generate_groups = None, self._make_generate()
+        elif asked.environment is not None or (episodes is not None and asked.system_prompt is not None):
+            episodes = runner = generate_groups = self._make_episodes(asked)
+        reward_fns = self._list_rewards(asked, episodes)
         reader = replace(self.reader, config=config, reward_fns=reward_fns, episodes=episodes)
         changes = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
         # The training's weights are those of the training's functions.
@@ -148,7 +150,7 @@ class HeldOut:
             samples=asked.samples or (1 if asked.temperature == 0 else self.stages.run.eval_samples),
             reward_fns=reward_fns,
             weights=weights,
-            generate=runner or self.sampler.generate,
+            generate=generate_groups,
             settings=asked,
             episodes=runner,
         )
@@ -214,6 +216,11 @@ class HeldOut:
             metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
         return metrics, groups
 
+    def _make_generate(self) -> Generate:
+        """Return what samples single replies, also where training runs episodes."""
+        is_checked = is_custom(self.reader.config.engine)
+        return partial(generate_checked, self.reader.vocab_size) if is_checked else generate
+
     def _make_episodes(self, asked: EvalSet) -> EpisodeRunner:
         """Return what runs the episodes of a set with its own environment or its own system prompt."""
         config, training = self.reader.config, self.reader.episodes
@@ -234,15 +241,14 @@ class HeldOut:
         )
 
     def _list_rewards(self, asked: EvalSet, episodes: EpisodeRunner | None) -> list[RewardFn]:
-        """Return the reward functions of a set: its own, or those of training; before them, that of its environment."""
+        """Return the reward functions of a set: its own, or those of training; before them, that of ``episodes``."""
         functions = list(self.reader.reward_fns)
         if asked.rewards is not None:
             functions = list_in_workers(asked.rewards, self.stages)
             connect_rewards(functions, self.model, self.reader.config.output_dir, self.ranks.size)
-        runner = self.reader.episodes if episodes is None else episodes
         functions = [function for function in functions if not isinstance(function, EnvironmentReward)]
-        if runner is not None and runner.environment.has_reward:
-            functions.insert(0, EnvironmentReward(runner.environment.name))
+        if episodes is not None and episodes.environment.has_reward:
+            functions.insert(0, EnvironmentReward(episodes.environment.name))
         return functions
 
 

@@ -51,9 +51,18 @@ def make_table(where: str, source: Any) -> dict[str, Any]:
         if type(source) is rule and dataclasses.is_dataclass(source):
             fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source) if field.init}
             changed = {key: value for key, value in fields.items() if value != getattr(rule, key, None)}
-            if all(isinstance(value, (str, int, float, bool)) for value in changed.values()):
+            if all(map(_is_plain, changed.values())):
                 return {"name": name, **changed}
     return {"name": name_callable(where, source)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON and TOML can hold the value; tuples are written as lists."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float, bool))
 
 
 def make_eval_table(where: str, name: str, asked: EvalSet, data: str) -> dict[str, Any]:
@@ -64,7 +73,7 @@ def make_eval_table(where: str, name: str, asked: EvalSet, data: str) -> dict[st
             ``where``.
     """
     settings = {key: getattr(asked, key) for key in EvalSet.model_fields if key != "prompts"}
-    if asked.environment is not None:
+    if asked.environment:
         settings["environment"] = name_callable(f"{where}: environment", asked.environment)
     if asked.rewards is not None:
         settings["rewards"] = _make_tables(where, asked.rewards)
@@ -99,8 +108,9 @@ def name_callable(where: str, source: Any) -> str:
     if module == "__main__" or imported is not source:
         identifier = name if name.isidentifier() else "my_function"
         raise ConfigError(
-            f"{where} is {name or type(source).__name__}, which no module has by that name: {STAYS_HERE} it; put it "
-            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{identifier}'"
+            f"{where} is {name or type(source).__name__}, which no module has by that name, so that other processes "
+            "cannot import it: put it into a file beside the script, such as my_functions.py, and pass "
+            f"'my_functions:{identifier}'"
         )
     return f"{module}:{name}"
 

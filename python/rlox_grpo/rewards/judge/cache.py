@@ -1,8 +1,9 @@
 """Verdicts of earlier questions, in a folder of JSON lines.
 
-Each process appends to a file of its own and reads those of all others when it starts, so ranks and runs need no lock.
-A line is written as soon as the judge has replied. A process that is killed may leave its last line torn; such a line
-is not read, and its question is asked again.
+Each process appends to a file of its own and reads those of all others. A line is written as soon as the judge has
+replied. A process that is killed may leave its last line torn; such a line is not read, and its question is asked
+again. A process claims a question before it asks it, by a lock that the system releases with the process, so that ranks
+and runs which share the folder ask nothing twice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,11 @@ _MOST_ENTRIES = 1_000_000
 """Verdicts in memory. Beyond, the oldest are forgotten."""
 
 _LONGEST_LINE = 2**20
+_CLAIMS = "claims"
+"""The file whose bytes are locked. It stays empty."""
+
+_CLAIMED: set[tuple[Path | None, str]] = set()
+"""Folder and question of each claim of this process, which the system's locks do not keep from itself."""
 
 
 class VerdictCache:
@@ -40,13 +49,32 @@ class VerdictCache:
         self._folder = folder
         self._verdicts: dict[str, Any] = {}
         self._file: Path | None = None
-        if folder is not None:
-            for line in read_lines(folder):
-                self._remember(line["key"], line["verdict"])
+        self._read: dict[Path, int] = {}  # bytes that were read of each file
+        self._claims: int | None = None
+        self._read_new()
 
     def find(self, key: str) -> tuple[Any] | None:
         """Return the verdict of a question in a tuple, as JSON values: ``(None,)`` for a reply without one."""
         return (self._verdicts[key],) if key in self._verdicts else None
+
+    def claim(self, key: str) -> bool:
+        """Whether this process may ask the question; False while another one asks it.
+
+        Afterwards :meth:`find` knows the verdicts of all processes. Ends with :meth:`release`.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        is_claimed = (self._folder, key) not in _CLAIMED and self._lock(key, release=False)
+        if is_claimed:
+            _CLAIMED.add((self._folder, key))
+        self._read_new()
+        return is_claimed
+
+    def release(self, key: str) -> None:
+        """End :meth:`claim`, if it was successful."""
+        _CLAIMED.discard((self._folder, key))
+        self._lock(key, release=True)
 
     def add(self, key: str, verdict: Any, about: Mapping[str, Any]) -> None:
         """Store the verdict of a question; ``about`` has further information for readers of the file.
@@ -63,7 +91,34 @@ class VerdictCache:
         with open(path, "ab", buffering=0) as file:
             while line:  # a raw write may write only a part
                 line = line[file.write(line) :]
+            self._read[path] = file.tell()
             self._file = path if file.tell() < _FILE_BYTES else None
+
+    def _lock(self, key: str, *, release: bool) -> bool:
+        """Lock or release the byte of the question in the file of claims; True where there are no locks."""
+        if self._folder is None or sys.platform == "win32":
+            return True
+        import fcntl
+
+        if self._claims is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._claims = os.open(self._folder / _CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            weakref.finalize(self, os.close, self._claims)  # not before: closing it gives up its locks
+        try:
+            fcntl.lockf(self._claims, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:  # a file system without locks
+            return True
+        return True
+
+    def _read_new(self) -> None:
+        """Read what other processes have written since."""
+        for path in () if self._folder is None else list_files(self._folder):
+            for line, end in _read_lines(path, self._read.get(path, 0)):
+                self._read[path] = end
+                if line is not None:
+                    self._remember(line["key"], line["verdict"])
 
     def _remember(self, key: str, verdict: Any) -> None:
         self._verdicts.pop(key, None)
@@ -92,13 +147,26 @@ def list_files(folder: Path) -> list[Path]:
 def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a cache, oldest files first. Lines that are torn, too long or of another form are left out."""
     for path in list_files(folder):
-        with open(path, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                continue
-            while line := file.readline(_LONGEST_LINE):
-                try:
-                    entry = json.loads(line) if line.endswith(b"\n") else None
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(entry, dict) and isinstance(entry.get("key"), str) and "verdict" in entry:
-                    yield entry
+        for line, _ in _read_lines(path, 0):
+            if line is not None:
+                yield line
+
+
+def _read_lines(path: Path, start: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield the lines of a file from the byte ``start`` on, None for one that is not read, and the byte after each.
+
+    A last line without an end is not among them: it is torn, or being written.
+    """
+    with suppress(FileNotFoundError), open(path, "rb") as file:  # another process may have removed the file
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return
+        file.seek(start)
+        while line := file.readline(_LONGEST_LINE):
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+                return
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            is_read = isinstance(entry, dict) and isinstance(entry.get("key"), str) and "verdict" in entry
+            yield entry if is_read else None, file.tell()

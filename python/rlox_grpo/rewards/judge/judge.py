@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from rlox_grpo.rewards.calls import MEASURED
-from rlox_grpo.rewards.columns import Columns, make_encodable, number_groups, read_column, read_texts
+from rlox_grpo.rewards.columns import Columns, number_groups, read_column, read_texts
 from rlox_grpo.rewards.judge.absolute import grade_alone
 from rlox_grpo.rewards.judge.cache import FOLDER, VerdictCache
 from rlox_grpo.rewards.judge.grading import Grade, Reply, Sample
@@ -48,6 +48,9 @@ COSTS = ("requests", "tokens", "retries", "latency_s", "cached")
 _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_a", "completion_b")
 _FORM = 1
 """Version of the text of questions and of the form of verdicts, which is part of the digest of a question."""
+
+_OTHERS_S = 0.02
+"""Seconds between two looks for the verdict of a question that another process asks."""
 
 _SHOWN = 4000
 """Maximum number of characters of a question, and of a reply, that the cache stores for its readers."""
@@ -200,7 +203,8 @@ class Judge:
         async with Server(
             self.url,
             read_key(self.api_key_env),
-            max_concurrent=max(1, self.max_concurrent // self._state["ranks"]),
+            slots=self._share_slots(),
+            max_concurrent=self._count_slots(),
             pace=self._share_pace(),
             retries=self.retries,
             timeout=self.timeout,
@@ -238,6 +242,18 @@ class Judge:
             shown = show_text(completion, max(1, self.max_characters // in_question))
             samples.append(Sample(shown, context, group))
         return samples
+
+    def _count_slots(self) -> int:
+        ranks: int = self._state["ranks"]
+        return max(1, self.max_concurrent // ranks)
+
+    def _share_slots(self) -> asyncio.Semaphore:
+        """Return the slots of all batches that wait at the same time, such as those of several sources."""
+        loop = asyncio.get_running_loop()
+        if self._state.get("loop") is not loop:
+            self._state.update(loop=loop, slots=asyncio.Semaphore(self._count_slots()))
+        slots: asyncio.Semaphore = self._state["slots"]
+        return slots
 
     def _share_pace(self) -> Pace:
         if "pace" not in self._state:
@@ -284,7 +300,7 @@ class _Interview:
             question += f' Add the key "mark" with the value "{mark}" to this object, after its other key.'
         body = self._make_body(question)
         key = hashlib.sha256(json.dumps([_FORM, self._judge.url, body, again]).encode()).hexdigest()
-        if (earlier := self._find(key, read)) is not None:
+        if (earlier := await self._claim(key, read)) is not None:
             for row in rows:
                 self._cached[row].append(1.0)
             return earlier
@@ -293,10 +309,14 @@ class _Interview:
             self._asked[key] = asyncio.create_task(
                 self._server.ask(json.dumps(body).encode(), lambda reply: read_verdict(reply, read, longest, mark))
             )
-        answer = await self._asked[key]
-        if is_new:
-            self._store(key, question, answer)
-            self._count(rows, answer)
+        try:
+            answer = await self._asked[key]
+            if is_new:
+                self._store(key, question, answer)
+                self._count(rows, answer)
+        finally:
+            if is_new:
+                self._cache.release(key)
         for row in rows:
             self._cached[row].append(float(not is_new))
         if answer.trouble:
@@ -333,10 +353,22 @@ class _Interview:
         sampling = {"temperature": judge.temperature, "max_tokens": judge.max_reply_tokens}
         return {
             "model": judge.model,
-            "messages": [{"role": "user", "content": make_encodable(question)}],
+            "messages": [{"role": "user", "content": question}],
             **{name: value for name, value in sampling.items() if value is not None},
             **judge.extra_body,
         }
+
+    async def _claim(self, key: str, read: Callable[[Any], Any]) -> Reply | None:
+        """Return an earlier verdict; None once this process may ask, or is asking. Wait while another process asks."""
+        while (earlier := self._find(key, read)) is None and key not in self._asked:
+            is_claimed = self._cache.claim(key)
+            if (earlier := self._find(key, read)) is None and is_claimed:
+                break
+            if is_claimed:
+                self._cache.release(key)
+            else:
+                await asyncio.sleep(_OTHERS_S)
+        return earlier
 
     def _find(self, key: str, read: Callable[[Any], Any]) -> Reply | None:
         entry = self._cache.find(key)

@@ -67,20 +67,29 @@ class Server:
     Args:
         url: base URL, to which ``/chat/completions`` is added.
         key: the API key; None: no authorization.
-        max_concurrent: largest number of questions at a time.
+        slots: one for each question at a time, shared by all batches.
+        max_concurrent: largest number of connections.
         pace: shared by all batches.
         retries: largest number of further requests for a question.
         timeout: seconds for a question with all of its retries, after its turn has come.
     """
 
     def __init__(
-        self, url: str, key: str | None, *, max_concurrent: int, pace: Pace, retries: int, timeout: float
+        self,
+        url: str,
+        key: str | None,
+        *,
+        slots: asyncio.Semaphore,
+        max_concurrent: int,
+        pace: Pace,
+        retries: int,
+        timeout: float,
     ) -> None:
         import httpx
 
         self._url, self._key = f"{url}/chat/completions", key
         self._retries, self._timeout, self._pace = retries, timeout, pace
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._slots = slots
         # Without redirects, which could carry the key elsewhere, and without compression, which could hide the size.
         self._client = httpx.AsyncClient(
             headers={
