@@ -18,6 +18,7 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
+Origin = Literal["demonstration", "replay"]
 Array = TypeVar("Array")
 
 FAILURES = ("timeout", "tool_error", "environment_error")
@@ -59,6 +60,8 @@ class Prompt:
         data_source: The name of its source in a mixture; else None.
         row: Position in its source, in a mixture.
         pictures: Its pictures, in the order of their places in ``token_ids``.
+        demonstration: ``int64 [T]``, the reply of its demonstration with the end token, for ``demo_loss``; None: the row
+            has none.
     """
 
     token_ids: Int64Array
@@ -69,6 +72,7 @@ class Prompt:
     data_source: str | None = None
     row: int | None = None
     pictures: tuple[Picture, ...] = ()
+    demonstration: Int64Array | None = None
 
     @property
     def name(self) -> str:
@@ -188,6 +192,8 @@ class Completion:
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
         sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
             engine does not say.
+        origin: Where a completion comes from that was not sampled in this step: ``"demonstration"``, or ``"replay"`` of
+            an earlier step. None: it was sampled in this step.
     """
 
     token_ids: Int64Array
@@ -201,6 +207,7 @@ class Completion:
     prompt_ids: Int64Array | None = None
     versions: tuple[int, ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,6 +425,19 @@ class EnvironmentTokens:
 
 
 @dataclass(frozen=True, eq=False)
+class DemonstrationTokens:
+    """The tokens that ``demo_loss`` trains on.
+
+    Attributes:
+        mask: ``bool [N, T]``, the tokens of demonstrations. It does not overlap ``Batch.loss_mask``.
+        num_tokens: denominator: the tokens of demonstrations in the whole optimizer step, over micro-batches and ranks.
+    """
+
+    mask: Tensor
+    num_tokens: float
+
+
+@dataclass(frozen=True, eq=False)
 class Branches:
     """The rows of episodes with branches.
 
@@ -454,6 +474,9 @@ class Batch:
         environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
         pictures: the pictures of each row's prompt, in order; (): no row has pictures.
+        demonstrations: the tokens of ``demo_loss``; None: the optimizer step has no demonstration.
+        replayed: ``bool [N]``, the rows that an earlier step sampled; their old log-probs are ``log_probs.sampling``.
+            None: the optimizer step has no such row.
     """
 
     input_ids: Tensor
@@ -470,6 +493,13 @@ class Batch:
     environment: EnvironmentTokens | None = None
     branches: Branches | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
+    demonstrations: DemonstrationTokens | None = None
+    replayed: Tensor | None = None
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the optimizer step of the micro-batch, over all ranks, has a token that is trained on."""
+        return self.totals.num_loss_tokens > 0 or self.demonstrations is not None
 
     @property
     def attention_mask(self) -> Tensor:
@@ -485,8 +515,9 @@ class Batch:
 
     @property
     def predicted_mask(self) -> Tensor:
-        """``bool [N, T]``, the tokens whose log-probs the loss reads: those of the policy and of the environment."""
-        return self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
+        """``bool [N, T]``, the tokens whose log-probs the loss reads: the policy's, the environment's, demonstrations'."""
+        mask = self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
+        return mask if self.demonstrations is None else mask | self.demonstrations.mask
 
 
 @dataclass(frozen=True, eq=False)

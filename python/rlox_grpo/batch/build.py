@@ -341,4 +341,6 @@ def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:
         loss_mask=nothing,
         totals=batch.totals,
         environment=None if batch.environment is None else EnvironmentTokens(nothing),
+        demonstrations=None if batch.demonstrations is None else replace(batch.demonstrations, mask=nothing),
+        replayed=None if batch.replayed is None else nothing.any(dim=-1),
     )

@@ -18,6 +18,7 @@ from rlox_grpo.types import (
     BoolArray,
     Branches,
     Completion,
+    DemonstrationTokens,
     EnvironmentTokens,
     Float32Array,
     Int32Array,
@@ -42,7 +43,8 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: they are not wanted. ``pictures`` are those of each prompt.
-    ``sampling_mask`` is that of all tokens; None: all ids.
+    ``sampling_mask`` is that of all tokens; None: all ids. ``demonstrated`` and ``replayed`` are ``bool [N]``, the rows of
+    each origin.
     """
 
     prompts: Int64Array
@@ -60,6 +62,8 @@ class Rows:
     observed: BoolArray | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
+    demonstrated: BoolArray | None = None
+    replayed: BoolArray | None = None
 
     @staticmethod
     def collect(
@@ -85,7 +89,12 @@ class Rows:
         )
         prompt_ids, prompt_indices, pictures = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
+        demonstrated, replayed = (
+            np.array([c.origin == origin for c in completions], np.bool_) for origin in ("demonstration", "replay")
+        )
+        # The loss of demonstrations has a mask and a denominator of its own.
         train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
+        train &= ~demonstrated
         return Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -106,6 +115,8 @@ class Rows:
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
+            demonstrated=demonstrated if demonstrated.any() else None,
+            replayed=replayed if replayed.any() else None,
         )
 
     @property
@@ -177,9 +188,10 @@ class Rows:
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
+        demonstration_mask = None if self.demonstrated is None else completion_mask & self.demonstrated[rows][:, None]
         if self.by_token:
             advantages = _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0)
-            advantages[~loss_mask] = 0.0
+            advantages[~(loss_mask if demonstration_mask is None else loss_mask | demonstration_mask)] = 0.0
         else:
             advantages = self.advantages[rows]
 
@@ -194,6 +206,10 @@ class Rows:
                 mask=tensor(self._lay_out(self.observed, rows, completion_mask)),
                 lengths=tensor(counts[completion_indices]),
             )
+        demonstrations = None
+        if self.demonstrated is not None and demonstration_mask is not None:
+            num_tokens = float(np.diff(self.completion_offsets)[self.demonstrated].sum())
+            demonstrations = DemonstrationTokens(tensor(demonstration_mask), num_tokens)
         if self.branch_indices.any():
             branches = Branches(
                 index=tensor(self.branch_indices[rows]),
@@ -214,6 +230,8 @@ class Rows:
             environment=environment,
             branches=branches,
             pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
+            demonstrations=demonstrations,
+            replayed=None if self.replayed is None else tensor(self.replayed[rows]),
         )
 
     def _lay_out(self, values: NDArray[Any], rows: Int64Array, completion_mask: BoolArray) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.train_source import COLUMN
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
+from rlox_grpo.prompts.demonstrations import read_demonstrations
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.media import NO_PROCESSOR
 from rlox_grpo.prompts.mixture import Slot
@@ -40,6 +41,7 @@ class PromptReader:
     ids; None: unknown. ``teacher_prompts`` writes the prompts of a teacher that has its own,
     and ``teachers`` are several of them, of which each row names one. ``slot`` is that of the source in a mixture, by
     which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they are errors.
+    ``end_ids`` are the ids that end a completion, for demonstrations.
     """
 
     config: GRPOConfig
@@ -53,6 +55,7 @@ class PromptReader:
     slot: Slot | None = None
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
+    end_ids: tuple[int, ...] = ()
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -96,6 +99,16 @@ class PromptReader:
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
         check_rewards(loaded, self.reward_fns)
+        if trained and self.config.demo_loss is not None:
+            loaded = read_demonstrations(
+                loaded,
+                self.tokenizer,
+                chat_template_kwargs=options.chat_template_kwargs,
+                end_ids=self.end_ids,
+                max_new_tokens=self.config.max_new_tokens,
+                vocab_size=self.vocab_size,
+                needs_column=self.slot is None,
+            )
         if trained and self.teachers is not None:
             for prompt in loaded:
                 self.teachers.find_name(prompt)
