@@ -60,8 +60,8 @@ class Prompt:
         data_source: The name of its source in a mixture; else None.
         row: Position in its source, in a mixture.
         pictures: Its pictures, in the order of their places in ``token_ids``.
-        demonstration: ``int64 [T]``, the reply of its demonstration with the end token, for ``demo_loss``; None: the row
-            has none.
+        demonstration: ``int64 [T]``, a reply that the policy did not write, with its end token, for ``demo_loss``.
+            None: the row has none.
     """
 
     token_ids: Int64Array
@@ -515,7 +515,7 @@ class Batch:
 
     @property
     def predicted_mask(self) -> Tensor:
-        """``bool [N, T]``, the tokens whose log-probs the loss reads: the policy's, the environment's, demonstrations'."""
+        """``bool [N, T]``, the tokens whose log-probs the loss reads, with those of environment and demonstrations."""
         mask = self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
         return mask if self.demonstrations is None else mask | self.demonstrations.mask
 

@@ -43,8 +43,8 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: they are not wanted. ``pictures`` are those of each prompt.
-    ``sampling_mask`` is that of all tokens; None: all ids. ``demonstrated`` and ``replayed`` are ``bool [N]``, the rows of
-    each origin.
+    ``sampling_mask`` is that of all tokens; None: all ids. ``demonstrated`` and ``replayed`` are ``bool [N]``, the rows
+    of each origin.
     """
 
     prompts: Int64Array

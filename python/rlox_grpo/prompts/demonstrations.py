@@ -28,7 +28,7 @@ def read_demonstrations(
     vocab_size: int | None,
     needs_column: bool = True,
 ) -> list[Prompt]:
-    """Return the prompts with the demonstrations of their column ``demonstration``. A value of None is no demonstration.
+    """Return the prompts with the demonstrations of the column ``demonstration``. None is no demonstration.
 
     - Text is what the policy would write after the prompt: its tokens and one end token follow the prompt's.
     - A chat message ``{"role": "assistant", …}``, alone or in a list, is rendered by the chat template after the
@@ -125,7 +125,11 @@ def _read(
 
 
 def _render(
-    messages: Sequence[Any], where: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]
+    messages: Sequence[Any],
+    where: str,
+    prompt: Prompt,
+    tokenizer: PreTrainedTokenizerBase,
+    variables: Mapping[str, Any],
 ) -> str:
     """Return what the chat template writes for an assistant message after the text of the prompt."""
     roles = [message.get("role") for message in messages]

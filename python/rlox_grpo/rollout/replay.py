@@ -28,9 +28,7 @@ class Replay:
         self._entries: dict[str, dict[str, Any]] = {}
         self._used: list[int] = []  # ages of the completions of the step under way, in steps
 
-    def join(
-        self, trained: Sequence[ScoredGroup], sampled: Sequence[ScoredGroup], version: int
-    ) -> list[ScoredGroup]:
+    def join(self, trained: Sequence[ScoredGroup], sampled: Sequence[ScoredGroup], version: int) -> list[ScoredGroup]:
         """Return the groups ``trained``, with the stored completion at the end where no sample is right.
 
         Args:

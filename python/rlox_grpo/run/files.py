@@ -237,8 +237,8 @@ def write_completions(
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
     is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
     lists of token ids. ``origin`` is ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this
-    step; ``policy_version`` is then of the samples beside it. An episode of several turns also has ``stop_reason``, ``turns``, ``turn_rewards`` and
-    ``messages``, and with partial rollouts ``turn_versions``. Text is written as ASCII with escapes, so that lone
+    step; its ``policy_version`` is that of the samples beside it. An episode of several turns also has ``stop_reason``,
+    ``turns``, ``turn_rewards`` and ``messages``, and with partial rollouts ``turn_versions``. Text is written as ASCII with escapes, so that lone
     surrogates are restored.
 
     Args:

@@ -87,7 +87,10 @@ class MiniBatcher:
             if indices.size == 0:
                 continue
             groups, row_numbers = (
-                [select_completions(scored[index], shown[index]) if index in shown else scored[index] for index in indices],
+                [
+                    select_completions(scored[index], shown[index]) if index in shown else scored[index]
+                    for index in indices
+                ],
                 np.concatenate([rows[index][shown[index]] if index in shown else rows[index] for index in indices]),
             )
             batches = self.make_micro_batches(
@@ -133,9 +136,7 @@ class MiniBatcher:
         chosen = select_by_variance([scored[index] for index in trained], share)
         return [trained[index] for index in chosen]
 
-    def _select_demonstrations(
-        self, scored: Sequence[ScoredGroup], with_signal: Sequence[int]
-    ) -> dict[int, list[int]]:
+    def _select_demonstrations(self, scored: Sequence[ScoredGroup], with_signal: Sequence[int]) -> dict[int, list[int]]:
         """Return the demonstrations of the groups that are not trained otherwise, by the index of the group.
 
         A demonstration of ``demo_loss="luffy"`` is trained only by its advantage, which is 0 in such a group.

@@ -21,8 +21,8 @@ class OffPolicyConfig(Record, title="Demonstrations and replay"):
     )
     demo_in_baseline: bool = option(
         False,
-        "ce: Count the reward of the demonstration in the mean and the standard deviation of its group, so that samples "
-        "that are worse have negative advantages. With luffy it always counts.",
+        "ce: Count the reward of the demonstration in the mean and the standard deviation of its group, so that "
+        "samples that are worse have negative advantages. With luffy it always counts.",
         only_with={"demo_loss": ("ce",)},
         source="CHORD, arXiv:2508.11408",
     )
