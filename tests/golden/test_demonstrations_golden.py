@@ -216,3 +216,17 @@ def test_gradients_are_those_of_a_forward_of_each_row(layout: str, kind: str, ma
     assert total == pytest.approx(float(expected), rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=2e-6)
+
+
+def test_the_kl_over_the_vocabulary_stays_with_the_samples(make_tiny_model: Any) -> None:
+    model = make_tiny_model("qwen2")
+    forward = make_forward(model)
+    batch = build_batch(groups(), ADVANTAGES)
+    with torch.no_grad():
+        distributions = forward.distributions(batch)
+        old, _ = forward(batch)
+    assert (old[batch.demonstrations.mask] == 0).all()  # nothing reads them before the update
+    log_probs, _, kl = forward(replace(batch, log_probs=replace(batch.log_probs, ref_distributions=distributions)))
+    assert log_probs[batch.demonstrations.mask].abs().min() > 0
+    assert kl.abs().max() < 1e-6  # the reference is the policy
+    assert (kl[batch.demonstrations.mask] == 0).all()

@@ -93,6 +93,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "top_p": 0.9,
         "sampling_mask": "none",
     },
+    "shown": {"demo_loss": "ce", "replay": "positive"},
     "taught": {"top_p": 0.9, "teacher_coef": 0.5, "teacher_prompt": "An answer: {prompt}"},
 }
 
@@ -123,6 +124,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         )
         prompts = ["a", "bc", "def", "gh"]
         sources = {"short": prompts[:2], "long": prompts[2:]}
+        if run == "shown":
+            prompts = [{"prompt": text, "demonstration": text} for text in prompts]
         trainer.train(sources if run == "exact" else prompts, eval_prompts=prompts[:2])
         names |= read_names(folder)
     folder = tmp_path_factory.mktemp("episodes")

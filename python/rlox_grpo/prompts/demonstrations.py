@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def _read(
         return None
     if isinstance(value, Mapping):
         value = [value]
-    if isinstance(value, (list, tuple)) and value and all(type(token) is int for token in value):
+    if isinstance(value, (list, tuple)) and value and all(map(_is_whole, value)):
         try:
             return np.asarray(value, np.int64)
         except OverflowError:
@@ -122,6 +123,10 @@ def _read(
             f"{where}: the chat template writes no end token of the model after the message: give text or token ids"
         )
     return np.asarray(ids[: ends[-1] + 1], np.int64)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _render(

@@ -302,7 +302,9 @@ class TrainStep:
 
         def measure(batch: Batch) -> Tensor:
             is_first = seed[-1] == 0
-            if is_first and self.fixed_tensors.needs_old_log_probs and batch.log_probs.old is not None:
+            # The old log-probs of replayed rows are not those of the policy before this step.
+            is_current = is_first and batch.replayed is None
+            if is_current and self.fixed_tensors.needs_old_log_probs and batch.log_probs.old is not None:
                 return batch.log_probs.old
             with torch.no_grad():
                 return self.fixed_tensors.forward(batch)[0]
