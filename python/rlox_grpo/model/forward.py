@@ -260,8 +260,8 @@ def make_forward(
         outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
         if batch.log_probs.ref_distributions is None:
             return outputs
-        # [M, H] of the tokens under the mask. Those of the environment and of demonstrations, which have no KL, are left
-        # out below.
+        # [M, H] of the tokens under the mask. Tokens of the environment and of demonstrations, which have no KL, are
+        # left out below.
         hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
         if batch.environment is not None or batch.demonstrations is not None:
             hidden = hidden[batch.loss_mask[mask]]
