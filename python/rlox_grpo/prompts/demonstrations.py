@@ -114,8 +114,8 @@ def _read(
             return np.asarray(ids, np.int64)
         if not end_ids:
             raise ValueError(f"{where} is text and the model has no end token: give token ids, with the end")
-        own: Any = tokenizer.eos_token_id
-        return np.asarray([*ids, own if own in end_ids else end_ids[0]], np.int64)
+        end: Any = tokenizer.eos_token_id
+        return np.asarray([*ids, end if end in end_ids else end_ids[0]], np.int64)
     # A template writes a line break after the end token, which the policy never samples.
     ends = [offset for offset, token in enumerate(ids) if token in end_ids]
     if not ends:
