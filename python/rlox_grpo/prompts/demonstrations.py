@@ -25,13 +25,15 @@ def read_demonstrations(
     *,
     chat_template_kwargs: Mapping[str, Any],
     end_ids: Sequence[int],
+    stop: Sequence[str],
     max_new_tokens: int,
     vocab_size: int | None,
     needs_column: bool = True,
 ) -> list[Prompt]:
     """Return the prompts with the demonstrations of the column ``demonstration``. None is no demonstration.
 
-    - Text is what the policy would write after the prompt: its tokens and one end token follow the prompt's.
+    - Text is what the policy would write after the prompt: its tokens and one end token follow the prompt's. Text that
+      ends with a stop string gets no end token.
     - A chat message ``{"role": "assistant", …}``, alone or in a list, is rendered by the chat template after the
       prompt's messages, up to its end token.
     - Token ids stay as they are; the last one should be an end token.
@@ -41,6 +43,7 @@ def read_demonstrations(
         tokenizer: that of the policy; token ids need none.
         chat_template_kwargs: variables for the chat template.
         end_ids: ids that end a completion; the tokenizer's own end token is used if it is among them, else the first.
+        stop: stop strings, which end a completion too.
         max_new_tokens: most tokens of a demonstration, with its end token.
         vocab_size: number of the model's token ids; None: unknown.
         needs_column: whether each row needs the column. Without it, such as in a source of a mixture, a row has no
@@ -62,9 +65,9 @@ def read_demonstrations(
         value, where = prompt.columns.get(COLUMN), f"{prompt.name}, {COLUMN}"
         if prompt.pictures and value is not None:
             raise ValueError(f"{where}: demonstrations of prompts with pictures are not supported; set it to None")
-        ids = _read(value, where, prompt, tokenizer, chat_template_kwargs, end_ids)
+        ids = _read(value, where, prompt, tokenizer, chat_template_kwargs, end_ids, tuple(stop))
         if ids is not None:
-            _check(ids, where, max_new_tokens, vocab_size)
+            _check(ids, where, end_ids, max_new_tokens, vocab_size)
         read.append(replace(prompt, demonstration=ids))
     return read
 
@@ -85,6 +88,7 @@ def _read(
     tokenizer: PreTrainedTokenizerBase | None,
     variables: Mapping[str, Any],
     end_ids: Sequence[int],
+    stop: tuple[str, ...],
 ) -> Int64Array | None:
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None:
@@ -110,7 +114,7 @@ def _read(
         raise ValueError(f"{where} holds the lone surrogate {text[error.start]!r} at character {error.start}") from None
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if isinstance(value, str):
-        if ids and ids[-1] in end_ids:
+        if ids and (ids[-1] in end_ids or text.endswith(stop)):
             return np.asarray(ids, np.int64)
         if not end_ids:
             raise ValueError(f"{where} is text and the model has no end token: give token ids, with the end")
@@ -164,7 +168,13 @@ def _render(
     return str(whole)[len(prompt.text) :]
 
 
-def _check(ids: Int64Array, where: str, max_new_tokens: int, vocab_size: int | None) -> None:
+def _check(ids: Int64Array, where: str, end_ids: Sequence[int], max_new_tokens: int, vocab_size: int | None) -> None:
+    ends = np.flatnonzero(np.isin(ids[:-1], np.asarray(end_ids, np.int64)))
+    if len(ends):
+        raise ValueError(
+            f"{where} has the end token {ids[ends[0]]} at position {ends[0]} of {len(ids)}: the policy stops there; cut "
+            "the demonstration after it"
+        )
     if len(ids) > max_new_tokens:
         raise ValueError(
             f"{where} has {len(ids)} tokens with its end, more than max_new_tokens={max_new_tokens}: raise it, shorten "

@@ -105,6 +105,7 @@ class PromptReader:
                 self.tokenizer,
                 chat_template_kwargs=options.chat_template_kwargs,
                 end_ids=self.end_ids,
+                stop=self.config.stop,
                 max_new_tokens=self.config.max_new_tokens,
                 vocab_size=self.vocab_size,
                 needs_column=self.slot is None,
