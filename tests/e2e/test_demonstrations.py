@@ -122,7 +122,7 @@ def test_a_resumed_run_ends_at_the_same_weights(choices, tmp_path):
     assert {k: v for k, v in metrics.items() if k.startswith(shown)} == {
         k: v for k, v in again.items() if k.startswith(shown)
     }
-    if "replay" in choices:
+    if choices == RESUMED["replay"]:
         late = [
             row for step in range(5, 11) for row in read_jsonl(tmp_path / f"whole/completions/step_{step:06d}.jsonl")
         ]
@@ -266,16 +266,16 @@ def test_a_loss_of_the_user_trains():
     assert metrics["mean_reward"] > 0.9
 
 
-@pytest.mark.parametrize("ids", [[13] * 5, [13, 3], [13, 60]], ids=["no end", "an end", "a stop string"])
+@pytest.mark.parametrize("ids", [[13] * 5, [13, 3], [13, 59]], ids=["no end", "an end", "a stop string"])
 def test_text_and_token_ids_are_the_same_demonstration(tmp_path, ids):
     """The words of this tokenizer are the ids. Text without an end gets one end token, the first of the model's: 0."""
     source = ranked.save_policy(tmp_path / "policy")
-    trainer = GRPO(source, ranked.share_of_even, **ranked.options(None, demo_loss="ce", max_steps=1, stop="60"))
+    trainer = GRPO(source, ranked.share_of_even, **ranked.options(None, demo_loss="ce", max_steps=1, stop="59"))
     with pytest.raises(ValueError, match="has the end token 3 at position 0 of 2: the policy stops there"):
         trainer.prompts.read([{"prompt": "20 21", COLUMN: [3, 4]}])
     rows = [{"prompt": "20 21", COLUMN: " ".join(map(str, ids))} for _ in range(5)]
     (prompt, *_) = trainer.prompts.read(rows)
-    assert prompt.demonstration.tolist() == (ids if ids[-1] in (3, 60) else [*ids, 0])
+    assert prompt.demonstration.tolist() == (ids if ids[-1] in (3, 59) else [*ids, 0])
 
 
 CHAT = (

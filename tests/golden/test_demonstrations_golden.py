@@ -73,7 +73,7 @@ def test_loss_and_slope_by_hand(kind: str) -> None:
     log_probs = log_probs_of(batch)
     output = grpo_loss(log_probs, batch, demo_loss=kind, demo_coef=0.5)
     # The samples have the ratio 1 and the advantage −1/4: each sequence, and their mean, has the loss 1/4.
-    assert float(output.loss) == pytest.approx(0.25 + 0.5 * BY_HAND[kind], rel=1e-7)  # advantages are float32
+    assert float(output.loss.detach()) == pytest.approx(0.25 + 0.5 * BY_HAND[kind], rel=1e-7)  # advantages are float32
     assert float(output.metrics["demo/loss"]) == pytest.approx(BY_HAND[kind], rel=1e-7)
     assert float(output.metrics["demo/probability"]) == pytest.approx(0.25, rel=1e-12)
     (slope,) = torch.autograd.grad(output.loss, log_probs)
@@ -169,7 +169,9 @@ def test_a_replay_has_the_ratio_to_its_stored_log_probs() -> None:
     batch = replace(batch, log_probs=replace(batch.log_probs, old=old))
     output = grpo_loss(log_probs, batch)
     # Three sequences of the loss 1/4, and −3/4·(1.2 + 1/4)/2.
-    assert float(output.loss) == pytest.approx((3 * 0.25 - 0.75 * (1.2 + 0.25) / 2) / 4, rel=1e-6)  # stored in float32
+    assert float(output.loss.detach()) == pytest.approx(
+        (3 * 0.25 - 0.75 * (1.2 + 0.25) / 2) / 4, rel=1e-6
+    )  # stored in float32
     (slope,) = torch.autograd.grad(output.loss, log_probs)
     assert slope[3].tolist() == pytest.approx([0.0, -0.75 * 0.25 / 2 / 4], rel=1e-6)
 

@@ -172,8 +172,8 @@ def _check(ids: Int64Array, where: str, end_ids: Sequence[int], max_new_tokens: 
     ends = np.flatnonzero(np.isin(ids[:-1], np.asarray(end_ids, np.int64)))
     if len(ends):
         raise ValueError(
-            f"{where} has the end token {ids[ends[0]]} at position {ends[0]} of {len(ids)}: the policy stops there; cut "
-            "the demonstration after it"
+            f"{where} has the end token {ids[ends[0]]} at position {ends[0]} of {len(ids)}: the policy stops there; "
+            "cut the demonstration after it"
         )
     if len(ids) > max_new_tokens:
         raise ValueError(

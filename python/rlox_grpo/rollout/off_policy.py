@@ -15,7 +15,7 @@ import numpy as np
 from rlox_grpo.config.records import OffPolicyConfig
 from rlox_grpo.groups import find_origin, is_right, select_completions
 from rlox_grpo.rollout.replay import Replay
-from rlox_grpo.types import Completion, Int64Array, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Float32Array, Int64Array, RolloutGroup, ScoredGroup
 
 
 @dataclass(eq=False)
@@ -65,12 +65,7 @@ class OffPolicy:
         """Return the groups for the advantages: without ``demo_in_baseline`` the demonstrations of ``ce`` have none."""
         if self.demo_loss != "ce" or self.config.demo_in_baseline:
             return list(scored)
-        hidden = []
-        for group in scored:
-            rows, rewards = find_origin(group, "demonstration"), group.rewards.copy()
-            rewards[rows] = np.nan
-            hidden.append(replace(group, rewards=rewards) if rows else group)
-        return hidden
+        return [_hide(group, find_origin(group, "demonstration")) for group in scored]
 
     def finish(self, sampled: Sequence[ScoredGroup], version: int) -> dict[str, float]:
         """Store what a later step may replay, after the update. Return ``demo/*`` and ``replay/*`` of the step."""
@@ -89,6 +84,20 @@ class OffPolicy:
 def make_demonstration(token_ids: Int64Array) -> Completion:
     """Return a demonstration as a completion. Its log-probs are 0, because no policy sampled it."""
     return Completion(token_ids, np.zeros(len(token_ids), np.float32), "stop", origin="demonstration")
+
+
+def _hide(scored: ScoredGroup, rows: Sequence[int]) -> ScoredGroup:
+    """Return the group with NaN as the rewards of the completions ``rows``, as if they were not scored."""
+    if not rows:
+        return scored
+
+    def hide(values: Float32Array) -> Float32Array:
+        hidden = values.copy()
+        hidden[rows] = np.nan
+        return hidden
+
+    components = {name: hide(values) for name, values in scored.components.items()}
+    return replace(scored, rewards=hide(scored.rewards), components=components)
 
 
 def _measure_demonstrations(trained: Sequence[ScoredGroup]) -> dict[str, float]:

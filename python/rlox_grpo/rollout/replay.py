@@ -72,10 +72,11 @@ class Replay:
 
 
 def identify(prompt: Prompt) -> str:
-    """Return a digest of a prompt's tokens, pictures and JSON columns, the same in each pass over a stream."""
-    columns = json.dumps(
-        dict(prompt.columns), skipkeys=True, sort_keys=True, default=lambda value: type(value).__name__
-    )
+    """Return a digest of a prompt's tokens, pictures and columns, the same in each pass over a stream.
+
+    A row with a value that is not JSON, such as an array, is identified by its index too.
+    """
+    columns = json.dumps(dict(prompt.columns), skipkeys=True, default=lambda value: f"value of row {prompt.index}")
     digest = hashlib.sha256(np.ascontiguousarray(prompt.token_ids, np.int64).tobytes())
     for text in (prompt.data_source or "", columns, *(picture.digest for picture in prompt.pictures)):
         digest.update(b"\0" + text.encode("utf-8", "surrogatepass"))
