@@ -280,7 +280,7 @@ def test_a_played_chat_has_every_attribute_of_a_sampled_one():
         assert not chat.branch_messages
         await chat.complete([{"role": "user", "content": "z"}])
         seen.append((reply.text, len(chat.branch_messages), len(chat.messages), chat.turns, chat.prompt_messages))
-        missing = [name for name in dir(Chat) if not name.startswith("_") and name not in dir(type(chat))]
+        missing = [name for name in dir(Chat) if not name.startswith("_") and name not in dir(chat)]
         missing += [name for name in LIVE if not hasattr(chat, name)]
         for ask in (lambda: chat.api_key, lambda: chat.base_url):
             with pytest.raises(ValueError, match="use rlox-grpo eval"):

@@ -82,8 +82,14 @@ def read_records(path: Path) -> list[PlayedRecord]:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"--replay {path} has {path.stat().st_size} bytes, more than {MAX_FILE_BYTES}: split it")
     kinds = {"row": dict, "seed": int, "options": dict, "replies": list, "messages": list, "outcome": dict}
+    try:
+        entries = read_rows(path)
+    except RecursionError:
+        raise ConfigError(f"--replay {path}: a line is nested too deeply") from None
+    if not entries:
+        raise ConfigError(f"--replay {path} has no recorded episode")
     records = []
-    for number, entry in enumerate(read_rows(path)):
+    for number, entry in enumerate(entries):
         for name, kind in kinds.items():
             if type(entry.get(name)) is not kind:
                 raise ConfigError(
