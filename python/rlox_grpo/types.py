@@ -19,6 +19,8 @@ Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
 Origin = Literal["demonstration", "replay"]
+ORIGINS: tuple[Origin | None, ...] = (None, "demonstration", "replay")
+"""Where a completion comes from; the number of a row's origin is its position here."""
 Array = TypeVar("Array")
 
 FAILURES = ("timeout", "tool_error", "environment_error")
@@ -342,10 +344,14 @@ class StepTotals:
     Attributes:
         num_loss_tokens: number of tokens under the loss masks.
         num_sequences: number of sequences with such a token. An episode with its branches is one sequence.
+        num_demonstration_tokens: number of tokens of demonstrations, which are under no loss mask.
+        num_replays: number of rows that an earlier step sampled.
     """
 
     num_loss_tokens: float
     num_sequences: float
+    num_demonstration_tokens: float = 0.0
+    num_replays: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,6 +369,8 @@ class TokenLogProbs:
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
         mask: the ids from which each token was drawn, over which all these log-probs and those of the policy are
             normalised; None: all ids.
+        origins: ``int8 [N]``, positions in :data:`ORIGINS`, which say whose log-probs ``sampling`` are: of a policy
+            before this step for replays, and of none for demonstrations. None: this step sampled all rows.
     """
 
     sampling: Tensor | None = None
@@ -372,6 +380,7 @@ class TokenLogProbs:
     ref_distributions: TokenDistributions | None = None
     is_teacher_top: Tensor | None = None
     mask: SamplingMask[Tensor] | None = None
+    origins: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,19 +434,6 @@ class EnvironmentTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class DemonstrationTokens:
-    """The tokens that ``demo_loss`` trains on.
-
-    Attributes:
-        mask: ``bool [N, T]``, the tokens of demonstrations. It does not overlap ``Batch.loss_mask``.
-        num_tokens: denominator: the tokens of demonstrations in the whole optimizer step, over micro-batches and ranks.
-    """
-
-    mask: Tensor
-    num_tokens: float
-
-
-@dataclass(frozen=True, eq=False)
 class Branches:
     """The rows of episodes with branches.
 
@@ -474,9 +470,6 @@ class Batch:
         environment: the tokens of ``environment_loss_coef``; None: they are not trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
         pictures: the pictures of each row's prompt, in order; (): no row has pictures.
-        demonstrations: the tokens of ``demo_loss``; None: the optimizer step has no demonstration.
-        replayed: ``bool [N]``, the rows that an earlier step sampled; their old log-probs are ``log_probs.sampling``.
-            None: the optimizer step has no such row.
     """
 
     input_ids: Tensor
@@ -493,13 +486,31 @@ class Batch:
     environment: EnvironmentTokens | None = None
     branches: Branches | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
-    demonstrations: DemonstrationTokens | None = None
-    replayed: Tensor | None = None
 
     @property
     def has_loss(self) -> bool:
         """Whether the optimizer step of the micro-batch, over all ranks, has a token that is trained on."""
-        return self.totals.num_loss_tokens > 0 or self.demonstrations is not None
+        return self.totals.num_loss_tokens > 0 or self.totals.num_demonstration_tokens > 0
+
+    @property
+    def demonstration_mask(self) -> Tensor | None:
+        """``bool [N, T]``, the tokens of ``demo_loss``, none of them under ``loss_mask``; None: the step has none."""
+        if self.totals.num_demonstration_tokens == 0:
+            return None
+        return self.completion_mask & self._flag_rows("demonstration")[:, None]
+
+    @property
+    def replayed(self) -> Tensor | None:
+        """``bool [N]``, the rows that an earlier step sampled; None: the step has no such row."""
+        return self._flag_rows("replay") if self.totals.num_replays > 0 else None
+
+    def _flag_rows(self, origin: Origin) -> Tensor:
+        origins = self.log_probs.origins
+        return (
+            self.row_index.new_zeros(len(self.row_index)).bool()
+            if origins is None
+            else origins == ORIGINS.index(origin)
+        )
 
     @property
     def attention_mask(self) -> Tensor:
@@ -517,7 +528,8 @@ class Batch:
     def predicted_mask(self) -> Tensor:
         """``bool [N, T]``, the tokens whose log-probs the loss reads, with those of environment and demonstrations."""
         mask = self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
-        return mask if self.demonstrations is None else mask | self.demonstrations.mask
+        demonstrated = self.demonstration_mask
+        return mask if demonstrated is None else mask | demonstrated
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,12 +53,11 @@ def log_probs_of(batch: Batch) -> torch.Tensor:
 
 def test_a_demonstration_has_a_mask_and_a_denominator_of_its_own() -> None:
     batch = build_batch(groups(), ADVANTAGES)
-    assert batch.demonstrations is not None
-    assert batch.demonstrations.mask.int().tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
-    assert batch.demonstrations.num_tokens == 2
+    assert batch.demonstration_mask.int().tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+    assert batch.totals.num_demonstration_tokens == 2
     assert batch.loss_mask.int().tolist() == [[1, 1], [1, 0], [1, 1], [0, 0]]
     assert (batch.totals.num_loss_tokens, batch.totals.num_sequences) == (5, 3)
-    assert build_batch(groups(completion([3, 0])), ADVANTAGES).demonstrations is None
+    assert build_batch(groups(completion([3, 0])), ADVANTAGES).demonstration_mask is None
 
 
 # ce: −(ln .4 + ln .1)/2 = −ln(.04)/2 = ln 5. luffy: f(.4) = .4/.5 = .8, f(.1) = .1/.2 = .5, −3/4·(.8 + .5)/2 = −.4875.
@@ -91,7 +90,7 @@ def test_gamma_moves_the_gradient_to_rarer_tokens() -> None:
 
 def test_impossible_tokens_have_a_finite_loss() -> None:
     batch = build_batch(groups(), ADVANTAGES)
-    log_probs = torch.where(batch.demonstrations.mask, -200.0, log_probs_of(batch).detach()).requires_grad_()
+    log_probs = torch.where(batch.demonstration_mask, -200.0, log_probs_of(batch).detach()).requires_grad_()
     output = grpo_loss(log_probs, batch, demo_loss="luffy")
     (slope,) = torch.autograd.grad(output.loss, log_probs)
     assert float(output.metrics["demo/loss"]) == pytest.approx(0, abs=1e-80)
@@ -101,7 +100,7 @@ def test_impossible_tokens_have_a_finite_loss() -> None:
 def test_other_metrics_and_aggregations_do_not_see_demonstrations() -> None:
     batch = build_batch(groups(), ADVANTAGES)
     without = build_batch(groups(), ADVANTAGES)
-    without = replace(without, demonstrations=None)
+    without = replace(without, totals=replace(without.totals, num_demonstration_tokens=0.0))
     for how in ("sequence_mean", "token_mean", "fixed_length"):
         one = grpo_loss(log_probs_of(batch), batch, demo_loss="ce", loss_aggregation=how, max_length=4).metrics
         other = grpo_loss(log_probs_of(without), without, loss_aggregation=how, max_length=4).metrics
@@ -118,15 +117,15 @@ def test_micro_batches_and_ranks_add_up_to_the_whole(kind: str, num_ranks: int) 
         for batch in microbatches(scored, advantages, token_budget=6, num_ranks=num_ranks, rank=rank):
             output = grpo_loss(log_probs_of(batch).detach(), batch, demo_loss=kind)
             total += float(output.metrics["demo/loss"])
-            used += int(batch.demonstrations.mask.any(dim=1).sum())
-            assert batch.demonstrations.num_tokens == 6
+            used += int(batch.demonstration_mask.any(dim=1).sum())
+            assert batch.totals.num_demonstration_tokens == 6
     assert (total, used) == (pytest.approx(BY_HAND[kind], rel=1e-7), 3)
 
 
 def test_an_idle_rank_imitates_nothing() -> None:
     batches = microbatches(groups(), ADVANTAGES, token_budget=99, num_ranks=5, rank=4)
     dummy = fill_if_empty(batches[0], groups()[0])
-    assert not dummy.demonstrations.mask.any()
+    assert not dummy.demonstration_mask.any()
     output = grpo_loss(torch.zeros(dummy.loss_mask.shape), dummy, demo_loss="ce")
     assert float(output.metrics["demo/loss"]) == 0.0
 
@@ -227,8 +226,8 @@ def test_the_kl_over_the_vocabulary_stays_with_the_samples(make_tiny_model: Any)
     with torch.no_grad():
         distributions = forward.distributions(batch)
         old, _ = forward(batch)
-    assert (old[batch.demonstrations.mask] == 0).all()  # nothing reads them before the update
+    assert (old[batch.demonstration_mask] == 0).all()  # nothing reads them before the update
     log_probs, _, kl = forward(replace(batch, log_probs=replace(batch.log_probs, ref_distributions=distributions)))
-    assert log_probs[batch.demonstrations.mask].abs().min() > 0
+    assert log_probs[batch.demonstration_mask].abs().min() > 0
     assert kl.abs().max() < 1e-6  # the reference is the policy
-    assert (kl[batch.demonstrations.mask] == 0).all()
+    assert (kl[batch.demonstration_mask] == 0).all()

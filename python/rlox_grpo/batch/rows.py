@@ -14,11 +14,11 @@ from rlox_grpo.batch.ragged import check_at_least, concatenate
 from rlox_grpo.batch.sampling_mask import find_outside, join_masks
 from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
 from rlox_grpo.types import (
+    ORIGINS,
     Batch,
     BoolArray,
     Branches,
     Completion,
-    DemonstrationTokens,
     EnvironmentTokens,
     Float32Array,
     Int32Array,
@@ -34,6 +34,8 @@ from rlox_grpo.types import (
 if TYPE_CHECKING:
     import torch
 
+DEMONSTRATION, REPLAY = ORIGINS.index("demonstration"), ORIGINS.index("replay")
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -43,8 +45,7 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: they are not wanted. ``pictures`` are those of each prompt.
-    ``sampling_mask`` is that of all tokens; None: all ids. ``demonstrated`` and ``replayed`` are ``bool [N]``, the rows
-    of each origin.
+    ``sampling_mask`` is that of all tokens; None: all ids. ``origins`` are positions in ``ORIGINS``, ``int8 [N]``.
     """
 
     prompts: Int64Array
@@ -62,8 +63,7 @@ class Rows:
     observed: BoolArray | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
-    demonstrated: BoolArray | None = None
-    replayed: BoolArray | None = None
+    origins: NDArray[np.int8] | None = None
 
     @staticmethod
     def collect(
@@ -89,12 +89,10 @@ class Rows:
         )
         prompt_ids, prompt_indices, pictures = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
-        demonstrated, replayed = (
-            np.array([c.origin == origin for c in completions], np.bool_) for origin in ("demonstration", "replay")
-        )
+        origins = np.array([ORIGINS.index(c.origin) for c in completions], np.int8)
         # The loss of demonstrations has a mask and a denominator of its own.
         train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
-        train &= ~demonstrated
+        train &= origins != DEMONSTRATION
         return Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -115,8 +113,7 @@ class Rows:
             observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
-            demonstrated=demonstrated if demonstrated.any() else None,
-            replayed=replayed if replayed.any() else None,
+            origins=origins if origins.any() else None,
         )
 
     @property
@@ -150,7 +147,15 @@ class Rows:
         return StepTotals(
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
             float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
+            *self._count_off_policy(),
         )
+
+    def _count_off_policy(self) -> tuple[float, float]:
+        """Return the number of tokens of demonstrations, and the number of replayed rows."""
+        if self.origins is None:
+            return 0.0, 0.0
+        demonstrated = np.diff(self.completion_offsets)[self.origins == DEMONSTRATION]
+        return float(demonstrated.sum()), float(np.count_nonzero(self.origins == REPLAY))
 
     def _count_loss_tokens(self) -> Int64Array:
         """Loss tokens of each completion with its branches, ``int64 [completions]``."""
@@ -188,10 +193,12 @@ class Rows:
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
-        demonstration_mask = None if self.demonstrated is None else completion_mask & self.demonstrated[rows][:, None]
         if self.by_token:
             advantages = _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0)
-            advantages[~(loss_mask if demonstration_mask is None else loss_mask | demonstration_mask)] = 0.0
+            is_read = loss_mask
+            if self.origins is not None:
+                is_read = loss_mask | (completion_mask & (self.origins[rows] == DEMONSTRATION)[:, None])
+            advantages[~is_read] = 0.0
         else:
             advantages = self.advantages[rows]
 
@@ -206,10 +213,6 @@ class Rows:
                 mask=tensor(self._lay_out(self.observed, rows, completion_mask)),
                 lengths=tensor(counts[completion_indices]),
             )
-        demonstrations = None
-        if self.demonstrated is not None and demonstration_mask is not None:
-            num_tokens = float(np.diff(self.completion_offsets)[self.demonstrated].sum())
-            demonstrations = DemonstrationTokens(tensor(demonstration_mask), num_tokens)
         if self.branch_indices.any():
             branches = Branches(
                 index=tensor(self.branch_indices[rows]),
@@ -226,12 +229,14 @@ class Rows:
             row_index=tensor(completion_indices),
             prompt_index=tensor(self.prompt_indices[rows]),
             totals=totals,
-            log_probs=TokenLogProbs(sampling=tensor(log_probs), mask=self._select_mask(rows, completion_mask, tensor)),
+            log_probs=TokenLogProbs(
+                sampling=tensor(log_probs),
+                mask=self._select_mask(rows, completion_mask, tensor),
+                origins=None if self.origins is None else tensor(self.origins[rows]),
+            ),
             environment=environment,
             branches=branches,
             pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
-            demonstrations=demonstrations,
-            replayed=None if self.replayed is None else tensor(self.replayed[rows]),
         )
 
     def _lay_out(self, values: NDArray[Any], rows: Int64Array, completion_mask: BoolArray) -> NDArray[Any]:

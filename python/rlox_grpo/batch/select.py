@@ -37,6 +37,4 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
         policy=PolicyWeights(),
         environment=None,
         branches=None,
-        demonstrations=None,
-        replayed=None,
     )

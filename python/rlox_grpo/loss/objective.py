@@ -193,7 +193,7 @@ def combine_terms(
         environment_loss = _environment_loss(log_probs, batch)
         loss = loss + config.environment_loss_coef * environment_loss
     demonstration_metrics: dict[str, Tensor] = {}
-    if batch.demonstrations is not None:
+    if batch.demonstration_mask is not None:
         imitation, demonstration_metrics = demonstration_loss(log_probs, batch, config)
         loss = loss + config.demo_coef * imitation
     nowhere = torch.zeros_like(mask)  # bool [N, T]: no token is clipped

@@ -263,7 +263,7 @@ def make_forward(
         # [M, H] of the tokens under the mask. Tokens of the environment and of demonstrations, which have no KL, are
         # left out below.
         hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
-        if batch.environment is not None or batch.demonstrations is not None:
+        if batch.environment is not None or batch.demonstration_mask is not None:
             hidden = hidden[batch.loss_mask[mask]]
         kl = distribution_kl(
             replace(policy, hidden=hidden),

@@ -73,10 +73,11 @@ def demonstration_loss(log_probs: Tensor, batch: Batch, options: LossConfig) -> 
         ValueError: ``demo_loss`` is None.
         SampleError: a loss of the user returned something other than finite losses ``[N, T]`` with a gradient.
     """
-    assert batch.demonstrations is not None
+    mask = batch.demonstration_mask
+    assert mask is not None
     if options.demo_loss is None:
         raise ValueError("the batch has demonstrations and demo_loss is None: set it to 'ce' or 'luffy'")
-    mask, count = batch.demonstrations.mask, max(batch.demonstrations.num_tokens, 1.0)
+    count = batch.totals.num_demonstration_tokens
     # The dtype is at least float32. Outside the mask there are only zeros, because 0 · inf would make the gradient NaN.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
