@@ -42,9 +42,10 @@ ELSEWHERE = {
     "episode/compaction_tokens_before",
     "episode/compaction_tokens_after",
     "episode/summary_token_share",
+    "replay/staleness",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
-"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
+"""Documented, and not written on a CPU, without vLLM, replayed completions, tools, killed programs, failed samples, judges, experts, clients
 that go away, tasks of reasoning_gym, or a rule on final answers."""
 
 CHAT_TEMPLATE = (

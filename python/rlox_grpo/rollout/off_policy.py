@@ -92,7 +92,7 @@ def _hide(scored: ScoredGroup, rows: Sequence[int]) -> ScoredGroup:
         return scored
 
     def hide(values: Float32Array) -> Float32Array:
-        hidden = values.copy()
+        hidden: Float32Array = values.copy()
         hidden[rows] = np.nan
         return hidden
 

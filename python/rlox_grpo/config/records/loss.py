@@ -144,12 +144,9 @@ class LossConfig(Record, title="Loss"):
     demo_loss: Annotated[Any, Door(DEMO_LOSSES, "a loss of demonstrations", allows_none=True)] = option(
         None,
         "Train on the column demonstration, a reply to the prompt that the policy did not write: its loss of a token. "
-        "Your own: a function of DemonstrationInputs, or its module:name; docs/guides/demonstrations.md.",
-        choices={
-            "ce": "−log π: cross-entropy, as in supervised fine-tuning (CHORD, arXiv:2508.11408).",
-            "luffy": "−A·π/(π + demo_gamma), with the advantage A of the demonstration in its group (LUFFY, "
-            "arXiv:2504.14945).",
-        },
+        "ce: −log π, as in supervised fine-tuning; luffy: −A·π/(π + demo_gamma), A its advantage in its group. Your "
+        "own: a function of DemonstrationInputs, or its module:name; docs/guides/demonstrations.md.",
+        source="ce: CHORD, arXiv:2508.11408; luffy: LUFFY, arXiv:2504.14945",
     )
     demo_coef: float = option(
         1.0,
