@@ -45,8 +45,8 @@ ELSEWHERE = {
     "replay/staleness",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
-"""Documented, and not written on a CPU, without vLLM, replayed completions, tools, killed programs, failed samples, judges, experts, clients
-that go away, tasks of reasoning_gym, or a rule on final answers."""
+"""Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
+that go away, replayed completions, tasks of reasoning_gym, or a rule on final answers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
