@@ -82,7 +82,7 @@ def is_last_rank():
     return os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
 
 
-def share_of_even(completions, prompts):
+def share_of_even(completions, prompts, **_):
     """Share of even tokens, with a bonus for length, so that rewards differ in every group."""
     global calls
     calls += 1
@@ -158,6 +158,7 @@ def train(
     by_steps=False,
     taught=False,
     mixed=False,
+    shown=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -183,6 +184,11 @@ def train(
         trainer.evaluate(PROMPTS[:3])
     if mixed:
         rows = {"some": PROMPTS[:4], "more": TrainSource(PROMPTS[4:], weight=1.5, rewards=[even_tokens, share_of_even])}
+    if shown:  # one prompt in three has a demonstration, of another length each
+        rows = [
+            {"prompt": ids, "demonstration": None if at % 3 else [14, 13][: 1 + at % 2] * (1 + at % 5) + [3]}
+            for at, ids in enumerate(PROMPTS)
+        ]
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:

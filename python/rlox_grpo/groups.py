@@ -13,14 +13,15 @@ Completions without ``sampled`` and ``turns`` have one turn, and all their token
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, Origin, ScoredGroup
 
 TurnState = Literal["observation", "history"]
 
@@ -70,6 +71,69 @@ def number_turns(completion: Completion) -> Int64Array:
     """Return the turn of each token, ``int64 [T]``, from 0."""
     steps = np.arange(len(completion.token_ids))
     return np.maximum(np.searchsorted(np.asarray(completion.turns, np.int64), steps, side="right") - 1, 0)
+
+
+def is_right(scored: ScoredGroup) -> BoolArray:
+    """Return ``bool [G]``, whether each completion is right; a completion without a first reward is not."""
+    return np.nan_to_num(scored.first_rewards, nan=-np.inf) >= RIGHT
+
+
+def find_origin(scored: ScoredGroup, origin: Origin | None) -> list[int]:
+    """Return the indices of the completions of a group that have this ``origin``."""
+    return [index for index, completion in enumerate(scored.group.completions) if completion.origin == origin]
+
+
+def select_completions(scored: ScoredGroup, indices: Sequence[int]) -> ScoredGroup:
+    """Return the group with the completions ``indices`` alone and what is known of them, in this order."""
+    if list(indices) == list(range(len(scored.rewards))):
+        return scored
+    rows = np.asarray(indices, np.int64)
+    return replace(
+        scored,
+        group=replace(scored.group, completions=tuple(scored.group.completions[index] for index in indices)),
+        rewards=scored.rewards[rows],
+        components={name: values[rows] for name, values in scored.components.items()},
+        statuses={name: values[rows] for name, values in scored.statuses.items()},
+        outcomes={name: values[rows] for name, values in scored.outcomes.items()},
+        measures={name: values[rows] for name, values in scored.measures.items()},
+        turn_rewards=None if scored.turn_rewards is None else tuple(scored.turn_rewards[index] for index in indices),
+        step_scores={name: tuple(steps[index] for index in indices) for name, steps in scored.step_scores.items()},
+        feedback={name: tuple(texts[index] for index in indices) for name, texts in scored.feedback.items()},
+    )
+
+
+def append_completions(scored: ScoredGroup, added: ScoredGroup) -> ScoredGroup:
+    """Return the group ``scored`` with the completions of ``added`` after its own.
+
+    The names of components and measures are those of ``scored``; where ``added`` has no values, they are NaN or 0.
+    Neither group has turn rewards.
+    """
+    count = len(added.rewards)
+
+    def join(mine: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        missing = np.full(count, np.nan)
+        return {
+            name: np.append(
+                values, others.get(name, missing if values.dtype.kind == "f" else np.zeros(count)).astype(values.dtype)
+            )
+            for name, values in mine.items()
+        }
+
+    return replace(
+        scored,
+        group=replace(scored.group, completions=(*scored.group.completions, *added.group.completions)),
+        rewards=np.append(scored.rewards, added.rewards),
+        components=join(scored.components, added.components),
+        statuses=join(scored.statuses, added.statuses),
+        outcomes=join(scored.outcomes, added.outcomes),
+        measures=join(scored.measures, added.measures),
+        step_scores={
+            name: (*steps, *added.step_scores.get(name, (None,) * count)) for name, steps in scored.step_scores.items()
+        },
+        feedback={
+            name: (*texts, *added.feedback.get(name, (None,) * count)) for name, texts in scored.feedback.items()
+        },
+    )
 
 
 def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> list[int]:

@@ -19,6 +19,9 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
+Origin = Literal["demonstration", "replay"]
+ORIGINS: tuple[Origin | None, ...] = (None, "demonstration", "replay")
+"""Where a completion comes from; the number of a row's origin is its position here."""
 Array = TypeVar("Array")
 
 FAILURES = ("timeout", "tool_error", "environment_error")
@@ -60,6 +63,8 @@ class Prompt:
         data_source: The name of the prompt's source in a mixture; otherwise None.
         row: Position in its source, in a mixture.
         pictures: The pictures of the prompt, in the order of their places in ``token_ids``.
+        demonstration: ``int64 [T]``, a reply that the policy did not write, with its end token, for ``demo_loss``.
+            None: the row has none.
     """
 
     token_ids: Int64Array
@@ -70,6 +75,7 @@ class Prompt:
     data_source: str | None = None
     row: int | None = None
     pictures: tuple[Picture, ...] = ()
+    demonstration: Int64Array | None = None
 
     @property
     def name(self) -> str:
@@ -195,6 +201,8 @@ class Completion:
         experts: ``int16 [P + T, layers, k]``, in a mixture of experts the experts to which the engine routed each token
             of the prompt and the completion; −1 for a token that it did not run, such as the last. None: the engine
             does not say.
+        origin: Where a completion comes from that was not sampled in this step: ``"demonstration"``, or ``"replay"`` of
+            an earlier step. None: it was sampled in this step.
     """
 
     token_ids: Int64Array
@@ -209,6 +217,7 @@ class Completion:
     versions: tuple[int, ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
     experts: Int16Array | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,10 +352,14 @@ class StepTotals:
     Attributes:
         num_loss_tokens: number of tokens under the loss masks.
         num_sequences: number of sequences with such a token. An episode with its branches is one sequence.
+        num_demonstration_tokens: number of tokens of demonstrations, which are under no loss mask.
+        num_replays: number of rows that an earlier step sampled.
     """
 
     num_loss_tokens: float
     num_sequences: float
+    num_demonstration_tokens: float = 0.0
+    num_replays: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,6 +377,8 @@ class TokenLogProbs:
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
         mask: the ids from which each token was drawn, over which all these log-probs and those of the policy are
             normalised; None: all ids.
+        origins: ``int8 [N]``, positions in :data:`ORIGINS`, which say whose log-probs ``sampling`` are: of a policy
+            before this step for replays, and of none for demonstrations. None: this step sampled all rows.
     """
 
     sampling: Tensor | None = None
@@ -373,6 +388,7 @@ class TokenLogProbs:
     ref_distributions: TokenDistributions | None = None
     is_teacher_top: Tensor | None = None
     mask: SamplingMask[Tensor] | None = None
+    origins: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,6 +496,31 @@ class Batch:
     pictures: tuple[tuple[Picture, ...], ...] = ()
 
     @property
+    def has_loss(self) -> bool:
+        """Whether the optimizer step of the micro-batch, over all ranks, has a token that is trained on."""
+        return self.totals.num_loss_tokens > 0 or self.totals.num_demonstration_tokens > 0
+
+    @property
+    def demonstration_mask(self) -> Tensor | None:
+        """``bool [N, T]``, the tokens of ``demo_loss``, none of them under ``loss_mask``; None: the step has none."""
+        if self.totals.num_demonstration_tokens == 0:
+            return None
+        return self.completion_mask & self._flag_rows("demonstration")[:, None]
+
+    @property
+    def replayed(self) -> Tensor | None:
+        """``bool [N]``, the rows that an earlier step sampled; None: the step has no such row."""
+        return self._flag_rows("replay") if self.totals.num_replays > 0 else None
+
+    def _flag_rows(self, origin: Origin) -> Tensor:
+        origins = self.log_probs.origins
+        return (
+            self.row_index.new_zeros(len(self.row_index)).bool()
+            if origins is None
+            else origins == ORIGINS.index(origin)
+        )
+
+    @property
     def attention_mask(self) -> Tensor:
         """``bool [N, L]``, True on real tokens. Padding is on the right, so positions are columns."""
         lengths = self.prompt_lengths + self.completion_mask.sum(dim=1)
@@ -493,8 +534,10 @@ class Batch:
 
     @property
     def predicted_mask(self) -> Tensor:
-        """``bool [N, T]``, the tokens whose log-probs the loss reads: those of the policy and of the environment."""
-        return self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
+        """``bool [N, T]``, the tokens whose log-probs the loss reads, with those of environment and demonstrations."""
+        mask = self.loss_mask if self.environment is None else self.loss_mask | self.environment.mask
+        demonstrated = self.demonstration_mask
+        return mask if demonstrated is None else mask | demonstrated
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,6 +92,8 @@ WHOLE_STEP = {
     "teacher, exact": {"taught": True, "teacher_in": "loss", "teacher_kl": "full", "kl_coef": 0.0},
     "self": {"taught": "self", "teacher_prompt": "own_parts:after_the_best_sibling"},
     "by row": {"taught": "by row", "teacher_column": "teacher", "advantage_fn": "zero"},
+    "ce": {"shown": True, "demo_loss": "ce", "demo_when": "none_right"},
+    "luffy and replay": {"shown": True, "demo_loss": "luffy", "replay": "positive", "loss_aggregation": "token_mean"},
     "ema": {"taught": "ema", "teacher_prompt": "own_parts:after_the_best_sibling", "teacher_mix": 0.25},
 }
 TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}

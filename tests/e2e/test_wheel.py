@@ -1,7 +1,7 @@
 """A wheel installs and runs where there is neither cargo nor a checkout.
 
-By default one is built without the optimizer. `make release-check` has these tests check the wheel of `make wheel`, which
-it names in the environment variable WHEEL.
+By default, one is built without the optimizer. `make release-check` has these tests check the wheel of `make wheel`,
+which it names in the environment variable WHEEL.
 """
 
 from __future__ import annotations

@@ -174,6 +174,19 @@ def test_replies_that_stay_are_not_summarised(byte_tokenizer: Any) -> None:
     assert "SUM UP" not in policy.shown(2)
 
 
+def test_system_messages_of_the_middle_stay(byte_tokenizer: Any) -> None:
+    late = {"role": "system", "content": "now in French"}
+    turns = [[SYSTEM, {"role": "user", "content": "a"}], [late, {"role": "user", "content": "b"}], "c" * 300]
+    _, policy = converse(byte_tokenizer, ["one", "two", "S", "three"], turns, at_tokens=250)
+    assert policy.shown(3) == write(
+        ("system", "be brief"),
+        ("system", "now in French"),
+        ("user", f"{HEADING}\n\nS"),
+        ("assistant", "two"),
+        ("user", "c" * 300),
+    )
+
+
 def test_a_call_stays_with_its_result_and_a_summary_calls_nothing(byte_tokenizer: Any) -> None:
     call = json.dumps({"name": "look_up", "arguments": {"word": "ab"}})
     call = f"<tool_call>\n{call}\n</tool_call>"
@@ -226,7 +239,10 @@ def test_a_truncated_reply_goes_on_before_a_summary(byte_tokenizer: Any) -> None
 
 
 def test_a_summary_that_was_cancelled_is_asked_for_again(byte_tokenizer: Any) -> None:
-    """An environment limits the time of a turn: the first request for a summary does not stay in the context."""
+    """An environment limits the time of a turn: the first request for a summary does not stay in the context.
+
+    The message of that turn stays, as after any reply that was cancelled.
+    """
     tokenizer = chatml.make_tokenizer(byte_tokenizer)
     policy = Policy(tokenizer, ["a", "b", "S", "c"])
     starts = 0
@@ -251,7 +267,9 @@ def test_a_summary_that_was_cancelled_is_asked_for_again(byte_tokenizer: Any) ->
         await chat.turn("t")
 
     asyncio.run(run())
-    assert policy.shown(3) == write(("user", f"{HEADING}\n\nS"), ("assistant", "b"), ("user", "t"))
+    context = [("user", f"{HEADING}\n\nS"), ("assistant", "b"), ("user", "s"), ("user", "t")]
+    assert policy.shown(3) == write(*context)
+    assert [message["content"] for message in chat.messages].count("s") == 1
     assert check_rows(chat, policy) == 2
 
 

@@ -44,10 +44,11 @@ ELSEWHERE = {
     "episode/compaction_tokens_before",
     "episode/compaction_tokens_after",
     "episode/summary_token_share",
+    "replay/staleness",
 }
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
-that go away, tasks of reasoning_gym, or a rule on final answers."""
+that go away, replayed completions, tasks of reasoning_gym, or a rule on final answers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -95,6 +96,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "top_p": 0.9,
         "sampling_mask": "none",
     },
+    "shown": {"demo_loss": "ce", "replay": "positive"},
     "taught": {"top_p": 0.9, "teacher_coef": 0.5, "teacher_prompt": "An answer: {prompt}"},
 }
 
@@ -125,6 +127,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         )
         prompts = ["a", "bc", "def", "gh"]
         sources = {"short": prompts[:2], "long": prompts[2:]}
+        if run == "shown":
+            prompts = [{"prompt": text, "demonstration": text} for text in prompts]
         trainer.train(sources if run == "exact" else prompts, eval_prompts=prompts[:2])
         names |= read_names(folder)
     folder = tmp_path_factory.mktemp("episodes")

@@ -1,5 +1,6 @@
 """`rlox-grpo play`: an environment without a model."""
 
+import asyncio
 import json
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from rlox_grpo.cli import main
 from rlox_grpo.config.records import EpisodeConfig
 from rlox_grpo.environments import Outcome
+from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
 MODULE = '''
@@ -258,6 +260,97 @@ def test_a_played_chat_cuts_long_observations_as_a_sampled_one_does():
     assert shown[1] == "user: aaaa\n[… 4 characters cut …]\naaaa"
     assert repr("bbbb\n[… 4 characters cut …]\nbbbb") in shown[2]
     assert "b" * 5 not in shown[2]
+
+
+def test_a_played_chat_refuses_a_turn_beside_another_as_a_sampled_one_does():
+    async def at_once(row, chat):
+        await asyncio.gather(chat.turn("x"), chat.turn("y"))
+
+    with pytest.raises(ValueError, match="another turn or its tools were under way"):
+        play_episode(at_once, {}, lambda: "yes", lambda line: None)
+
+
+def test_a_played_chat_has_every_attribute_of_a_sampled_one():
+    seen = []
+
+    async def looks(row, chat):
+        await chat.turn([{"role": "system", "content": "s"}, {"role": "user", "content": "x"}])
+        seen.append((chat.prompt_messages, chat.parse_errors, chat.cancelled_calls, chat.compactions, chat.rows()))
+        reply = await chat.complete([*chat.messages, {"role": "user", "content": "y"}])
+        assert not chat.branch_messages
+        await chat.complete([{"role": "user", "content": "z"}])
+        seen.append((reply.text, len(chat.branch_messages), len(chat.messages), chat.turns, chat.prompt_messages))
+        missing = [name for name in dir(Chat) if not name.startswith("_") and name not in dir(chat)]
+        missing += [name for name in LIVE if not hasattr(chat, name)]
+        for ask in (lambda: chat.api_key, lambda: chat.base_url):
+            with pytest.raises(ValueError, match="use rlox-grpo eval"):
+                ask()
+        with pytest.raises(ValueError, match="needs a tokenizer"):
+            await chat.complete_ids([1])
+        return float(not missing)
+
+    assert play_episode(looks, {}, lambda: "yes", lambda line: None).reward == 1.0
+    assert seen == [(2, 0, 0, [], []), ("yes", 1, 2, 3, 2)]
+
+
+LIVE = ("seed", "tools", "ended", "parse_errors", "compactions", "has_reported_end", "abandoned", "waiting_since")
+"""Attributes of a :class:`Chat` that its constructor sets."""
+
+
+def test_a_recorded_episode_is_played_again(module, capsys):
+    record = ["--record", "played.jsonl"]
+    assert play("guess", ["5", "8", "7"], "--data", "rows.jsonl", *record) == 0
+    assert (
+        play("Walk", ["right"] * 3, "--data", "rows.jsonl", "--row", "1", "--max_turns", "2", "--record", "w.jsonl")
+        == 0
+    )
+    assert play("guess", ["2"], "--data", "rows.jsonl", "--row", "1", "--seed", "3", *record) == 0
+    rows = [json.loads(line) for line in (module / "played.jsonl").read_text().splitlines()]
+    assert [row["replies"] for row in rows] == [["5", "8", "7"], ["2"]]
+    assert rows[0]["outcome"] == {
+        "reward": 1.0,
+        "turn_rewards": None,
+        "stop_reason": "completed",
+        "metrics": {"guesses": 3},
+    }
+    capsys.readouterr()
+    assert main(["play", f"{NAME}:guess", "--replay", "played.jsonl"]) == 0
+    assert capsys.readouterr().out == "all 2 recorded episodes are the same\n"
+    assert main(["play", f"{NAME}:Walk", "--replay", "w.jsonl"]) == 0  # with the recorded max_turns
+    capsys.readouterr()
+
+    rows[0]["replies"] = ["5", "8"]
+    rows[1]["messages"][0]["content"] = "a number\x1b[31m"
+    rows[1]["outcome"]["reward"] = 0.5
+    (module / "played.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["play", f"{NAME}:guess", "--replay", "played.jsonl"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        'episode 0: message 5: {"role": "assistant", "content": "7"} recorded, null now',
+        "episode 0: the environment asks for another reply after the 2 recorded ones",
+        'episode 1: message 0: {"role": "user", "content": "a number\\u001b[31m"} recorded, '
+        '{"role": "user", "content": "a number from 1 to 9"} now',
+        "episode 1: reward: 0.5 recorded, 1.0 now",
+    ]
+    assert "2 of 2 recorded episodes differ" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "message"),
+    [
+        ("{}", [], "episode 0: row is NoneType, expected dict"),
+        ('{"row": {}, "seed": true}', [], "seed is bool, expected int"),
+        ("[" * 100_000, [], "played.jsonl"),
+        ("not json", [], "played.jsonl"),
+        ("", [], "played.jsonl"),
+        ("{}", ["--data", "rows.jsonl"], "--data with --replay: the file has the rows"),
+    ],
+    ids=["empty", "a flag", "deep", "text", "nothing", "data"],
+)
+def test_a_damaged_record_is_named(line, more, message, module, capsys):
+    (module / "played.jsonl").write_text(line + "\n" * bool(line))
+    assert main(["play", f"{NAME}:guess", "--replay", "played.jsonl", *more]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_play_leaves_the_row_as_it_was() -> None:

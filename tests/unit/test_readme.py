@@ -57,7 +57,10 @@ SIZES = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "log_to": 
 
 def small(model, *given, **options):
     if isinstance(model, str):
-        options = {**options, **SIZES, "max_steps": min(options.get("max_steps", 2), 4)}
+        sizes = {**SIZES, "max_steps": min(options.get("max_steps", 2), 4)}
+        if "demo_loss" in options:  # no demonstration may be longer
+            del sizes["max_new_tokens"]
+        options = {**options, **sizes}
     return GRPO(model, *given, **options)
 
 rlox_grpo.GRPO = small

@@ -23,7 +23,6 @@ from rlox_grpo.types import (
     RolloutGroup,
     SamplingMask,
     ScoredGroup,
-    StepTotals,
 )
 
 if TYPE_CHECKING:
@@ -247,13 +246,17 @@ def drop_tokens(
         cleared.append([(line, token) for line, key in enumerate(keys) for token in dropped.get(key, ())])
     masks = [_clear(batch.loss_mask, entries) for batch, entries in zip(batches, cleared, strict=True)]
     lengths = _count_by_completion(masks, numbers, ranks)
-    totals = StepTotals(float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values())))
+    counted = {
+        "num_loss_tokens": float(sum(lengths.values())),
+        "num_sequences": float(sum(count > 0 for count in lengths.values())),
+    }
     without_dropped = []
     for batch, mask, rows in zip(batches, masks, numbers, strict=True):
         branched = batch.branches
         if branched is not None:
             row_lengths = branched.sequence_lengths.new_tensor([lengths[str(row)] for row in rows])
             branched = replace(branched, sequence_lengths=row_lengths)
+        totals = replace(batch.totals, **counted)
         without_dropped.append(replace(batch, loss_mask=mask, totals=totals, branches=branched))
     observed = [
         _clear(batch.environment.mask, entries)
@@ -342,4 +345,5 @@ def fill_if_empty(batch: Batch, scored: ScoredGroup) -> Batch:
         loss_mask=nothing,
         totals=batch.totals,
         environment=None if batch.environment is None else EnvironmentTokens(nothing),
+        log_probs=replace(dummy.log_probs, origins=None),
     )

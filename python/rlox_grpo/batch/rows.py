@@ -14,6 +14,7 @@ from rlox_grpo.batch.ragged import check_at_least, concatenate
 from rlox_grpo.batch.sampling_mask import find_outside, join_masks
 from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
 from rlox_grpo.types import (
+    ORIGINS,
     Batch,
     BoolArray,
     Branches,
@@ -36,6 +37,8 @@ from rlox_grpo.types import (
 if TYPE_CHECKING:
     import torch
 
+DEMONSTRATION, REPLAY = ORIGINS.index("demonstration"), ORIGINS.index("replay")
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -46,7 +49,7 @@ class Rows:
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: the marks are not requested. ``pictures`` are the pictures of each
     prompt. ``sampling_mask`` is the sampling mask of all tokens; None: all ids. ``experts`` are the experts of each
-    row, ``[P + T, layers, k]``; (): no row has any.
+    row, ``[P + T, layers, k]``; (): no row has any. ``origins`` are positions in ``ORIGINS``, ``int8 [N]``.
     """
 
     prompts: Int64Array
@@ -65,6 +68,7 @@ class Rows:
     pictures: tuple[tuple[Picture, ...], ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
     experts: tuple[Int16Array | None, ...] = ()
+    origins: NDArray[np.int8] | None = None
 
     @staticmethod
     def collect(
@@ -90,7 +94,10 @@ class Rows:
         )
         prompt_ids, prompt_indices, pictures = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
+        origins = np.array([ORIGINS.index(c.origin) for c in completions], np.int8)
+        # The loss of demonstrations has a mask and a denominator of its own.
         train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
+        train &= origins != DEMONSTRATION
         return Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -112,6 +119,7 @@ class Rows:
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
             experts=_check_experts(completions, np.diff(prompt_offsets)[prompt_indices] + np.diff(id_offsets)),
+            origins=origins if origins.any() else None,
         )
 
     @property
@@ -145,7 +153,15 @@ class Rows:
         return StepTotals(
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
             float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
+            *self._count_off_policy(),
         )
+
+    def _count_off_policy(self) -> tuple[float, float]:
+        """Return the number of tokens of demonstrations, and the number of replayed rows."""
+        if self.origins is None:
+            return 0.0, 0.0
+        demonstrated = np.diff(self.completion_offsets)[self.origins == DEMONSTRATION]
+        return float(demonstrated.sum()), float(np.count_nonzero(self.origins == REPLAY))
 
     def _count_loss_tokens(self) -> Int64Array:
         """Loss tokens of each completion with its branches, ``int64 [completions]``."""
@@ -185,7 +201,10 @@ class Rows:
 
         if self.by_token:
             advantages = _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0)
-            advantages[~loss_mask] = 0.0
+            is_read = loss_mask
+            if self.origins is not None:
+                is_read = loss_mask | (completion_mask & (self.origins[rows] == DEMONSTRATION)[:, None])
+            advantages[~is_read] = 0.0
         else:
             advantages = self.advantages[rows]
 
@@ -216,7 +235,11 @@ class Rows:
             row_index=tensor(completion_indices),
             prompt_index=tensor(self.prompt_indices[rows]),
             totals=totals,
-            log_probs=TokenLogProbs(sampling=tensor(log_probs), mask=self._select_mask(rows, completion_mask, tensor)),
+            log_probs=TokenLogProbs(
+                sampling=tensor(log_probs),
+                mask=self._select_mask(rows, completion_mask, tensor),
+                origins=None if self.origins is None else tensor(self.origins[rows]),
+            ),
             policy=PolicyWeights(routing=Routing(self._lay_out_experts(rows, input_ids.shape, tensor))),
             environment=environment,
             branches=branches,

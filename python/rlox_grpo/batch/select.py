@@ -21,7 +21,7 @@ def select_rows(batch: Batch, rows: Tensor) -> Batch:
     """Return the rows ``int64 [n]`` of a micro-batch, in ascending order, for a forward pass without a loss.
 
     The columns and the denominators are those of ``batch``. What only a loss reads is left out: log-probs,
-    weights, tokens of the environment and branches.
+    weights, tokens of the environment and of demonstrations, and branches.
     """
     chosen: dict[str, Any] = {name: getattr(batch, name)[rows] for name in _ROW_TENSORS}
     if batch.pictures:

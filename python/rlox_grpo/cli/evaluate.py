@@ -104,6 +104,11 @@ def add_commands(commands: Commands) -> None:
     play.add_argument("--row", type=int, default=0, help="which of the rows, from 0 (default: %(default)s)")
     play.add_argument("--script", help="file with one reply a line, instead of standard input")
     play.add_argument("--seed", type=int, default=0, help="chat.seed, of the environment's random numbers")
+    play.add_argument("--record", help="file to which the episode is appended as a JSON line, FILE.jsonl")
+    play.add_argument(
+        "--replay",
+        help="file of --record: run the environment again on its rows and replies, and say where it differs",
+    )
     play.set_defaults(run=_play)
 
 
@@ -274,22 +279,67 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
 
 
+def _replay(arguments: argparse.Namespace, options: Mapping[str, Any], environment: Any, tools: Sequence[Any]) -> None:
+    """Play the recorded episodes again; ``options`` replace recorded ones.
+
+    Raises:
+        ConfigError: an argument is ignored, or the file is no record.
+        ValueError: an episode differs.
+    """
+    from rlox_grpo.config.records import EpisodeConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.rollout.episodes.play import play_whole_episode
+    from rlox_grpo.rollout.episodes.played_records import list_differences, make_reader, read_records
+
+    for name in ("data", "script", "record"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name} with --replay: the file has the rows and the replies; leave --{name} out")
+    records = read_records(Path(arguments.replay))
+    differing = 0
+    for number, record in enumerate(records):
+        played = play_whole_episode(
+            environment,
+            record.row,
+            make_reader(record),
+            lambda line: None,
+            tools=tools,
+            config=EpisodeConfig.create(**{**record.options, **options}),
+            seed=record.seed,
+        )
+        differences = list_differences(record, played)
+        differing += bool(differences)
+        for difference in differences:
+            print(f"episode {number}: {difference}", flush=True)
+    if differing:
+        raise ValueError(f"{differing} of {len(records)} recorded episodes differ")
+    print(f"all {len(records)} recorded episodes are the same", flush=True)
+
+
 def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.records import EpisodeConfig
     from rlox_grpo.config.records.option import list_evaluated
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.prompts.load import read_rows
-    from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
+    from rlox_grpo.rollout.episodes.play import NoReplyError, play_whole_episode
+    from rlox_grpo.rollout.episodes.played_records import append_record, refuse_other_values
 
-    config = EpisodeConfig.create(**parse_options(rest, "play", list_evaluated(EpisodeConfig)))
+    options = parse_options(rest, "play", list_evaluated(EpisodeConfig))
+    config = EpisodeConfig.create(**options)
     table = parse_table("--environment-args", arguments.environment_args)
     environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
+    if arguments.replay is not None:
+        _replay(arguments, options, environment, tools)
+        return
     row: Mapping[str, Any] = {}
     if arguments.data is not None:
         rows = read_rows(arguments.data)
         if not 0 <= arguments.row < len(rows):
             raise ConfigError(f"--row {arguments.row}: {arguments.data} has rows 0 to {len(rows) - 1}")
         row = rows[arguments.row]
+    if arguments.record is not None:
+        if Path(arguments.record).suffix != ".jsonl":
+            raise ConfigError(f"--record {arguments.record}: expected a file that ends with .jsonl")
+        refuse_other_values(row)
     replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
 
     def show(text: str) -> None:
@@ -306,12 +356,13 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         show(f"policy: {replies[0]}")
         return replies.pop(0)
 
-    try:
-        play_episode(environment, row, read, show, tools=tools, config=config, seed=arguments.seed)
-    except NoReplyError:
+    played = play_whole_episode(environment, row, read, show, tools=tools, config=config, seed=arguments.seed)
+    if played.outcome is None:
         if replies is not None:
             raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None
         show("\nstopped: the episode had not ended")
         return
+    if arguments.record is not None:
+        append_record(Path(arguments.record), row, arguments.seed, options, played)
     if replies:
         show(f"{arguments.script}: {len(replies)} lines were not read, as the episode had ended")

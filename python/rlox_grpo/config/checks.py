@@ -48,6 +48,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
     yield from check_generation_kwargs(options)
     yield from _check_advantages(options)
     yield from _check_loss(options)
+    yield from _check_off_policy(options)
     yield from _check_kl_and_reference(options)
     yield from _check_teacher(options)
     yield from _check_update(options)
@@ -189,6 +190,26 @@ def _check_loss(options: Options) -> Iterator[str]:
             f"bypass_old_log_probs=True leaves importance_correction={options.importance_correction!r} nothing to "
             "correct: the ratio of the loss is against the sampler already"
         )
+
+
+def _check_off_policy(options: Options) -> Iterator[str]:
+    """Demonstrations and replay change which rewards a group has, and how many rows."""
+    wanted = {
+        "zero_variance": ("drop", "keep", "drop_always"),  # a refill replaces the groups that they are for
+        "baseline": ("mean", "leave_one_out", "batch"),  # the others average over other rewards than the group's
+        "kl_in": ("loss",),  # the KL of completions that the policy did not sample is not an estimate
+        "router_replay": ("none",),
+        "mask_unhinted": (False,),  # a demonstration has no hint
+    }
+    for option, is_set in {"demo_loss": options.demo_loss is not None, "replay": options.replay != "none"}.items():
+        for name, values in wanted.items():
+            if is_set and getattr(options, name) not in values:
+                yield (
+                    f"{option}={getattr(options, option)!r} with {name}={getattr(options, name)!r} is not supported: "
+                    f"set {name} to {' or '.join(map(repr, values))}"
+                )
+    if options.demo_loss == "luffy" and options.advantage_fn == "zero":
+        yield "demo_loss='luffy' with advantage_fn='zero': its advantage is 0, and no demonstration would be trained"
 
 
 def _check_kl_and_reference(options: Options) -> Iterator[str]:

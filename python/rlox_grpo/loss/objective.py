@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
+from rlox_grpo.loss.demonstrations import demonstration_loss
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import token_kl
 from rlox_grpo.loss.policy_term import make_policy_loss
@@ -90,10 +91,10 @@ def grpo_loss(
 
     The objective is the aggregate over tokens of (policy term + kl_coef · KL), minus entropy_coef · (mean entropy of
     the loss tokens), plus environment_loss_coef · (mean over sequences of the mean of −log_probs over a sequence's
-    environment tokens). By default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A)
-    (DeepSeekMath, arXiv:2402.03300, eq. 3), r = exp(log_probs − old_log_probs). A batch without old log-probs was
-    sampled from the current weights: r is 1 and its gradient is that of ``log_probs``. The importance weights of the
-    batch multiply the policy term.
+    environment tokens), plus demo_coef · (mean of demo_loss over the demonstration tokens). By default the policy term
+    is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300, eq. 3), r = exp(log_probs −
+    old_log_probs). A batch without old log-probs was sampled from the current weights: r is 1 and its gradient is that
+    of ``log_probs``. The importance weights of the batch multiply the policy term.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask`` at the sampling temperature.
@@ -191,6 +192,10 @@ def combine_terms(
     if config.environment_loss_coef > 0:
         environment_loss = _environment_loss(log_probs, batch)
         loss = loss + config.environment_loss_coef * environment_loss
+    demonstration_metrics: dict[str, Tensor] = {}
+    if batch.demonstration_mask is not None:
+        imitation, demonstration_metrics = demonstration_loss(log_probs, batch, config)
+        loss = loss + config.demo_coef * imitation
     nowhere = torch.zeros_like(mask)  # bool [N, T]: no token is clipped
     metrics = {
         "policy/loss": loss.detach(),
@@ -203,6 +208,7 @@ def combine_terms(
         f"teacher/{name}": token_mean(values)
         for name, values in measure_teacher(inputs.log_probs, batch, teacher_kl).items()
     }
+    metrics |= demonstration_metrics
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     if environment_loss is not None:

@@ -238,7 +238,7 @@ def make_forward(
 
     def compute(batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
         has_gradient = torch.is_grad_enabled()
-        # A pass with gradients predicts the environment's tokens too.
+        # A pass with gradients predicts the tokens of the environment and of demonstrations too.
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
         if is_unscaled:
             batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
@@ -260,9 +260,10 @@ def make_forward(
         outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
         if batch.log_probs.ref_distributions is None:
             return outputs
-        # [M, H] of the tokens under the mask. The environment's tokens, which have no KL, are left out below.
+        # [M, H] of the tokens under the mask. Tokens of the environment and of demonstrations, which have no KL, are
+        # left out below.
         hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
-        if batch.environment is not None:
+        if batch.environment is not None or batch.demonstration_mask is not None:
             hidden = hidden[batch.loss_mask[mask]]
         kl = distribution_kl(
             replace(policy, hidden=hidden),

@@ -236,9 +236,10 @@ def write_completions(
     Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
     is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
-    lists of token ids. An episode of several turns also has ``stop_reason``, ``turns``, ``turn_rewards`` and
-    ``messages``, and with partial rollouts ``turn_versions``. Text is written as ASCII with escapes, so that lone
-    surrogates are restored.
+    lists of token ids. ``origin`` is ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this
+    step; its ``policy_version`` is that of the samples beside it. An episode of several turns also has
+    ``stop_reason``, ``turns``, ``turn_rewards`` and ``messages``, and with partial rollouts ``turn_versions``. Text is
+    written as ASCII with escapes, so that lone surrogates are restored.
 
     Args:
         groups: Scored groups, N completions in all.
@@ -272,6 +273,7 @@ def write_completions(
                     "reward": finite(scored.rewards[index]),
                     "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
+                    **({} if completion.origin is None else {"origin": completion.origin}),
                     **_describe_episode(completion),
                 }
             )

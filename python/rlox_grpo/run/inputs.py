@@ -13,6 +13,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.train_source import COLUMN
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms, warn_about_prompts
+from rlox_grpo.prompts.demonstrations import read_demonstrations
 from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long, refuse_unknown_ids
 from rlox_grpo.prompts.media import NO_PROCESSOR
 from rlox_grpo.prompts.mixture import Slot
@@ -41,7 +42,7 @@ class PromptReader:
     ids; None: unknown. ``teacher`` is the teacher of the run, or several teachers, of which each row names one.
     ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts. ``slot`` is the slot of the source
     in a mixture, by which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they
-    are errors.
+    are errors. ``end_ids`` are the ids that end a completion, for demonstrations.
     """
 
     config: GRPOConfig
@@ -55,6 +56,7 @@ class PromptReader:
     slot: Slot | None = None
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
+    end_ids: tuple[int, ...] = ()
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -101,6 +103,17 @@ class PromptReader:
                 positions = self.teacher.max_positions
                 refuse_too_long(loaded, self.config.max_new_tokens, positions, owner="the teacher")
         check_rewards(loaded, self.reward_fns)
+        if trained and self.config.demo_loss is not None:
+            loaded = read_demonstrations(
+                loaded,
+                self.tokenizer,
+                chat_template_kwargs=options.chat_template_kwargs,
+                end_ids=self.end_ids,
+                stop=self.config.stop,
+                max_new_tokens=self.config.max_new_tokens,
+                vocab_size=self.vocab_size,
+                needs_column=self.slot is None,
+            )
         if trained and isinstance(self.teacher, Teachers):
             for prompt in loaded:
                 self.teacher.find_name(prompt)

@@ -21,6 +21,7 @@ from rlox_grpo.config.records.option import find_ignored, is_custom
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.demonstrations import find_demo_loss
 from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
@@ -46,6 +47,7 @@ from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import generate, generate_checked
+from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.engine_sync import EngineSync
@@ -172,6 +174,7 @@ def build_step(
         advantage_fn=make_advantage_fn(stages.advantages, weights, moving),
         is_constant=make_constant_test(stages.advantages),
         moving_baselines=moving,
+        off_policy=OffPolicy(stages.off_policy, config.demo_loss),
         kl_weight=KLWeight(stages.loss),
         reference=reference,
         batcher=batcher,
@@ -334,6 +337,7 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
         )
     if config.advantage_fn is not None:
         find_advantage_fn(config.advantage_fn)
+    _check_off_policy(config, **has)
     several_turns = has["environment"] or has["tools"]
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
@@ -350,6 +354,19 @@ def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFac
             "published runs have 1e-7 to 1e-3",
             config.learning_rate,
         )
+
+
+def _check_off_policy(config: GRPOConfig, **has: bool) -> None:
+    """Refuse demonstrations and replay with what they do not support; ``has``: the arguments that the user gave."""
+    if config.demo_loss is not None:
+        find_demo_loss(config.demo_loss)  # an import that fails is an error before the model is loaded
+    for option, is_set in {"demo_loss": config.demo_loss is not None, "replay": config.replay != "none"}.items():
+        for argument in ("environment", "tools", "teacher"):
+            if is_set and has[argument]:
+                raise ConfigError(
+                    f"{option}={getattr(config, option)!r} with {argument}= is not supported: it needs replies of one "
+                    "turn, and no teacher; leave one of them out"
+                )
 
 
 def _check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None) -> None:

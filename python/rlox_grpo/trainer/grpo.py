@@ -158,6 +158,7 @@ class GRPO:
             teacher=step.fixed_tensors.teacher,
             reader=self.policy.reader,
             no_pictures=self.policy.no_pictures,
+            end_ids=(*self.policy.eos_token_ids, *self.sampler.sampling.stop_token_ids),
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._data = DataReader(self.prompts, self._prepare_rewards)
@@ -381,6 +382,7 @@ class GRPO:
             owners={
                 "pass_rates": self.sampler.pass_rates,
                 "moving_baselines": step.moving_baselines,
+                "off_policy": step.off_policy,
                 "kl_weight": step.kl_weight,
                 "evaluations": self._held_out.history,
                 **({} if self._best is None else {"best": self._best}),

@@ -46,6 +46,7 @@ from rlox_grpo.rollout.engines.custom_engine import refuse_missing_experts, refu
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.metrics import by_name, combined, episode_metrics, source_metrics, step_metrics
@@ -121,6 +122,7 @@ class TrainStep:
         advantage_fn: groups with rewards → advantages.
         is_constant: whether all advantages of a group are 0.
         moving_baselines: the averages of ``baseline="moving"``.
+        off_policy: adds demonstrations and earlier completions to the groups.
         kl_weight: the weight of the KL penalty over the run.
         reference: the reference policy, or None.
         batcher: lays out groups as mini-batches of micro-batches.
@@ -147,6 +149,7 @@ class TrainStep:
     advantage_fn: AdvantageFn
     is_constant: Callable[[ScoredGroup], bool]
     moving_baselines: MovingBaselines
+    off_policy: OffPolicy
     kl_weight: KLWeight
     reference: Reference | None
     batcher: MiniBatcher
@@ -184,8 +187,7 @@ class TrainStep:
             batch = sampler.next_batch(step, draw_prompts)
             batch.groups.result()  # wait here, so that the time counts as rollout
         with clock("rewards"):
-            groups = self._score(batch)
-            rollout = Rollout(groups, chosen=groups)
+            rollout = Rollout(*self.off_policy.split(self._score(batch), step))
         if stages.advantages.zero_variance == "refill" and more is not None:
             with clock("refill"):
                 rollout = refill_groups(
@@ -194,7 +196,8 @@ class TrainStep:
                     most_refills=stages.advantages.max_refills,
                     is_constant=self.is_constant,
                 )
-        # `groups` are all that were sampled, for the metrics; `chosen` are those that are trained.
+        # `groups` are all that were sampled, for the metrics; `chosen` are those that are trained, with demonstrations
+        # and replays.
         scored = rollout.chosen
 
         with clock("advantages"):
@@ -215,7 +218,7 @@ class TrainStep:
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
 
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
-        trained = [batches for batches in mini_batches if batches and batches[0].totals.num_loss_tokens > 0]
+        trained = [batches for batches in mini_batches if batches and batches[0].has_loss]
         with clock("update"), self._naming_samples(scored, updates):
             if mini_batches and not trained:
                 self._warn_about_masks(scored)
@@ -240,6 +243,7 @@ class TrainStep:
         batches = list(chain.from_iterable(mini_batches))
         padded = pad_advantages(advantages)
         metrics = self._measure(rollout, padded, batches, updates, clock.timings(), learning_rate)
+        information = {**information, **self.off_policy.finish(rollout.groups, step)}
         self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
         # A callback may edit the groups, and later steps draw the same prompts.
         owned = [replace(group, group=replace(group.group, prompt=copy_value(group.group.prompt))) for group in scored]
@@ -266,7 +270,8 @@ class TrainStep:
         self.kl_weight.begin(step, total_steps)
         self.moving_baselines.begin()
         penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
-        return penalised, compute_advantages(self.advantage_fn, penalised) if scored else np.zeros(0, np.float32)
+        rewarded = self.off_policy.hide_rewards(penalised)
+        return penalised, compute_advantages(self.advantage_fn, rewarded) if scored else np.zeros(0, np.float32)
 
     def _compute_loss(
         self, log_probs: Tensor, batch: Batch, *, entropy: Tensor, distribution_kl: Tensor | None = None
@@ -298,7 +303,9 @@ class TrainStep:
 
         def measure(batch: Batch) -> Tensor:
             is_first = seed[-1] == 0
-            if is_first and self.fixed_tensors.needs_old_log_probs and batch.log_probs.old is not None:
+            # The old log-probs of replayed rows are not those of the policy before this step.
+            is_current = is_first and batch.replayed is None
+            if is_current and self.fixed_tensors.needs_old_log_probs and batch.log_probs.old is not None:
                 return batch.log_probs.old
             with torch.no_grad():
                 return self.fixed_tensors.forward(batch)[0]
@@ -335,7 +342,8 @@ class TrainStep:
             refuse_missing_masks(self.stages.engine.engine, sampled)
         if self.sampler.sampling.return_experts:
             refuse_missing_experts(self.sampler.engine, sampled)
-        mine = self.scorer.score(fill_texts(sampled, tokenizer), rewards.on_reward_error)
+        shown = self.off_policy.add_demonstrations(sampled)
+        mine = self.scorer.score(fill_texts(shown, tokenizer), rewards.on_reward_error)
         if penalty := self.stages.episodes.parse_error_penalty:
             mine = [subtract_parse_errors(group, penalty) for group in mine]
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]

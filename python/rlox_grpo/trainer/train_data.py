@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from rlox_grpo.config.train_source import PROMPT_SETTINGS, TrainSource, is_mixture, list_sources
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms
+from rlox_grpo.prompts.demonstrations import refuse_no_demonstration
 from rlox_grpo.prompts.load import PromptDraws
 from rlox_grpo.prompts.mixture import MixtureDraws, Slot, count_draws, derive_source_seed, describe_shares
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
@@ -156,6 +157,14 @@ class DataReader:
         Raises:
             ConfigError, TypeError, ValueError, RewardError: the prompts cannot be used; the message names the source.
         """
+        data = self._open(prompts, progress)
+        if self.reader.config.demo_loss is not None and not any(
+            is_stream(source.rows) for source in data.sources.values()
+        ):
+            refuse_no_demonstration(data.prompts)
+        return data
+
+    def _open(self, prompts: Any, progress: Progress) -> TrainData:
         limits = self.reader.config.max_live_by_source
         if unknown := [name for name in limits if not is_mixture(prompts) or name not in prompts]:
             names = ", ".join(map(repr, prompts)) if is_mixture(prompts) else "none: they are no mixture"

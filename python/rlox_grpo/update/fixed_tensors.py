@@ -124,12 +124,16 @@ class FixedTensors:
             # the update.
             if self.stages.importance.bypass_old_log_probs:
                 batch = replace(batch, log_probs=replace(batch.log_probs, old=batch.log_probs.sampling))
-            if self.needs_old_log_probs or share < 1:
+            # Replayed rows were sampled from older weights, so all rows of the step get old log-probs.
+            needs_old = self.needs_old_log_probs or (
+                batch.replayed is not None and not self.stages.importance.bypass_old_log_probs
+            )
+            if needs_old or share < 1:
                 log_probs, entropy = self.forward(batch)
                 routing = self._read_routing(batch)
                 entropies.append(entropy)
-                if self.needs_old_log_probs:
-                    batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs))
+                if needs_old:
+                    batch = replace(batch, log_probs=replace(batch.log_probs, old=restore_replayed(log_probs, batch)))
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
             # The teacher may be this model too.
             batch = replace(batch, policy=replace(batch.policy, routing=Routing()))
@@ -196,6 +200,18 @@ class FixedTensors:
             temperature=self.stages.sampling.temperature,
             sampling_mask=select_mask(batch, batch.loss_mask),
         )
+
+
+def restore_replayed(old_log_probs: Tensor, batch: Batch) -> Tensor:
+    """Return the old log-probs ``[N, T]`` with those of the sampler in replayed rows: their ratio is to the old policy.
+
+    Args:
+        old_log_probs: of the policy before the updates, computed by the trainer.
+        batch: the micro-batch, whose ``log_probs.sampling`` are those that were stored.
+    """
+    if batch.replayed is None or batch.log_probs.sampling is None:
+        return old_log_probs
+    return torch.where(batch.replayed[:, None], batch.log_probs.sampling.to(old_log_probs.dtype), old_log_probs)
 
 
 def _in_use(owner: Reference | Teacher | Teachers | None) -> Any:

@@ -19,7 +19,15 @@ from rlox_grpo.advantages.door import Advantages, has_signal, select_rows
 from rlox_grpo.batch.build import drop_tokens, fill_if_empty, microbatches
 from rlox_grpo.config.records import LossConfig, StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.groups import compute_group_offsets, find_end_tokens, find_stale_tokens, list_rows, select_by_variance
+from rlox_grpo.groups import (
+    compute_group_offsets,
+    find_end_tokens,
+    find_origin,
+    find_stale_tokens,
+    list_rows,
+    select_by_variance,
+    select_completions,
+)
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.types import Batch, Completion, Int64Array, ScoredGroup
 
@@ -74,7 +82,7 @@ class MiniBatcher:
 
         Groups of equal rewards are excluded from the forward pass and the denominators, unless
         :func:`trains_equal_rewards`. ``reward_variance_share`` excludes further groups, and ``mask_unhinted`` those
-        without a hint.
+        without a hint. The demonstrations of excluded groups stay, without the samples.
 
         Args:
             scored: the groups of the step.
@@ -87,16 +95,21 @@ class MiniBatcher:
             hinted = None
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         # Indices of groups, the same on every rank. The parts of array_split differ by at most one group.
-        trained = self._select_groups(scored, advantages, rows)
+        with_signal = self._select_groups(scored, advantages, rows)
         if hinted is not None:
-            trained = [index for index in trained if hinted[rows[index]].any()]
+            with_signal = [index for index in with_signal if hinted[rows[index]].any()]
+        shown = self._select_demonstrations(scored, with_signal)
+        trained = sorted([*with_signal, *shown])
         mini_batches: list[list[Batch]] = []
         for indices in np.array_split(trained, self.stages.update.mini_batches):
             if indices.size == 0:
                 continue
             groups, row_numbers = (
-                [scored[index] for index in indices],
-                np.concatenate([rows[index] for index in indices]),
+                [
+                    select_completions(scored[index], shown[index]) if index in shown else scored[index]
+                    for index in indices
+                ],
+                np.concatenate([rows[index][shown[index]] if index in shown else rows[index] for index in indices]),
             )
             batches = self.make_micro_batches(
                 groups, select_rows(advantages, row_numbers), train_truncated=not self.stages.loss.mask_truncated
@@ -140,6 +153,17 @@ class MiniBatcher:
         # Indices into `trained`, not into `scored`.
         chosen = select_by_variance([scored[index] for index in trained], share)
         return [trained[index] for index in chosen]
+
+    def _select_demonstrations(self, scored: Sequence[ScoredGroup], with_signal: Sequence[int]) -> dict[int, list[int]]:
+        """Return the demonstrations of the groups that are not trained otherwise, by the index of the group.
+
+        A demonstration of ``demo_loss="luffy"`` is trained only by its advantage, which is 0 in such a group.
+        """
+        if self.stages.loss.demo_loss in (None, "luffy"):
+            return {}
+        others = set(range(len(scored))).difference(with_signal)
+        rows = {index: find_origin(scored[index], "demonstration") for index in others}
+        return {index: demonstrations for index, demonstrations in rows.items() if demonstrations}
 
     def _drop_tokens(
         self, batches: Sequence[Batch], groups: Sequence[ScoredGroup], step: int, hinted: NDArray[np.bool_] | None

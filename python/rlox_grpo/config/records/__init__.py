@@ -10,6 +10,7 @@ from pydantic import create_model
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.experts import ExpertConfig
 from rlox_grpo.config.records.loss import ImportanceConfig, LossConfig, ReferenceConfig
+from rlox_grpo.config.records.off_policy import OffPolicyConfig
 from rlox_grpo.config.records.option import Record
 from rlox_grpo.config.records.prompts import PromptConfig
 from rlox_grpo.config.records.rewards import AdvantageConfig, RewardConfig
@@ -28,6 +29,7 @@ __all__ = [
     "ImportanceConfig",
     "LoraConfig",
     "LossConfig",
+    "OffPolicyConfig",
     "OptimizerConfig",
     "Options",
     "PresetConfig",
@@ -56,6 +58,7 @@ class StageConfigs:
     rewards: RewardConfig
     advantages: AdvantageConfig
     loss: LossConfig
+    off_policy: OffPolicyConfig
     importance: ImportanceConfig
     reference: ReferenceConfig
     update: UpdateConfig
@@ -69,10 +72,13 @@ class StageConfigs:
 RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 """Every record, in the order in which options are shown."""
 
-DOORS = ("policy_loss", "advantage_fn", "engine", "teacher_prompt")
+DOORS = ("policy_loss", "demo_loss", "advantage_fn", "engine", "teacher_prompt")
 """Options that take the user's own object, or its ``module:name``."""
 
-CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward", "advantage_fn", "teacher_prompt")
+CLEARABLE = (
+    *("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward"),
+    *("advantage_fn", "demo_loss", "teacher_prompt"),
+)
 """Options that a preset, a run file or the command line can set to None, by the text "none"."""
 
 if TYPE_CHECKING:
@@ -87,6 +93,7 @@ if TYPE_CHECKING:
         UpdateConfig,
         ReferenceConfig,
         ImportanceConfig,
+        OffPolicyConfig,
         LossConfig,
         AdvantageConfig,
         RewardConfig,

@@ -12,6 +12,11 @@ from rlox_grpo.config.records.sampling import INEXACT_ENGINES
 POLICY_LOSSES = tuple(sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "policies").glob("[a-z]*.py")))
 """The built-in policy losses: a module each in ``rlox_grpo/loss/policies``, which this list does not import."""
 
+DEMO_LOSSES = tuple(
+    sorted(path.stem for path in (Path(__file__).parents[2] / "loss" / "demonstrations").glob("[a-z]*.py"))
+)
+"""The built-in losses of demonstrations: a module each in ``rlox_grpo/loss/demonstrations``."""
+
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
@@ -135,6 +140,26 @@ class LossConfig(Record, title="Loss"):
         ge=0,
         only_with=({"environment": SET}, {"tools": SET}),
         source="ECHO, arXiv:2605.24517, eq. 1 and 3",
+    )
+    demo_loss: Annotated[Any, Door(DEMO_LOSSES, "a loss of demonstrations", allows_none=True)] = option(
+        None,
+        "Train on the column demonstration, a reply to the prompt that the policy did not write: its loss of a token. "
+        "ce: −log π, as in supervised fine-tuning; luffy: −A·π/(π + demo_gamma), A its advantage in its group. Your "
+        "own: a function of DemonstrationInputs, or its module:name; docs/guides/demonstrations.md.",
+        source="ce: CHORD, arXiv:2508.11408; luffy: LUFFY, arXiv:2504.14945",
+    )
+    demo_coef: float = option(
+        1.0,
+        "Weight of the loss of demonstrations, which is a mean over their tokens in the optimizer step.",
+        gt=0,
+        only_with={"demo_loss": SET},
+    )
+    demo_gamma: float = option(
+        0.1,
+        "luffy: γ of the shaping π/(π + γ). The smaller it is, the more the gradient is that of rare tokens.",
+        gt=0,
+        only_with={"demo_loss": ("luffy", IMPORT_PATH)},
+        source="LUFFY, arXiv:2504.14945",
     )
     top_entropy_share: float = option(
         1.0,

@@ -97,6 +97,7 @@ class Chat:
         self._end_ids = frozenset(end_ids)
         self._conversations = Conversations(template, self._end_ids)
         self._streamed: set[ReplyPieces] = set()  # the replies that are being streamed
+        self._unsent: list[dict[str, Any]] = []  # messages of a turn that was cancelled while a summary was sampled
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -202,7 +203,8 @@ class Chat:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
         current = self._conversations.current
         first = not current.messages
-        new = self._bound(list_messages(messages), first=first)
+        new = [*self._unsent, *self._bound(list_messages(messages), first=first)]
+        self._unsent = []
         if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
@@ -324,7 +326,11 @@ class Chat:
         before = continued.length + len(continued.encode(added))
         if before <= compaction.at_tokens:
             return conversation, new
-        reply = await self._reply(conversation, [compaction.request], None, (), is_summary=True)
+        try:
+            reply = await self._reply(conversation, [compaction.request], None, (), is_summary=True)
+        except CancelledError:  # the messages stay, as after a reply that was cancelled
+            self._unsent = list(new)
+            raise
         rebuilt = compaction.rebuild(messages, reply.content)
         continued = self._conversations.current.compact(len(rebuilt))
         after = len(continued.encode([*rebuilt, *new]))

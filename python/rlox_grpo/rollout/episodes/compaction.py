@@ -49,12 +49,15 @@ class Compaction:
         return sum(bool(message["role"] == "assistant") for message in messages) > self.keep
 
     def rebuild(self, messages: Sequence[Message], summary: str) -> list[dict[str, Any]]:
-        """Return the messages of the context after a summary: system messages, the summary, and the last replies."""
+        """Return the messages of the context after a summary: all system messages, the summary, the last replies.
+
+        System messages from the middle of the conversation come after those of its beginning.
+        """
         replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        roles = [message["role"] for message in messages]
-        head = next((index for index, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+        summarised, stay = messages[: replies[-self.keep]], messages[replies[-self.keep] :]
+        head = [message for message in summarised if message["role"] in ("system", "developer")]
         shown = {"role": "user", "content": f"{HEADING}\n\n{summary}"}
-        return [copy_value(dict(message)) for message in (*messages[:head], shown, *messages[replies[-self.keep] :])]
+        return [copy_value(dict(message)) for message in (*head, shown, *stay)]
 
 
 @dataclass(frozen=True)

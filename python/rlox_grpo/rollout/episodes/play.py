@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +17,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
-from rlox_grpo.rollout.episodes.compaction import draw_compaction
+from rlox_grpo.rollout.episodes.compaction import Compacted, draw_compaction
 from rlox_grpo.rollout.episodes.messages import (
     Message,
     bound_messages,
@@ -43,16 +46,24 @@ class PlayedChat:
     """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples replies.
 
     Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` and ``remaining_tokens`` are
-    None.
+    None. The endpoint and :meth:`complete_ids` need a model.
 
     Attributes:
         seed: seed of the environment's random numbers.
         ended: the limit that has ended the episode, or None.
         turns: number of replies so far.
+        prompt_messages: number of messages in the first prompt.
+        branch_messages: the conversations before the last call of :meth:`complete` that did not continue one.
+        compactions: the compactions so far, in units of :data:`TOKEN_CHARS`.
+        parse_errors: number of replies with a tool call that cannot be parsed.
+        waiting_since: ``time.monotonic()`` of the last return to the environment; None while a reply or tools are
+            awaited.
     """
 
     tokens_left: int | None = None
     remaining_tokens: int | None = None
+    cancelled_calls = 0
+    has_reported_end = abandoned = False
 
     def __init__(
         self,
@@ -80,6 +91,10 @@ class PlayedChat:
         self._context: list[dict[str, Any]] = []  # what the policy sees; shorter than the messages after a compaction
         self._compaction = draw_compaction(config, seed, 0)
         self._calls = 0
+        self.prompt_messages = self.parse_errors = 0
+        self.branch_messages: list[list[dict[str, Any]]] = []
+        self.compactions: list[Compacted] = []
+        self.waiting_since: float | None = time.monotonic()
         self._set_tools(tools)
 
     @property
@@ -109,19 +124,66 @@ class PlayedChat:
         """
         if self.ended is not None:
             raise RuntimeError(f"chat.turn was called after the episode had ended by {self.ended}")
+        check_room(max_new_tokens)
+        stop = read_stop(stop)
+        if self.waiting_since is None:
+            raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
         bound = self.tools.bound if self._messages else refuse_long_prompt
         new = bound_messages(list_messages(messages), bound)
         if tools is not None:
             refuse_late_tools(self._messages)
             self._set_tools(tools)
-        check_room(max_new_tokens)
-        stop = read_stop(stop)
         if not new and not self._messages:
             raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
         if self.turns >= self._config.max_turns:
             self.ended = "max_turns"
             raise EpisodeEnded("max_turns")
-        self._compact(new)
+        self.prompt_messages = self.prompt_messages or len(new)
+        self.waiting_since = None
+        try:
+            await asyncio.sleep(0)  # a turn of the same environment beside this one is refused, as in training
+            self._compact(new)
+            return self._reply(new, stop)
+        finally:
+            self.waiting_since = time.monotonic()
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Reply:
+        """Show a complete list of messages, and read one reply; ``tools`` are ignored.
+
+        Messages that do not continue the conversation open a branch.
+
+        Raises:
+            EpisodeEnded, NoReplyError, ValueError: see :meth:`turn`.
+        """
+        if self.ended is not None:
+            raise EpisodeEnded(self.ended)
+        check_room(max_new_tokens)
+        stop = read_stop(stop)
+        history = list_messages(messages)
+        if self.turns >= self._config.max_turns:
+            self.ended = "max_turns"
+            raise EpisodeEnded("max_turns")
+        shared = len(self._messages)
+        if history[:shared] != self._messages:
+            self.branch_messages.append(self.messages)
+            self._say("--- a branch: these messages do not continue the conversation ---")
+            self._messages, self._context, shared = [], [], 0
+        self.prompt_messages = self.prompt_messages or len(history)
+        return self._reply(bound_messages(history[shared:], self.tools.bound), stop)
+
+    async def complete_ids(self, token_ids: Any, **_: Any) -> Reply:
+        """Raise ValueError: there is no tokenizer."""
+        raise ValueError("chat.complete_ids needs a tokenizer, and play has none: use rlox-grpo eval --environment")
+
+    def _reply(self, new: Sequence[Message], stop: tuple[str, ...]) -> Reply:
+        """Show ``new`` messages and read the reply to them."""
         for message in new:
             self._add(message)
             self._say(_describe_message(message))
@@ -133,23 +195,47 @@ class PlayedChat:
             for index, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
+        self.parse_errors += parsed.error is not None
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
         self._add(message)
         empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, message, parsed.error)
 
     @property
-    def base_url(self) -> str:
+    def base_url(self) -> NoReturn:
         """Raise ValueError: there is no model."""
         raise ValueError("this environment asks a model by chat.base_url: use rlox-grpo eval --environment")
 
+    @property
+    def api_key(self) -> NoReturn:
+        """Raise ValueError: there is no model."""
+        raise ValueError("this environment asks a model by chat.api_key: use rlox-grpo eval --environment")
+
+    def pause(self) -> None:
+        """Stop the environment's clock, as in training; here no clock runs."""
+        self.waiting_since = None
+
+    def resume(self) -> None:
+        """Start the environment's clock."""
+        self.waiting_since = time.monotonic()
+
+    async def finish_streams(self) -> None:
+        """Return: no reply is streamed."""
+
+    def rows(self) -> list[Any]:
+        """Return no rows: replies have no tokens."""
+        return []
+
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
+        self.waiting_since = None
         try:
             return await self.tools.answer(reply)
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
+        finally:
+            self.waiting_since = time.monotonic()
 
     def _add(self, message: Message) -> None:
         """Append a message to the conversation, and to what the policy sees of it."""
@@ -170,6 +256,9 @@ class PlayedChat:
         summary = parse_reply(self._read_reply(), with_tools=False)
         self._messages.append(make_reply_message(summary.content, summary.reasoning))
         self._context = compaction.rebuild(before, summary.content)
+        after = sum(len(str(message.get("content") or "")) for message in (*self._context, *new))
+        lengths = (num_chars, after, len(summary.content))
+        self.compactions.append(Compacted(*(length // TOKEN_CHARS for length in lengths)))
         self._say(f"--- the policy now sees these {len(self._context)} of {len(before)} messages ---")
         for message in self._context:
             self._say(_describe_message(message))
@@ -181,6 +270,21 @@ class PlayedChat:
             function = schema["function"]
             arguments = ", ".join(function.get("parameters", {}).get("properties", {}))
             self._say(f"tool {function['name']}({arguments}): {function.get('description', '')}")
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """An episode that was played.
+
+    Attributes:
+        outcome: the result; None if the replies ended before the episode.
+        messages: the conversation.
+        replies: the replies as they were read, those of summaries too.
+    """
+
+    outcome: Outcome | None
+    messages: tuple[dict[str, Any], ...]
+    replies: tuple[str, ...]
 
 
 def play_episode(
@@ -210,26 +314,51 @@ def play_episode(
         NoReplyError: the replies ended before the episode.
         Exception: the environment raised it; its traceback was shown.
     """
+    played = play_whole_episode(environment, row, read_reply, say, tools=tools, config=config, seed=seed)
+    if played.outcome is None:
+        raise NoReplyError
+    return played.outcome
+
+
+def play_whole_episode(
+    environment: Any,
+    row: Mapping[str, Any],
+    read_reply: Callable[[], str],
+    say: Callable[[str], None],
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    config: EpisodeConfig | None = None,
+    seed: int = 0,
+) -> PlayedEpisode:
+    """Like :func:`play_episode`, and return the conversation and the replies too, also if the replies ended."""
     if isinstance(environment, str):
         raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")
     config = config or EpisodeConfig.create()
     adapted = adapt_environment(environment, tools)
     check_columns(adapted, row, "the row", ": give rows with --data")
-    chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
+    replies: list[str] = []
+
+    def read() -> str:
+        replies.append(read_reply())
+        return replies[-1]
+
+    chat: Any = PlayedChat(read, say, config, adapted.tools, seed)
     try:
         returned = run_coroutine(lambda: adapted.play(copy_row(row, "the row"), chat))
         outcome = check_outcome(returned, chat.turns, chat.ended)
     except EpisodeEnded as ended:
         outcome = end_episode(adapted, config, ended.reason)
         say(f"ended: {ended}")
-    except (NoReplyError, KeyboardInterrupt):
+    except NoReplyError:
+        return PlayedEpisode(None, tuple(chat.messages), tuple(replies))
+    except KeyboardInterrupt:
         raise
     except Exception:
         say(traceback.format_exc())
         raise
     for line in _describe_outcome(outcome, chat.turns):
         say(line)
-    return outcome
+    return PlayedEpisode(outcome, tuple(chat.messages), tuple(replies))
 
 
 def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:

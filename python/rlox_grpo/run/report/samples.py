@@ -121,6 +121,8 @@ def _join(values: list[Any]) -> str:
 
 def _completion(row: Row, title: str) -> str:
     rewards, advantage = row.get("rewards"), row.get("advantage")
+    if row.get("origin"):  # a demonstration or a replay, which was not sampled in this step
+        title = f"{title}, {row['origin']}"
     by_turn = advantage if isinstance(advantage, list) else [advantage]
     facts = [
         ("reward", number(row.get("reward"))),
