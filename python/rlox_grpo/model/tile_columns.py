@@ -65,7 +65,7 @@ class Columns:
         if self.mark_excluded is None:
             return torch.exp(log_p, out=out)
         torch.exp(log_p.clamp_(min=LEAST_LOG_PROB), out=out)
-        return torch.nn.functional.threshold_(out, 2 * math.exp(LEAST_LOG_PROB), 0.0)
+        return torch.threshold_(out, 2 * math.exp(LEAST_LOG_PROB), 0.0)
 
     def find(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's column, ``[m, 1]``, and whether it is in the tile, ``[m]``; if not, column 0."""
