@@ -349,6 +349,22 @@ def test_a_model_without_these_routers_is_refused():
             make(tiny_experts("qwen3_moe", **ENDS), router_replay="trainer", **other)
 
 
+def test_the_layers_of_the_routers():
+    assert find_routers(tiny_experts("qwen3_moe")).layers == [0, 1]
+    assert find_routers(tiny_experts("deepseek_v3")).layers == [1]  # the first layer has no experts
+
+
+def test_an_engine_that_does_not_keep_its_promise_of_experts_is_an_error():
+    class Forgets(HFEngine):
+        def generate(self, prompts, group_size, sampling, seed, **options):
+            return super().generate(prompts, group_size, replace(sampling, return_experts=False), seed, **options)
+
+    model = tiny_experts("qwen3_moe", **ENDS)
+    trainer = make_trainer(model=model, router_replay="sampler", engine=Forgets(model))
+    with pytest.raises(EngineError, match="experts is NoneType, and the engine has returns_experts = True"):
+        trainer.train(PROMPTS)
+
+
 def test_a_dense_model_has_no_routers(make_tiny_model):
     assert find_routers(make_tiny_model("qwen3")) is None
     assert find_routers(ToyLM()) is None

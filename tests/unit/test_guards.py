@@ -71,6 +71,7 @@ CASES = {
     "reward_without_answers": (run((0.3, 0.9), **FALLEN), "countdown has fallen from 0.37 to 0.1"),
     "judge_drift": (run(**JUDGED), "the score of judge has risen, and eval/rewards/math has fallen from 0.6 to 0.4"),
     "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 per token"),
+    "lost_adapter_change": (run(weights__adapter_change_kept=(0.01, 0.4)), "40% of the change that LoRA has made"),
     "gradient_spikes": (jump("update/grad_norm", 0.5, 30.0), "from 0.5 to 30"),
 }
 
@@ -121,6 +122,7 @@ NEAR = {
     "entropy_explosion": run(policy__entropy=(1.0, 2.4)),
     "log_prob_gap": run(mismatch__gap_mean=(0.002, 0.018)),
     "log_prob_gap, high all along": run(mismatch__gap_mean=(0.1, 0.2)),
+    "lost_adapter_change": run(weights__adapter_change_kept=(0.01, 0.55)),
     "gradient_spikes": jump("update/grad_norm", 0.5, 4.5),
     "reward_without_answers": run((0.3, 0.9), **{**FALLEN, "rewards__countdown__mean": (0.4, 0.3)}),
     "judge_drift, by less": run(**{**JUDGED, "eval__rewards__math": (0.6, 0.56)}),

@@ -160,6 +160,19 @@ def test_a_token_of_many_ids_does_not_widen_the_tiles_of_others(monkeypatch):
     assert len(sizes) == forward  # the logits are stored, and backward does not compute them again
 
 
+def test_excluded_ids_have_no_gradient_at_all():
+    """Not even 1e-35, in a tile of all columns: 800 of 1,000 ids."""
+    ids = np.array([3, 500, 799])
+    mask = as_tensors(make_mask(*[tuple(range(800))] * 3))
+    hidden, weight = torch.randn(3, 4), torch.randn(1000, 4, requires_grad=True)
+    log_probs, entropy = token_log_probs(
+        hidden, torch.from_numpy(ids), OutputHead(weight), entropy_gradient=True, sampling_mask=mask
+    )
+    (gradient,) = torch.autograd.grad(log_probs.sum() + entropy.sum(), [weight])
+    assert (gradient[800:] == 0).all()
+    assert (gradient[:800] != 0).all()
+
+
 @pytest.mark.parametrize("stored_bytes", [0, 30 * 50 * 8, None])
 def test_gradients_with_some_of_the_logits_stored(stored_bytes):
     """In float64; with all logits stored backward reads them, with none it computes all again."""

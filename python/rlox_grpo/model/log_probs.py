@@ -261,7 +261,7 @@ class _TiledLogProbs(torch.autograd.Function):
                 if settings.with_entropy:
                     moment = fall.exp() * (moment + torch.where(mass > 0, fall * mass, 0))
                 shifted = logits.sub_(higher[:, None])
-                probs = torch.exp(shifted, out=scratch[: shifted.numel()].view_as(shifted))
+                probs = columns.exp_(shifted, out=scratch[: shifted.numel()].view_as(shifted))
                 mass = fall.exp() * mass + probs.sum(dim=-1)
                 if settings.with_entropy:
                     moment += probs.mul_(shifted).sum(dim=-1)
@@ -303,12 +303,12 @@ class _TiledLogProbs(torch.autograd.Function):
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
                     # This is -p · grad. The term grad is added at the token itself below, for onehot(y) - p.
-                    grad_logits = log_p.exp_().mul_(-grad)
+                    grad_logits = columns.exp_(log_p, out=log_p).mul_(-grad)
                 else:
                     # -p · (grad + grad_entropy · (log p + H)): the gradients of log-prob and entropy in one product.
                     p_slope = torch.add(log_p, entropy[rows, None], out=scratch[: log_p.numel()].view_as(log_p))
                     p_slope.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
-                    grad_logits = log_p.exp_().mul_(p_slope).neg_()
+                    grad_logits = columns.exp_(log_p, out=log_p).mul_(p_slope).neg_()
                 grad_logits.scatter_add_(1, column, torch.where(inside[:, None], grad, 0))
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
         return (*gradients.sums(), None, None, None)

@@ -102,8 +102,9 @@ class Routers:
         last: what the routers did in the last forward pass inside :meth:`watch`.
     """
 
-    def __init__(self, modules: Mapping[int, nn.Module], logits_index: int, *, balances: bool) -> None:
-        self.layers, self._modules, self._logits_index = list(modules), list(modules.values()), logits_index
+    def __init__(self, modules: Mapping[str, nn.Module], logits_index: int, *, balances: bool) -> None:
+        self.layers, self._modules = [*map(_find_layer, modules)], list(modules.values())
+        self._logits_index = logits_index
         self.balances, self.keeps_logits = balances, False
         self.num_experts = _count_experts(self._modules[0])
         self.last = RoutedPass()
@@ -166,6 +167,11 @@ class Routers:
             self.last.choices.append(_find_choices(output))
 
 
+def _find_layer(name: str) -> int:
+    """Return 3 for the router ``model.layers.3.mlp.gate``; 0 if no layer is in the name."""
+    return int(next(filter(str.isdecimal, name.split(".")), 0))
+
+
 def _count_experts(module: Any) -> int:
     return int(getattr(module, "num_experts", None) or module.weight.shape[0])
 
@@ -187,12 +193,7 @@ def find_routers(model: Any) -> Routers | None:
     target, index = getattr(recorder, "target_class", None), getattr(recorder, "index", None)
     if target is None or index is None or target is nn.Linear:
         return None
-    # Names are those of layers: model.layers.3.mlp.gate.
-    modules = {
-        int(next(filter(str.isdecimal, name.split(".")))): module
-        for name, module in base.named_modules()
-        if isinstance(module, target)
-    }
+    modules = {name: module for name, module in base.named_modules() if isinstance(module, target)}
     if not modules:
         return None
     config: Any = base.config.get_text_config(decoder=True)

@@ -30,6 +30,9 @@ EXCLUDED = -1e15
 """The logit of an excluded id. The probability of the id is 0, and unlike those of -inf, its products and differences
 are never NaN; its square is finite in float32 too."""
 
+LEAST_LOG_PROB = -80.0
+"""Probabilities up to e⁻⁸⁰ are 0 in tiles with excluded columns. A float32 is below its normal range at e⁻⁸⁷."""
+
 WORTH_GATHERING = 0.5
 """Rows of the output layer are gathered if at most this share of the rows is needed; otherwise the tile has all
 columns."""
@@ -53,6 +56,17 @@ class Columns:
 
     def __len__(self) -> int:
         return self.index.stop - self.index.start if isinstance(self.index, slice) else len(self.index)
+
+    def exp_(self, log_p: Tensor, *, out: Tensor) -> Tensor:
+        """Return exp(``log_p``) ``[m, v]`` in ``out``, which may be ``log_p``.
+
+        With excluded columns, what is below :data:`LEAST_LOG_PROB` is 0, and ``log_p`` is raised to it: a result that
+        underflows takes 11 ns on a CPU, and others 0.9 ns.
+        """
+        if self.mark_excluded is None:
+            return torch.exp(log_p, out=out)
+        torch.exp(log_p.clamp_(min=LEAST_LOG_PROB), out=out)
+        return torch.threshold_(out, 2 * math.exp(LEAST_LOG_PROB), 0.0)
 
     def find(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's column, ``[m, 1]``, and whether it is in the tile, ``[m]``; if not, column 0."""

@@ -299,6 +299,18 @@ def log_prob_gap(history: History) -> str | None:
     )
 
 
+def lost_adapter_change(history: History) -> str | None:
+    """Most of the adapter's change is rounded away before it reaches the sampler."""
+    now = history.means("weights/adapter_change_kept")[2]
+    if now is None or now >= 0.5:
+        return None
+    return (
+        f"{now:.0%} of the change that LoRA has made reaches the sampler; rounding to bfloat16 drops the rest, so that "
+        "it samples from a policy near the base model. Set dtype='float32', or a higher learning_rate; an adapter "
+        "beside the base model in bfloat16 would lose as much"
+    )
+
+
 def gradient_spikes(history: History) -> str | None:
     """The gradient norm has jumped."""
     _, before, now = history.means("update/grad_norm")
@@ -326,6 +338,7 @@ GUARDS: tuple[Guard, ...] = (
     reward_without_answers,
     judge_drift,
     log_prob_gap,
+    lost_adapter_change,
     gradient_spikes,
 )
 
