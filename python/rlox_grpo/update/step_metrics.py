@@ -19,8 +19,10 @@ class StepReport:
         self._totals: dict[str, float] = {}
         self._failure: tuple[str, list[int]] | None = None
 
-    def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
-        """Add one micro-batch. Return whether its loss is finite."""
+    def add(
+        self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch, kl: Tensor | None = None
+    ) -> bool:
+        """Add one micro-batch, with ``kl`` ``[N, T]`` over the whole vocabulary. Return whether its loss is finite."""
         # This micro-batch's share of the mean entropy. The shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.totals.num_loss_tokens, 1.0
@@ -29,7 +31,7 @@ class StepReport:
         _add(self._totals, {"policy/entropy": float(share)})
         is_finite = bool(torch.isfinite(output.loss))
         if self._failure is None and not is_finite:
-            self._failure = _failure(output.loss, log_probs, batch)
+            self._failure = _failure(output.loss, log_probs, batch, kl)
         return is_finite
 
     def over_ranks(self, ranks: Ranks) -> dict[str, float]:
@@ -53,13 +55,20 @@ def _add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
         totals[name] = totals[name] + value if name in totals else value
 
 
-def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
+def _failure(loss: Tensor, log_probs: Tensor, batch: Batch, kl: Tensor | None) -> tuple[str, list[int]]:
     """Return an error message for a loss that is not finite, and the rows of the step that caused it."""
     # bool [N], True for rows whose log-probs and advantages are all finite.
     finite = torch.isfinite(torch.where(batch.predicted_mask, log_probs, 0)).all(dim=-1)
     finite &= torch.isfinite(batch.advantages).reshape(len(finite), -1).all(dim=-1)
     rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()
     value = float(loss.detach())
+    if not rows and kl is not None and not torch.isfinite(kl).all():
+        rows = batch.row_index[~torch.isfinite(kl).all(dim=-1).to(batch.row_index.device)].tolist()
+        return (
+            f"the loss is {value}: the KL over the whole vocabulary is not finite in rows {rows[:8]}, where the "
+            "teacher or the reference gives probability 0 to a token of the policy; set teacher_kl='sampled', or "
+            "another kl_estimator than 'full'"
+        ), rows
     if not rows:
         return f"the loss is {value} though every log-prob and advantage is finite", rows
     return f"the loss is {value}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
