@@ -350,6 +350,18 @@ def test_a_teacher_that_overflows_names_the_sample(options: dict[str, Any]) -> N
     assert trainer.train(toy.PROMPTS[:2])["teacher/kl"] > 0
 
 
+def test_a_teacher_that_excludes_an_id_has_no_kl_over_the_vocabulary() -> None:
+    """Of sampled tokens its signal is clamped; over the vocabulary the KL is infinite, which the error says."""
+    teacher = make_teacher_model()
+    with torch.no_grad():
+        teacher.head.bias[3] = -torch.inf
+    assert train(teacher=teacher, max_steps=1)["teacher/excluded_share"] > 0
+    with pytest.raises(
+        NonFiniteError, match=r"step 1: .*the KL over the whole vocabulary is not finite in rows \[0, 1"
+    ):
+        train(teacher=teacher, max_steps=1, **FULL)
+
+
 def show_the_best_sibling(row: Any, verdict: Any, siblings: Any) -> list[int] | None:
     """The tokens of the best other completion before the prompt; the policy's prompt where none is better."""
     best = max(siblings, key=lambda sibling: sibling.reward)

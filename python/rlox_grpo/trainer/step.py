@@ -94,7 +94,7 @@ def take_optimizer_step(
             log_probs, entropy, *kl = updater.forward(batch)
             terms = {"distribution_kl": kl[0]} if kl else {}
             output = compute_loss(log_probs, batch, entropy=entropy, **terms)
-            report.add(output, log_probs, entropy, batch)
+            report.add(output, log_probs, entropy, batch, *kl)
             # Also for a loss that is not finite: every rank must join the collectives of sharded weights.
             updater.backward(output.loss, is_last=index + 1 == len(batches))
         # The first collective after the micro-batches, where ranks learn of a loss of another that is not finite.

@@ -19,11 +19,13 @@ class StepReport:
         self._totals: dict[str, float] = {}
         self._failure: tuple[str, list[int]] | None = None
 
-    def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
-        """Add one micro-batch. Return whether its loss is finite."""
+    def add(
+        self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch, kl: Tensor | None = None
+    ) -> bool:
+        """Add one micro-batch, with ``kl`` ``[N, T]`` over the whole vocabulary. Return whether its loss is finite."""
         is_finite = bool(torch.isfinite(output.loss))
         if self._failure is None and not is_finite:
-            self._failure = _failure(output.loss, log_probs, batch)
+            self._failure = _failure(output.loss, log_probs, batch, kl)
         if batch.totals.num_loss_tokens == 0:  # a step of demonstrations alone has no mean over the policy's tokens
             _add(
                 self._totals, {name: float(value) for name, value in output.metrics.items() if name.startswith("demo/")}
@@ -58,13 +60,20 @@ def _add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
         totals[name] = totals[name] + value if name in totals else value
 
 
-def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
+def _failure(loss: Tensor, log_probs: Tensor, batch: Batch, kl: Tensor | None) -> tuple[str, list[int]]:
     """Return an error message for a loss that is not finite, and the rows of the step that caused it."""
     # bool [N], True for rows whose log-probs and advantages are all finite.
     finite = torch.isfinite(torch.where(batch.predicted_mask, log_probs, 0)).all(dim=-1)
     finite &= torch.isfinite(batch.advantages).reshape(len(finite), -1).all(dim=-1)
     rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()
     value = float(loss.detach())
+    if not rows and kl is not None and not torch.isfinite(kl).all():
+        rows = batch.row_index[~torch.isfinite(kl).all(dim=-1).to(batch.row_index.device)].tolist()
+        return (
+            f"the loss is {value}: the KL over the whole vocabulary is not finite in rows {rows[:8]}, where the "
+            "teacher or the reference gives probability 0 to a token of the policy; set teacher_kl='sampled', or "
+            "another kl_estimator than 'full'"
+        ), rows
     if not rows:
         return f"the loss is {value} though every log-prob and advantage is finite", rows
     return f"the loss is {value}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
