@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import gather_shards, shard_like
+from rlox_grpo.distributed.shards import gather_shards, local_shard, shard_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.sharding import Shards
@@ -128,6 +128,8 @@ class TorchUpdater:
 
     def _sum_gradients(self) -> None:
         """Sum the gradients over ranks. A parameter that no rank used has no gradient afterwards."""
+        if self.is_sharded:  # summed already
+            self._drop_unused()
         if self._ranks.size == 1 or self.is_sharded:
             return
         gradients = self._gradients()
@@ -148,6 +150,23 @@ class TorchUpdater:
                 by_dtype[gradients[name].dtype].append(gradients[name])
         for tensors in by_dtype.values():
             self._ranks.sum_tensors(tensors)
+
+    def _drop_unused(self) -> None:
+        """Drop the gradients of shards that are 0 on every rank.
+
+        FSDP2 gives zeros to a parameter that no rank used, such as a vision tower in a step without pictures. With a
+        gradient of 0, AdamW would move it by its momentum and decay; without one it stays, as in one process.
+        """
+        named = [parameter for parameter in self._named.values() if parameter.grad is not None]
+        if not named:
+            return
+        # float [parameters], the sums of absolute values, which do not underflow as squares do.
+        sums = torch.stack(torch._foreach_norm([local_shard(parameter.grad) for parameter in named], 1))
+        used = (sums != 0).to(torch.int32)  # NaN is used
+        self._ranks.sum_tensors([used])
+        for parameter, count in zip(named, used.tolist(), strict=True):
+            if not count:
+                parameter.grad = None
 
     def _clip_gradients(self) -> float:
         """Clip the gradients in place. Returns their norm before the clipping.
