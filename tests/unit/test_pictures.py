@@ -299,6 +299,14 @@ WRONG_ROWS = [
         r"prompts\[0\] has an entry of the type 'image' with the key 'source', which is not read: put its picture",
     ),
     (
+        {"prompt": user([{"type": "image", "image": PICTURE, "max_pixels": 256}])},
+        r"prompts\[0\] has an entry of the type 'image' with the key 'max_pixels', which is not read: .* processor",
+    ),
+    (
+        {"prompt": user([{"type": "image", "image": PICTURE, "path": "other.png"}])},
+        r"prompts\[0\] has an entry of the type 'image' with a picture under 'image' and one under 'path': keep one",
+    ),
+    (
         {"prompt": user({"type": "image", "image": PICTURE})},
         r"prompts\[0\], message 0 has a part of the type 'image'",
     ),
@@ -592,13 +600,12 @@ CONFLICTS = [
 
 def test_settings_that_take_no_pictures_yet_say_so(qwen: tuple[Any, Any]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
-    from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.model.processor import make_reader
 
     model, processor = qwen
     for options, message in CONFLICTS:
         config = GRPOConfig.create(**options)
-        read, reason = make_reader(model, processor.tokenizer, processor, "", config, Ranks())
+        read, reason = make_reader(model, processor.tokenizer, processor, "", config)
         assert read is None
         assert message in reason
         with pytest.raises(ValueError, match="pictures in prompts are not supported yet"):
