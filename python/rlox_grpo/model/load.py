@@ -18,6 +18,7 @@ from rlox_grpo.errors import ConfigError, import_extra
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
+    call_auto_class,
     find_device,
     find_gpu,
     give_storage,
@@ -101,7 +102,7 @@ def load_policy(
         _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = _load_tokenizer(model.name_or_path)
-    reader, no_pictures = make_reader(model, tokenizer, processor, source, config, ranks)
+    reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
     refuse_other_architectures(model, has_reader=reader is not None)
     if config.freeze_vision:
         freeze_vision(model)
@@ -264,7 +265,7 @@ def _load_pretrained(
     try:
         with _log_retries_once():
             made = _make_blank(source, config) if in_shards else None
-            model: Any = _load_whole(source, settings) if made is None else made[0]
+            model: Any = call_auto_class("from_pretrained", source, **settings) if made is None else made[0]
     except (OSError, ValueError) as error:
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
@@ -282,19 +283,6 @@ def _load_pretrained(
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
-
-
-def _load_whole(source: str, settings: Mapping[str, Any]) -> Any:
-    """Load a causal language model; if transformers has none for this config, a vision-language model."""
-    try:
-        return transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
-    except ValueError as error:
-        if "Model type should be one of" not in str(error):
-            raise
-        try:
-            return transformers.AutoModelForImageTextToText.from_pretrained(source, **settings)
-        except ValueError as other:
-            raise (error if "Model type should be one of" in str(other) else other) from None
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:

@@ -10,7 +10,6 @@ import transformers
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, describe_error, import_extra
 from rlox_grpo.model.load_checks import reads_pictures, refuse_unusable_processor
 from rlox_grpo.model.vision import find_language_model, list_outer_parameters
@@ -38,7 +37,7 @@ def split_processor(tokenizer: Any, processor: Any) -> tuple[Any, Any]:
 
 
 def make_reader(
-    model: Any, tokenizer: Any, processor: Any, source: str, config: GRPOConfig, ranks: Ranks
+    model: Any, tokenizer: Any, processor: Any, source: str, config: GRPOConfig
 ) -> tuple[PictureReader | None, str]:
     """Return the reader of pictures for ``model``, or None and the reason why prompts can have none.
 
@@ -48,7 +47,6 @@ def make_reader(
         processor: that of the user; None loads the processor beside the model, if the model reads pictures.
         source: the model's path or hub id, or "".
         config: all options.
-        ranks: all ranks of the run.
 
     Raises:
         ValueError: the user's processor does not fit the model or the tokenizer.
@@ -59,7 +57,7 @@ def make_reader(
             name = type(model).__name__
             raise ValueError(f"processor is a {type(processor).__name__}, and model is a {name}: {NO_PROCESSOR}")
         return None, NO_PROCESSOR
-    if (reason := _find_conflict(config, ranks)) is not None:
+    if (reason := _find_conflict(config)) is not None:
         return None, reason
     try:
         if processor is None:
@@ -74,14 +72,12 @@ def make_reader(
         return None, reason
 
 
-def _find_conflict(config: GRPOConfig, ranks: Ranks) -> str | None:
+def _find_conflict(config: GRPOConfig) -> str | None:
     """Return why these options take no pictures yet; None if they do."""
     stages = config.split()
     yet = "pictures in prompts are not supported yet"
     if config.engine != "hf":
         return f"{yet} with engine={config.engine!r}: set engine='hf'"
-    if ranks.size > 1:
-        return f"{yet} on {ranks.size} ranks: train in one process"
     if stages.sharding.updater != "torch":
         return f"{yet} with updater={stages.sharding.updater!r}: set updater='torch'"
     if config.mutual_information_steps:

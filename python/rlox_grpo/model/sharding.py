@@ -14,6 +14,8 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import local_shard
 from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
+from rlox_grpo.model.load_checks import reads_pictures
+from rlox_grpo.model.vision import find_language_model
 
 T = TypeVar("T")
 
@@ -113,7 +115,12 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """Return the decoder blocks, whose classes transformers lists in ``_no_split_modules``; none for other modules."""
+    """Return the decoder blocks, whose classes transformers lists in ``_no_split_modules``; none for other modules.
+
+    The blocks of a vision tower are left out. The tower runs only on ranks whose rows have pictures, and a block is
+    gathered by all ranks together; with the root it is gathered for every forward pass, pictures or none.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    inside = (find_language_model(base) if reads_pictures(base) else None) or base
+    return [module for module in inside.modules() if type(module).__name__ in names]
