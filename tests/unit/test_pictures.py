@@ -26,7 +26,7 @@ from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts
-from rlox_grpo.prompts.pictures import PictureReader, read_picture
+from rlox_grpo.prompts.pictures import PictureReader, digest_picture, read_picture, shrink_picture
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
@@ -174,6 +174,39 @@ def test_pillow_is_imported_at_the_first_picture() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_image_max_pixels_bounds_the_processed_size(qwen: tuple[Any, Any]) -> None:
+    """The processor has 16 × 16 pixels a token; 2 × 1 tokens are left of 4 × 2, and a small picture stays."""
+    model, processor = qwen
+    trainer = GRPO(copy.deepcopy(model), score, processor=processor, image_max_pixels=32 * 16, **SETTINGS)
+    wide, small = draw_picture(1, 64, 32), draw_picture(2, 16, 16)
+    prompt = trainer.prompts.read([{"prompt": "x", "images": [wide, small]}])[0]
+    assert [picture.num_features for picture in prompt.pictures] == [2, 1]
+    (before,) = load([{"prompt": "x", "images": [small]}], trainer.policy.reader)[0].pictures
+    assert before.digest == digest_picture(small)
+    for width, height, most in ((6000, 30, 100), (30, 6000, 1), (1000, 1000, 999), (7, 5, 35)):
+        shrunk = shrink_picture(Image.new("RGB", (width, height)), most)
+        assert 1 <= shrunk.width * shrunk.height <= most
+
+
+def test_image_max_pixels_needs_pictures() -> None:
+    with pytest.raises(ConfigError, match="image_max_pixels=64 and prompts can have no pictures: pictures need a vis"):
+        GRPO(ToyLM(), share_of_target, image_max_pixels=64, log_to=())
+
+
+def test_a_stream_has_rows_with_and_without_pictures(qwen: tuple[Any, Any]) -> None:
+    """Each row is read alone, so the column makes messages of its prompt, with pictures or without."""
+    model, processor = qwen
+    trainer = GRPO(copy.deepcopy(model), score, processor=processor, **SETTINGS)
+    rows = [{"prompt": "x", "images": []}] * 18 + [{"prompt": "y", "images": [PICTURE]}, {"prompt": "z", "images": None}]
+    stream = trainer.prompts.open_stream(lambda: iter(rows), 0)
+    prompts = stream.take(20)
+    assert [len(prompt.pictures) for prompt in prompts] == [0] * 18 + [1, 0]
+    assert {type(prompt.source) for prompt in prompts} == {list}
+    turning = trainer.prompts.open_stream(lambda: iter([{"prompt": "x"}] * 18 + rows[18:]), 0)
+    with pytest.raises(ValueError, match="row 18 of the stream: .* is chat messages and prompts.0. text"):
+        turning.take(20)
 
 
 # --- errors ---
@@ -532,8 +565,11 @@ def test_a_path_is_loaded_with_its_processor(family: str, tmp_path: Path) -> Non
     assert type(trainer.model) is type(model)
     metrics = trainer.train([{"prompt": "x", "images": [PICTURE]}])
     assert np.isfinite(metrics["mean_reward"])
+    assert (metrics["images/per_prompt"], metrics["images/distinct"]) == (1, 1)
     prompt = trainer.prompts.read([{"prompt": "x", "images": [PICTURE]}])[0]
-    assert len(prompt.pictures) == 1
+    (picture,) = prompt.pictures
+    assert metrics["images/tokens"] == len(picture.token_ids)
+    assert metrics["images/tokens_share"] == len(picture.token_ids) / len(prompt.token_ids)
 
 
 def test_a_killed_run_resumes_to_the_same_weights(qwen: tuple[Any, Any], tmp_path: Path) -> None:

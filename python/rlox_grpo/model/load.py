@@ -83,7 +83,8 @@ def load_policy(
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
-            without an adapter, with a model object or with a GGUF file.
+            without an adapter, with a model object or with a GGUF file, or if ``image_max_pixels`` is set and prompts
+            can have no pictures.
         ImportError: if LoRA is used and peft is not installed.
     """
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
@@ -103,6 +104,8 @@ def load_policy(
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = _load_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
+    if reader is None and config.image_max_pixels is not None:
+        raise ConfigError(f"image_max_pixels={config.image_max_pixels} and prompts can have no pictures: {no_pictures}")
     refuse_other_architectures(model, has_reader=reader is not None)
     if config.freeze_vision:
         freeze_vision(model)

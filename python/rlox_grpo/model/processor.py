@@ -63,7 +63,7 @@ def make_reader(
         if processor is None:
             processor = _load_processor(model, source)
             refuse_unusable_processor(processor)
-        return _check_reader(model, tokenizer, processor), ""
+        return _check_reader(model, tokenizer, processor, config.image_max_pixels), ""
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         if is_asked:
             raise
@@ -103,7 +103,7 @@ def _load_processor(model: Any, source: str) -> Any:
     return load(sources[-1])
 
 
-def _check_reader(model: Any, tokenizer: Any, processor: Any) -> PictureReader:
+def _check_reader(model: Any, tokenizer: Any, processor: Any, max_pixels: int | None) -> PictureReader:
     """Return the reader; raise ValueError if processor, tokenizer and model do not belong together."""
     if tokenizer.get_vocab() != processor.tokenizer.get_vocab():
         raise ValueError(
@@ -115,7 +115,9 @@ def _check_reader(model: Any, tokenizer: Any, processor: Any) -> PictureReader:
     if not marks:
         raise ValueError(f"the config of {type(model).__name__} has no image_token_id: pictures cannot be placed")
     excluded = [*dict.fromkeys(marks)]
-    return PictureReader(processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded)
+    return PictureReader(
+        processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded, max_pixels=max_pixels
+    )
 
 
 def _get_base(model: Any) -> Any:
