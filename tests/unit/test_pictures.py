@@ -23,6 +23,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, group_prompt
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.memory import read_shape
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts
@@ -199,7 +200,10 @@ def test_a_stream_has_rows_with_and_without_pictures(qwen: tuple[Any, Any]) -> N
     """Each row is read alone, so the column makes messages of its prompt, with pictures or without."""
     model, processor = qwen
     trainer = GRPO(copy.deepcopy(model), score, processor=processor, **SETTINGS)
-    rows = [{"prompt": "x", "images": []}] * 18 + [{"prompt": "y", "images": [PICTURE]}, {"prompt": "z", "images": None}]
+    rows = [{"prompt": "x", "images": []}] * 18 + [
+        {"prompt": "y", "images": [PICTURE]},
+        {"prompt": "z", "images": None},
+    ]
     stream = trainer.prompts.open_stream(lambda: iter(rows), 0)
     prompts = stream.take(20)
     assert [len(prompt.pictures) for prompt in prompts] == [0] * 18 + [1, 0]
@@ -228,6 +232,12 @@ def animate() -> bytes:
     return encode(draw_picture(0), "GIF", save_all=True, append_images=[draw_picture(1)])
 
 
+def repeat_scans() -> bytes:
+    """A progressive JPEG whose last scan, a pass over all pixels, comes 200 times."""
+    whole = encode(draw_picture(0), "JPEG", progressive=True)
+    return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * 200 + whole[-2:]
+
+
 HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "bomb": (lambda: grow_png(30000, 30000 // 20), "30000 × 1500 pixels: at most 33554432 are decoded"),
     "large bomb": (lambda: grow_png(60000, 4), "60000 × 4 pixels: a side is more than 200 times"),
@@ -237,6 +247,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "animated": (animate, "is animated: pass the frame"),
     # Cut after the second frame's separator: Pillow raises struct.error and IndexError where it looks for a frame.
     "cut animation": (lambda: animate()[: animate().rindex(b",\0\0\0\0") + 3], "is broken or cut off: error"),
+    "scans": (repeat_scans, "is a JPEG of 21[0-9] scans: at most 100 are decoded"),
     "16 bits": (lambda: encode(Image.fromarray(np.zeros((8, 8), np.uint16))), "mode 'I;16', more than 8 bits"),
     "text": (lambda: b"a text file named a.png", "is no picture: expected PNG"),
     "SVG": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no picture: expected PNG"),
@@ -606,6 +617,18 @@ def test_lora_adapts_the_language_model_alone(qwen: tuple[Any, Any]) -> None:
         lora_target_modules=r".*vision_model.*q_proj",
     )
     assert any("vision_model" in name for name, _ in named.model.named_parameters() if "lora_" in name)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "idefics3"])
+def test_the_memory_estimate_knows_a_vision_model_by_its_config(family: str) -> None:
+    """Its weights with the tower's, and adapters in the language model alone."""
+    pytest.importorskip("peft", reason="pip install peft (the extra 'lora')")
+    model, processor = make_tiny_vlm(family)
+    shape = read_shape(model.config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    adapted = GRPO(model, score, processor=processor, lora_rank=2, lora_target_modules="all-linear", **SETTINGS).model
+    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert 2 * shape.adapted_width == trained
 
 
 def test_references_checkpointing_and_several_updates(qwen: tuple[Any, Any]) -> None:

@@ -115,9 +115,7 @@ def _check_reader(model: Any, tokenizer: Any, processor: Any, max_pixels: int | 
     if not marks:
         raise ValueError(f"the config of {type(model).__name__} has no image_token_id: pictures cannot be placed")
     excluded = [*dict.fromkeys(marks)]
-    return PictureReader(
-        processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded, max_pixels=max_pixels
-    )
+    return PictureReader(processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded, max_pixels=max_pixels)
 
 
 def _get_base(model: Any) -> Any:

@@ -37,6 +37,9 @@ MAX_PIXELS = 32 * 2**20
 MAX_ASPECT_RATIO = 200
 """Largest ratio of a picture's sides; Qwen's image processors refuse more."""
 
+MAX_SCANS = 100
+"""Most scans of a JPEG. A progressive one has 10. Each is a pass over all pixels, and a file can hold millions."""
+
 CACHE_BYTES = 2**30
 """Memory for the processed tensors of pictures that were used last, and for the features of a frozen tower."""
 
@@ -45,6 +48,7 @@ _BICUBIC = 3
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+_START_OF_SCAN = b"\xff\xda"
 _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 
 
@@ -77,6 +81,8 @@ def read_picture(value: Any, folder: Path, where: str) -> Image:
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from None
     with opened:
+        if opened.format in ("JPEG", "MPO") and (scans := data.count(_START_OF_SCAN)) > MAX_SCANS:
+            raise ValueError(f"{where} is a JPEG of {scans} scans: at most {MAX_SCANS} are decoded; save it again")
         return _decode(opened, where)
 
 
@@ -171,13 +177,12 @@ def _naming(where: str) -> Iterator[None]:
 
 def shrink_picture(image: Image, max_pixels: int) -> Image:
     """Return a picture of at most ``max_pixels`` pixels, in the same proportions."""
-    width, height = image.size
-    scale = (max_pixels / (width * height)) ** 0.5
+    scale = (max_pixels / (image.width * image.height)) ** 0.5
     if scale >= 1:
         return image
-    # A side of at least 1 pixel; the other one then has at most max_pixels.
-    sides = (max(1, min(int(side * scale), max_pixels)) for side in (width, height))
-    return image.resize(tuple(sides), resample=_BICUBIC)
+    # A side has at least 1 pixel, so that the other one may have max_pixels at most.
+    width, height = (max(1, min(int(side * scale), max_pixels)) for side in image.size)
+    return image.resize((width, height), resample=_BICUBIC)
 
 
 def digest_picture(image: Image) -> str:

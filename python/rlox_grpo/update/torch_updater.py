@@ -157,14 +157,14 @@ class TorchUpdater:
         FSDP2 gives zeros to a parameter that no rank used, such as a vision tower in a step without pictures. With a
         gradient of 0, AdamW would move it by its momentum and decay; without one it stays, as in one process.
         """
-        named = [parameter for parameter in self._named.values() if parameter.grad is not None]
+        named = [(parameter, grad) for parameter in self._named.values() if (grad := parameter.grad) is not None]
         if not named:
             return
         # float [parameters], the sums of absolute values, which do not underflow as squares do.
-        sums = torch.stack(torch._foreach_norm([local_shard(parameter.grad) for parameter in named], 1))
+        sums = torch.stack(list(torch._foreach_norm([local_shard(grad) for _, grad in named], 1)))
         used = (sums != 0).to(torch.int32)  # NaN is used
         self._ranks.sum_tensors([used])
-        for parameter, count in zip(named, used.tolist(), strict=True):
+        for (parameter, _), count in zip(named, used.tolist(), strict=True):
             if not count:
                 parameter.grad = None
 
