@@ -152,6 +152,13 @@ def train_judged(folder: Path, **changes: Any) -> None:
     judged.train_best(folder, JUDGE.url, **{"checkpoint_steps": 3, "max_steps": 8, **changes})
 
 
+def train_pictures(folder: Path, **changes: Any) -> None:
+    """A run of a tiny vision-language model on prompts with pictures and without."""
+    import pictured  # its models need the extra vision
+
+    pictured.train(folder, **{**TINY, **changes})
+
+
 FORKED: dict[str, Callable[[Path], None]] = {
     "toy": train_toy,
     "evaluations": lambda folder: train_toy(folder, held_out=True, eval_steps=2),
@@ -190,6 +197,8 @@ FORKED: dict[str, Callable[[Path], None]] = {
     ),
     "judge and keep_best": train_judged,
     "judge async": lambda folder: train_judged(folder, async_steps=1, checkpoint_steps=1),
+    "pictures": train_pictures,
+    "pictures async": lambda folder: train_pictures(folder, async_steps=1, freeze_vision=True),
     "vllm": train_vllm,
     "vllm async": lambda folder: train_vllm(folder, async_steps=1),
 }
@@ -205,7 +214,10 @@ STRAY_S = 300.0
 """How long a process may outlive what was killed: a rank ends with its launcher once it has imported torch."""
 
 KINDS = (*FORKED, "two ranks")
-HERE = [kind for kind in KINDS if not kind.startswith("vllm") or importlib.util.find_spec("vllm") is not None]
+PACKAGES = {"vllm": "vllm", "pictures": "torchvision"}
+"""First word of a kind → the package that it needs."""
+
+HERE = [kind for kind in KINDS if importlib.util.find_spec(PACKAGES.get(kind.split()[0], "torch")) is not None]
 """Kinds whose packages are installed."""
 
 
@@ -419,7 +431,7 @@ def main() -> int:
     options = parser.parse_args()
     kinds = options.kinds.split(",")
     if unknown := [kind for kind in kinds if kind not in HERE]:
-        parser.error(f"unknown kinds {unknown}, or vLLM is not installed: known are {', '.join(KINDS)}")
+        parser.error(f"unknown kinds {unknown}, or a package is not installed: known are {', '.join(KINDS)}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     with fake_judge(JUDGE):

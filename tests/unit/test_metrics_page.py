@@ -46,9 +46,10 @@ ELSEWHERE = {
     "episode/summary_token_share",
     "replay/staleness",
 }
+ELSEWHERE |= {f"images/{name}" for name in ("per_prompt", "distinct", "tokens", "tokens_share")}
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
-that go away, replayed completions, tasks of reasoning_gym, or a rule on final answers."""
+that go away, replayed completions, tasks of reasoning_gym, pictures, or a rule on final answers."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

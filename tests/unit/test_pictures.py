@@ -23,10 +23,11 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, group_prompt
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.memory import read_shape
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts
-from rlox_grpo.prompts.pictures import PictureReader, read_picture
+from rlox_grpo.prompts.pictures import PictureReader, digest_picture, read_picture, shrink_picture
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
@@ -176,6 +177,42 @@ def test_pillow_is_imported_at_the_first_picture() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_image_max_pixels_bounds_the_processed_size(qwen: tuple[Any, Any]) -> None:
+    """The processor has 16 × 16 pixels a token; 2 × 1 tokens are left of 4 × 2, and a small picture stays."""
+    model, processor = qwen
+    trainer = GRPO(copy.deepcopy(model), score, processor=processor, image_max_pixels=32 * 16, **SETTINGS)
+    wide, small = draw_picture(1, 64, 32), draw_picture(2, 16, 16)
+    prompt = trainer.prompts.read([{"prompt": "x", "images": [wide, small]}])[0]
+    assert [picture.num_features for picture in prompt.pictures] == [2, 1]
+    (before,) = load([{"prompt": "x", "images": [small]}], trainer.policy.reader)[0].pictures
+    assert before.digest == digest_picture(small)
+    for width, height, most in ((6000, 30, 100), (30, 6000, 1), (1000, 1000, 999), (7, 5, 35)):
+        shrunk = shrink_picture(Image.new("RGB", (width, height)), most)
+        assert 1 <= shrunk.width * shrunk.height <= most
+
+
+def test_image_max_pixels_needs_pictures() -> None:
+    with pytest.raises(ConfigError, match="image_max_pixels=64 and prompts can have no pictures: pictures need a vis"):
+        GRPO(ToyLM(), share_of_target, image_max_pixels=64, log_to=())
+
+
+def test_a_stream_has_rows_with_and_without_pictures(qwen: tuple[Any, Any]) -> None:
+    """Each row is read alone, so the column makes messages of its prompt, with pictures or without."""
+    model, processor = qwen
+    trainer = GRPO(copy.deepcopy(model), score, processor=processor, **SETTINGS)
+    rows = [{"prompt": "x", "images": []}] * 18 + [
+        {"prompt": "y", "images": [PICTURE]},
+        {"prompt": "z", "images": None},
+    ]
+    stream = trainer.prompts.open_stream(lambda: iter(rows), 0)
+    prompts = stream.take(20)
+    assert [len(prompt.pictures) for prompt in prompts] == [0] * 18 + [1, 0]
+    assert {type(prompt.source) for prompt in prompts} == {list}
+    turning = trainer.prompts.open_stream(lambda: iter([{"prompt": "x"}] * 18 + rows[18:]), 0)
+    with pytest.raises(ValueError, match="row 18 of the stream: .* is chat messages and prompts.0. text"):
+        turning.take(20)
+
+
 # --- errors ---
 
 
@@ -195,6 +232,12 @@ def animate() -> bytes:
     return encode(draw_picture(0), "GIF", save_all=True, append_images=[draw_picture(1)])
 
 
+def repeat_scans() -> bytes:
+    """A progressive JPEG whose last scan, a pass over all pixels, comes 200 times."""
+    whole = encode(draw_picture(0), "JPEG", progressive=True)
+    return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * 200 + whole[-2:]
+
+
 HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "bomb": (lambda: grow_png(30000, 30000 // 20), "30000 × 1500 pixels: at most 33554432 are decoded"),
     "large bomb": (lambda: grow_png(60000, 4), "60000 × 4 pixels: a side is more than 200 times"),
@@ -204,6 +247,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "animated": (animate, "is animated: pass the frame"),
     # Cut after the second frame's separator: Pillow raises struct.error and IndexError where it looks for a frame.
     "cut animation": (lambda: animate()[: animate().rindex(b",\0\0\0\0") + 3], "is broken or cut off: error"),
+    "scans": (repeat_scans, "is a JPEG of 21[0-9] scans: at most 100 are decoded"),
     "16 bits": (lambda: encode(Image.fromarray(np.zeros((8, 8), np.uint16))), "mode 'I;16', more than 8 bits"),
     "text": (lambda: b"a text file named a.png", "is no picture: expected PNG"),
     "SVG": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no picture: expected PNG"),
@@ -297,6 +341,14 @@ WRONG_ROWS = [
     (
         {"prompt": user([{"type": "image", "source": {"data": "AA=="}}]), "image": PICTURE},
         r"prompts\[0\] has an entry of the type 'image' with the key 'source', which is not read: put its picture",
+    ),
+    (
+        {"prompt": user([{"type": "image", "image": PICTURE, "max_pixels": 256}])},
+        r"prompts\[0\] has an entry of the type 'image' with the key 'max_pixels', which is not read: .* processor",
+    ),
+    (
+        {"prompt": user([{"type": "image", "image": PICTURE, "path": "other.png"}])},
+        r"prompts\[0\] has an entry of the type 'image' with a picture under 'image' and one under 'path': keep one",
     ),
     (
         {"prompt": user({"type": "image", "image": PICTURE})},
@@ -524,8 +576,11 @@ def test_a_path_is_loaded_with_its_processor(family: str, tmp_path: Path) -> Non
     assert type(trainer.model) is type(model)
     metrics = trainer.train([{"prompt": "x", "images": [PICTURE]}])
     assert np.isfinite(metrics["mean_reward"])
+    assert (metrics["images/per_prompt"], metrics["images/distinct"]) == (1, 1)
     prompt = trainer.prompts.read([{"prompt": "x", "images": [PICTURE]}])[0]
-    assert len(prompt.pictures) == 1
+    (picture,) = prompt.pictures
+    assert metrics["images/tokens"] == len(picture.token_ids)
+    assert metrics["images/tokens_share"] == len(picture.token_ids) / len(prompt.token_ids)
 
 
 def test_a_killed_run_resumes_to_the_same_weights(qwen: tuple[Any, Any], tmp_path: Path) -> None:
@@ -564,6 +619,18 @@ def test_lora_adapts_the_language_model_alone(qwen: tuple[Any, Any]) -> None:
     assert any("vision_model" in name for name, _ in named.model.named_parameters() if "lora_" in name)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "idefics3"])
+def test_the_memory_estimate_knows_a_vision_model_by_its_config(family: str) -> None:
+    """Its weights with the tower's, and adapters in the language model alone."""
+    pytest.importorskip("peft", reason="pip install peft (the extra 'lora')")
+    model, processor = make_tiny_vlm(family)
+    shape = read_shape(model.config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    adapted = GRPO(model, score, processor=processor, lora_rank=2, lora_target_modules="all-linear", **SETTINGS).model
+    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert 2 * shape.adapted_width == trained
+
+
 def test_references_checkpointing_and_several_updates(qwen: tuple[Any, Any]) -> None:
     """A frozen reference, recomputed activations, old log-probs and micro-batches read pictures like the policy."""
     model, processor = qwen
@@ -592,13 +659,12 @@ CONFLICTS = [
 
 def test_settings_that_take_no_pictures_yet_say_so(qwen: tuple[Any, Any]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
-    from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.model.processor import make_reader
 
     model, processor = qwen
     for options, message in CONFLICTS:
         config = GRPOConfig.create(**options)
-        read, reason = make_reader(model, processor.tokenizer, processor, "", config, Ranks())
+        read, reason = make_reader(model, processor.tokenizer, processor, "", config)
         assert read is None
         assert message in reason
         with pytest.raises(ValueError, match="pictures in prompts are not supported yet"):

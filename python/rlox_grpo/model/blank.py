@@ -90,8 +90,21 @@ class StoredWeights:
         return rows.flatten()[start % row :][: stop - start]
 
 
+def call_auto_class(method: str, *arguments: Any, **options: Any) -> Any:
+    """Make a causal language model by ``method``; if transformers has none for this config, a vision-language model."""
+    try:
+        return getattr(transformers.AutoModelForCausalLM, method)(*arguments, **options)
+    except ValueError as error:
+        if "Model type should be one of" not in str(error):
+            raise
+        try:
+            return getattr(transformers.AutoModelForImageTextToText, method)(*arguments, **options)
+        except ValueError as other:
+            raise (error if "Model type should be one of" in str(other) else other) from None
+
+
 def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
-    """Build a blank causal language model in float32, and find the files of its weights.
+    """Build a blank causal or vision-language model in float32, and find the files of its weights.
 
     Raises:
         UnreadableError: the names of the weights differ from those in the model, or the weights are not in safetensors
@@ -103,8 +116,7 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
         raise UnreadableError("the checkpoint is quantized")
     config.dtype = torch.float32
     with _parameters_on_meta():
-        make: Any = transformers.AutoModelForCausalLM.from_config
-        model = make(config)
+        model = call_auto_class("from_config", config)
     if model.can_generate():
         with suppress(OSError):  # without one, that of the model's config stays
             model.generation_config = transformers.GenerationConfig.from_pretrained(source)

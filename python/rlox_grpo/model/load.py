@@ -19,6 +19,7 @@ from rlox_grpo.model.adapted_layers import describe_partial_adapter
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
+    call_auto_class,
     find_device,
     find_gpu,
     give_storage,
@@ -83,7 +84,8 @@ def load_policy(
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
-            without an adapter, with a model object or with a GGUF file.
+            without an adapter, with a model object or with a GGUF file, or if ``image_max_pixels`` is set and prompts
+            can have no pictures.
         ImportError: if LoRA is used and peft is not installed.
     """
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
@@ -102,7 +104,9 @@ def load_policy(
         _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = _load_tokenizer(model.name_or_path)
-    reader, no_pictures = make_reader(model, tokenizer, processor, source, config, ranks)
+    reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
+    if reader is None and config.image_max_pixels is not None:
+        raise ConfigError(f"image_max_pixels={config.image_max_pixels} and prompts can have no pictures: {no_pictures}")
     refuse_other_architectures(model, has_reader=reader is not None)
     if config.freeze_vision:
         freeze_vision(model)
@@ -265,7 +269,7 @@ def _load_pretrained(
     try:
         with _log_retries_once():
             made = _make_blank(source, config) if in_shards else None
-            model: Any = _load_whole(source, settings) if made is None else made[0]
+            model: Any = call_auto_class("from_pretrained", source, **settings) if made is None else made[0]
     except (OSError, ValueError) as error:
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
@@ -283,19 +287,6 @@ def _load_pretrained(
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
-
-
-def _load_whole(source: str, settings: Mapping[str, Any]) -> Any:
-    """Load a causal language model; if transformers has none for this config, a vision-language model."""
-    try:
-        return transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
-    except ValueError as error:
-        if "Model type should be one of" not in str(error):
-            raise
-        try:
-            return transformers.AutoModelForImageTextToText.from_pretrained(source, **settings)
-        except ValueError as other:
-            raise (error if "Model type should be one of" in str(other) else other) from None
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:

@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.blank import call_auto_class
 from rlox_grpo.model.experts import count_adapter, count_experts_per_token, measure_shared_width
+from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.quantize import BYTES, count_weights
+from rlox_grpo.model.vision import find_language_model
 
 
 @dataclass(frozen=True)
@@ -146,15 +149,13 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
 
 
 def read_shape(config: Any, targets: str | tuple[str, ...] = "all-linear") -> ModelShape:
-    """Return the sizes of the causal LM that a transformers ``config`` describes, without allocating weights.
+    """Return the sizes of the causal or vision-language model of a transformers ``config``, without allocating weights.
 
     Raises:
-        ValueError: if the model type has no causal LM, or if its config uses other names for the sizes.
+        ValueError: if the model type is neither, or if its config uses other names for the sizes.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model: nn.Module = call_auto_class("from_config", config)
     shape = measure_shape(model, targets)
     if shape is None:
         raise ValueError(f"the sizes of model type {config.model_type!r} are not known to the estimate")
@@ -168,7 +169,8 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
     wanted = (targets,) if isinstance(targets, str) else targets
     # A LoRA matrix pair of rank r on a layer of in × out has r · (in + out) parameters.
     width = 0
-    for name, module in base.named_modules():
+    decoder = find_language_model(base) if reads_pictures(base) else None  # adapters leave a vision tower out
+    for name, module in (base if decoder is None else decoder).named_modules():
         path = name.split(".")
         if not isinstance(module, nn.Linear) or module.weight is head or "lora_" in name or "default" in path:
             continue

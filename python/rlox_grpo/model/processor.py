@@ -10,7 +10,6 @@ import transformers
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, describe_error, import_extra
 from rlox_grpo.model.load_checks import reads_pictures, refuse_unusable_processor
 from rlox_grpo.model.vision import find_language_model, list_outer_parameters
@@ -38,7 +37,7 @@ def split_processor(tokenizer: Any, processor: Any) -> tuple[Any, Any]:
 
 
 def make_reader(
-    model: Any, tokenizer: Any, processor: Any, source: str, config: GRPOConfig, ranks: Ranks
+    model: Any, tokenizer: Any, processor: Any, source: str, config: GRPOConfig
 ) -> tuple[PictureReader | None, str]:
     """Return the reader of pictures for ``model``, or None and the reason why prompts cannot have pictures.
 
@@ -49,7 +48,6 @@ def make_reader(
             pictures.
         source: the model's path or hub id, or "".
         config: all options.
-        ranks: all ranks of the run.
 
     Raises:
         ValueError: the user's processor does not fit the model or the tokenizer.
@@ -60,13 +58,13 @@ def make_reader(
             name = type(model).__name__
             raise ValueError(f"processor is a {type(processor).__name__}, and model is a {name}: {NO_PROCESSOR}")
         return None, NO_PROCESSOR
-    if (reason := _find_conflict(config, ranks)) is not None:
+    if (reason := _find_conflict(config)) is not None:
         return None, reason
     try:
         if processor is None:
             processor = _load_processor(model, source)
             refuse_unusable_processor(processor)
-        return _check_reader(model, tokenizer, processor), ""
+        return _check_reader(model, tokenizer, processor, config.image_max_pixels), ""
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         if is_asked:
             raise
@@ -75,14 +73,12 @@ def make_reader(
         return None, reason
 
 
-def _find_conflict(config: GRPOConfig, ranks: Ranks) -> str | None:
+def _find_conflict(config: GRPOConfig) -> str | None:
     """Return why these options take no pictures yet; None if they do."""
     stages = config.split()
     yet = "pictures in prompts are not supported yet"
     if config.engine != "hf":
         return f"{yet} with engine={config.engine!r}: set engine='hf'"
-    if ranks.size > 1:
-        return f"{yet} on {ranks.size} ranks: train in one process"
     if stages.sharding.updater != "torch":
         return f"{yet} with updater={stages.sharding.updater!r}: set updater='torch'"
     if config.mutual_information_steps:
@@ -108,7 +104,7 @@ def _load_processor(model: Any, source: str) -> Any:
     return load(sources[-1])
 
 
-def _check_reader(model: Any, tokenizer: Any, processor: Any) -> PictureReader:
+def _check_reader(model: Any, tokenizer: Any, processor: Any, max_pixels: int | None) -> PictureReader:
     """Return the reader; raise ValueError if processor, tokenizer and model do not belong together."""
     if tokenizer.get_vocab() != processor.tokenizer.get_vocab():
         raise ValueError(
@@ -120,7 +116,7 @@ def _check_reader(model: Any, tokenizer: Any, processor: Any) -> PictureReader:
     if not marks:
         raise ValueError(f"the config of {type(model).__name__} has no image_token_id: pictures cannot be placed")
     excluded = [*dict.fromkeys(marks)]
-    return PictureReader(processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded)
+    return PictureReader(processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded, max_pixels=max_pixels)
 
 
 def _get_base(model: Any) -> Any:

@@ -14,6 +14,8 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import local_shard
 from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
+from rlox_grpo.model.load_checks import reads_pictures
+from rlox_grpo.model.vision import find_language_model, list_outer_parameters
 
 T = TypeVar("T")
 
@@ -33,6 +35,13 @@ class Shards:
     blank: nn.Module
     root: ForwardModule
     gather_dtype: torch.dtype | None = None
+
+    def list_tower(self) -> list[nn.Parameter]:
+        """Return the parameters of the vision tower, which a step without pictures does not use; [] without a tower."""
+        base: Any = _get_base(self.model)
+        if not reads_pictures(base) or (text := find_language_model(base)) is None:
+            return []
+        return list_outer_parameters(base.base_model, text)
 
     def run(self, call: Callable[[], T]) -> T:
         """Return ``call()``, in which the model can run forward; a collective."""
@@ -113,7 +122,17 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """Return the decoder blocks, whose classes transformers lists in ``_no_split_modules``; none for other modules."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    """Return the decoder blocks, whose classes transformers lists in ``_no_split_modules``; none for other modules.
+
+    The blocks of a vision tower are left out. The tower runs only on ranks whose rows have pictures, and a block is
+    gathered by all ranks together; with the root it is gathered for every forward pass, pictures or none.
+    """
+    base = _get_base(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    inside = (find_language_model(base) if reads_pictures(base) else None) or base
+    return [module for module in inside.modules() if type(module).__name__ in names]
+
+
+def _get_base(model: Any) -> Any:
+    """Return the model inside an adapter; other models as they are."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

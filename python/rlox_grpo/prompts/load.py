@@ -123,14 +123,17 @@ def load_prompts(
 def _read_pictures(
     rows: Sequence[tuple[Any, Mapping[str, Any]]], reader: PictureReader, folder: Path
 ) -> tuple[list[tuple[Any, Mapping[str, Any]]], list[tuple[Picture, ...]]]:
-    """Return the rows with prompts as messages, if any row has pictures, and the pictures of each row."""
+    """Return the rows with prompts as messages, if any row has pictures or a column of them, and the pictures.
+
+    The column decides where no row has pictures, because the rows of a stream are read one at a time.
+    """
     sources, values = [], []
     for index, (source, row) in enumerate(rows):
         # A column renamed to `prompt` may be written by a template, so the pictures are those of the row.
         written, ordered = insert_pictures(source, list_pictures(row, f"prompts[{index}]"), f"prompts[{index}]")
         sources.append(written)
         values.append(ordered)
-    if not any(values):
+    if not any(values) and not any(name in row for _, row in rows for name in PICTURE_COLUMNS):
         return list(rows), [()] * len(rows)
     pictures = [
         tuple(reader.read(value, folder, f"prompts[{index}], picture {number}") for number, value in enumerate(ordered))

@@ -18,8 +18,8 @@ TAG = "<image>"
 _KEYS = ("image", "image_url", "url", "path", "base64", "data")
 """Keys of an entry of a message that hold its picture."""
 
-_EMPTY_KEYS = frozenset({"type", "text", "index", "detail", *_KEYS})
-"""Keys of an entry without a picture. Another key, such as ``source``, may hold a picture that would be left out."""
+_READ_KEYS = frozenset({"type", "text", "index", "detail", *_KEYS})
+"""Keys of a picture's entry. Another key may hold a picture, as ``source``, or change its size, as ``max_pixels``."""
 
 
 def list_pictures(row: Mapping[str, Any], where: str) -> list[Any]:
@@ -65,11 +65,11 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
         raise ValueError(f"{where} is token ids and has pictures: give its prompt as text or as chat messages")
     else:
         return source, []
-    for entry in filter(_is_empty_picture, _list_entries(messages)):
-        if names := sorted(str(key) for key in entry.keys() - _EMPTY_KEYS if entry[key] is not None):
+    for entry in filter(is_picture, _list_entries(messages)):
+        if names := sorted(str(key) for key in entry.keys() - _READ_KEYS if entry[key] is not None):
             raise ValueError(
                 f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
-                f"its picture under 'image', or drop the key"
+                "its picture under 'image', set the size of all pictures by the processor, or drop the key"
             )
     waiting, ordered = list(pictures), []
     count = sum(_is_empty_picture(entry) for entry in _list_entries(messages))
@@ -178,7 +178,12 @@ def _is_empty_picture(entry: Any) -> bool:
 
 def _take_picture(entry: Mapping[str, Any], where: str) -> Any:
     """Return the picture that an entry holds."""
-    name, value = next((key, entry[key]) for key in _KEYS if entry.get(key) is not None)
+    (name, value), *others = [(key, entry[key]) for key in _KEYS if entry.get(key) is not None]
+    if others:
+        raise ValueError(
+            f"{where} has an entry of the type {entry['type']!r} with a picture under {name!r} and one under "
+            f"{others[0][0]!r}: keep one of them"
+        )
     if name == "image_url" and isinstance(value, Mapping):
         value = value.get("url")
     if isinstance(value, str) and name in ("base64", "data"):

@@ -37,11 +37,18 @@ MAX_PIXELS = 32 * 2**20
 MAX_ASPECT_RATIO = 200
 """Largest ratio of a picture's sides; Qwen's image processors refuse more."""
 
+MAX_SCANS = 100
+"""Most scans of a JPEG. A progressive one has 10. Each is a pass over all pixels, and a file can hold millions."""
+
 CACHE_BYTES = 2**30
 """Memory for the processed tensors of pictures that were used last, and for the features of a frozen tower."""
 
+_BICUBIC = 3
+"""``PIL.Image.Resampling.BICUBIC``; Pillow is imported with the first picture."""
+
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+_START_OF_SCAN = b"\xff\xda"
 _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 
 
@@ -74,6 +81,8 @@ def read_picture(value: Any, folder: Path, where: str) -> Image:
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from None
     with opened:
+        if opened.format in ("JPEG", "MPO") and (scans := data.count(_START_OF_SCAN)) > MAX_SCANS:
+            raise ValueError(f"{where} is a JPEG of {scans} scans: at most {MAX_SCANS} are decoded; save it again")
         return _decode(opened, where)
 
 
@@ -166,6 +175,16 @@ def _naming(where: str) -> Iterator[None]:
         raise ValueError(f"{where} is broken or cut off: {type(error).__name__}: {error}") from None
 
 
+def shrink_picture(image: Image, max_pixels: int) -> Image:
+    """Return a picture of at most ``max_pixels`` pixels, in the same proportions."""
+    scale = (max_pixels / (image.width * image.height)) ** 0.5
+    if scale >= 1:
+        return image
+    # A side has at least 1 pixel, so that the other one may have max_pixels at most.
+    width, height = (max(1, min(int(side * scale), max_pixels)) for side in image.size)
+    return image.resize((width, height), resample=_BICUBIC)
+
+
 def digest_picture(image: Image) -> str:
     """Return a digest of size and pixels, 32 hexadecimal digits."""
     return hashlib.sha256(b"%d %d " % image.size + image.tobytes()).hexdigest()[:32]
@@ -195,8 +214,9 @@ class PictureReader:
         image_token_id: int,
         excluded_ids: Sequence[int],
         cache_bytes: int = CACHE_BYTES,
+        max_pixels: int | None = None,
     ) -> None:
-        """Store the processor.
+        """Store the processor. Pictures of more than ``max_pixels`` are made smaller; None: they are not.
 
         Raises:
             ValueError: the processor has no image token, or its tokenizer writes it as several tokens.
@@ -213,7 +233,7 @@ class PictureReader:
             raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
         self.placeholder_id = int(ids[0])
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._max_pixels = tokenizer, max_pixels
         self._lock = threading.Lock()
         # The prompts hold the records. Those of a stream, with the pictures of their rows, go after their step.
         self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
@@ -237,7 +257,7 @@ class PictureReader:
 
     def read(self, value: Any, folder: Path, where: str) -> Picture:
         """Return the record of a picture; equal pictures have the same record. See :func:`read_picture`."""
-        image = read_picture(value, folder, where)
+        image = self._read_image(value, folder, where)
         digest = digest_picture(image)
         with self._lock:
             if (before := self._pictures.get(digest)) is not None:
@@ -247,7 +267,7 @@ class PictureReader:
         def read_tensors() -> Mapping[str, Tensor]:
             with self._lock:
                 if digest not in self._tensors:
-                    again = read_picture(value, folder, where)
+                    again = self._read_image(value, folder, where)
                     if digest_picture(again) != digest:
                         raise ValueError(f"{where} has changed since it was read first: training needs the same pixels")
                     self._process(digest, again, where)
@@ -256,6 +276,10 @@ class PictureReader:
 
         picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors)
         return self._pictures.setdefault(digest, picture)
+
+    def _read_image(self, value: Any, folder: Path, where: str) -> Image:
+        image = read_picture(value, folder, where)
+        return image if self._max_pixels is None else shrink_picture(image, self._max_pixels)
 
     def _process(self, digest: str, image: Image, where: str) -> Int64Array:
         """Store the tensors of a picture; return the ids that replace its placeholder."""

@@ -227,6 +227,27 @@ def source_metrics(
     return metrics
 
 
+def picture_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Compute the metrics of the pictures in the prompts of a step; empty if no prompt has one.
+
+    Returns:
+        ``images/per_prompt``, the mean number of pictures; ``images/distinct``, the number of distinct pictures;
+        ``images/tokens``, the mean number of tokens of a prompt's pictures; ``images/tokens_share``, the share of
+        these tokens among those of all prompts.
+    """
+    prompts = [scored.group.prompt for scored in groups]
+    shown = [picture for prompt in prompts for picture in prompt.pictures]
+    if not shown:
+        return {}
+    tokens = sum(len(picture.token_ids) for picture in shown)
+    return {
+        "images/per_prompt": len(shown) / len(prompts),
+        "images/distinct": float(len({picture.digest for picture in shown})),
+        "images/tokens": tokens / len(prompts),
+        "images/tokens_share": tokens / sum(len(prompt.token_ids) for prompt in prompts),
+    }
+
+
 def add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
     """Return ``metrics`` and ``progress`` with ``mean_reward`` and ``kl`` added; these are NaN if not measured."""
     nan = float("nan")

@@ -49,7 +49,7 @@ from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import by_name, combined, episode_metrics, source_metrics, step_metrics
+from rlox_grpo.run.metrics import by_name, combined, episode_metrics, picture_metrics, source_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
 from rlox_grpo.trainer.engine_sync import EngineSync
@@ -444,6 +444,7 @@ class TrainStep:
             **({} if self.routing is None else self.routing.finish()),
             **episode_metrics(rollout.groups),
             **source_metrics(rollout.groups, self.is_constant),
+            **picture_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),
         }

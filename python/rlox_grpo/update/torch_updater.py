@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import gather_shards, shard_like
+from rlox_grpo.distributed.shards import gather_shards, local_shard, shard_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.model.sharding import Shards
@@ -62,6 +62,7 @@ class TorchUpdater:
         self.forward = forward if shards is None else shards.wrap(forward)
         self._host = MasterWeights(model, config, masters) if offload else None
         self.masters: Mapping[str, Tensor] = {} if self._host is None else self._host.weights
+        self._tower = [] if shards is None else shards.list_tower()
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.weights_are_whole = True
         self._model = model
@@ -128,6 +129,8 @@ class TorchUpdater:
 
     def _sum_gradients(self) -> None:
         """Sum the gradients over ranks. A parameter that no rank used has no gradient afterwards."""
+        if self.is_sharded:  # summed already
+            self._drop_unused()
         if self._ranks.size == 1 or self.is_sharded:
             return
         gradients = self._gradients()
@@ -148,6 +151,23 @@ class TorchUpdater:
                 by_dtype[gradients[name].dtype].append(gradients[name])
         for tensors in by_dtype.values():
             self._ranks.sum_tensors(tensors)
+
+    def _drop_unused(self) -> None:
+        """Drop the gradients of the vision tower that are 0 on every rank: no rank had pictures in this step.
+
+        FSDP2 gives zeros to a parameter that no rank used. With a gradient of 0, AdamW would move the parameter by its
+        momentum and decay; without a gradient it stays, as in one process.
+        """
+        named = [(parameter, grad) for parameter in self._tower if (grad := parameter.grad) is not None]
+        if not named:
+            return
+        # float [parameters], the sums of absolute values, which do not underflow as squares do.
+        sums = torch.stack(list(torch._foreach_norm([local_shard(grad) for _, grad in named], 1)))
+        counts = (sums != 0).to(torch.int32)  # NaN is used
+        self._ranks.sum_tensors([counts])
+        for (parameter, _), count in zip(named, counts.tolist(), strict=True):
+            if not count:
+                parameter.grad = None
 
     def _clip_gradients(self) -> float:
         """Clip the gradients in place. Returns their norm before the clipping.

@@ -30,3 +30,9 @@ class PromptConfig(Record, title="Prompts"):
     chat_template_kwargs: dict[str, bool | int | float | str] = option(
         {}, "Variables for the tokenizer's chat template, such as {enable_thinking = false}."
     )
+    image_max_pixels: int | None = option(
+        None,
+        "Most pixels of a picture. Larger pictures are made smaller before the processor reads them, in the same "
+        "proportions. None: the processor's own sizes.",
+        ge=1,
+    )
