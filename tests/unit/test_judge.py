@@ -29,7 +29,6 @@ from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, m
 from rlox_grpo.rewards.judge.server import Pace, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
-from rlox_grpo.trainer.sources import make_table
 
 
 @pytest.fixture(autouse=True)
@@ -790,14 +789,6 @@ if sys.stdin.readline() == "add\\n":
             assert verdicts.scores.tolist() == [score]
             assert verdicts.measures["cached"].tolist() == [float(word == "add")]
             assert len(judge.questions) == (word == "die")
-
-
-def test_a_judge_can_be_written_as_a_table() -> None:
-    """So that a run from Python can be evaluated from its checkpoint."""
-    rule = Judge("http://127.0.0.1:9/v1", "m", criteria={"a": 2.0, "b": 1.0}, columns=["x"], extra_body={"top_k": [1]})
-    table = json.loads(json.dumps(make_table("rewards[0]", rule)))
-    assert table["criteria"] == [["a", 2.0], ["b", 1.0]]
-    assert make_rewards([table]) == [rule]
 
 
 def test_a_judge_that_is_not_used_costs_nothing() -> None:
