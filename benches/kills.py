@@ -172,7 +172,6 @@ FORKED: dict[str, Callable[[Path], None]] = {
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
     "judge and keep_best": train_judged,
-    "judge async": lambda folder: train_judged(folder, async_steps=1, checkpoint_steps=1),
     "vllm": train_vllm,
     "vllm async": lambda folder: train_vllm(folder, async_steps=1),
 }
