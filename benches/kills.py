@@ -196,7 +196,6 @@ FORKED: dict[str, Callable[[Path], None]] = {
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
     "judge and keep_best": train_judged,
-    "judge async": lambda folder: train_judged(folder, async_steps=1, checkpoint_steps=1),
     "pictures": train_pictures,
     "pictures async": lambda folder: train_pictures(folder, async_steps=1, freeze_vision=True),
     "vllm": train_vllm,

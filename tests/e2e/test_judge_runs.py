@@ -19,6 +19,9 @@ from judged import AT_A_TIME, ROWS, score, train, train_best
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import Judge, RewardError
+from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.run.resume import digest_rewards
+from rlox_grpo.trainer.sources import make_table
 
 SCRIPT = Path(__file__).parents[1] / "judged.py"
 
@@ -279,3 +282,27 @@ def test_two_judges_wait_at_the_same_time():
                        max_new_tokens=4, log_to=())  # fmt: skip
         metrics = trainer.train(["3 , 4 : 7"])
     assert metrics["rewards/judge/mean"] == metrics["rewards/judge_2/mean"] == 0.5
+
+
+def test_a_judge_can_be_written_as_a_table():
+    """So that a run from Python can be evaluated from its checkpoint."""
+    rule = Judge("http://127.0.0.1:9/v1", "m", criteria={"a": 2.0, "b": 1.0}, columns=["x"], extra_body={"top_k": [1]})
+    table = json.loads(json.dumps(make_table("rewards[0]", rule)))
+    assert table["criteria"] == [["a", 2.0], ["b", 1.0]]
+    assert make_rewards([table]) == [rule]
+
+
+def test_a_resume_notices_another_judge_and_not_other_limits():
+    def digest(**changes):
+        return digest_rewards([Judge("http://127.0.0.1:9/v1", "m", **{"rubric": "r", **changes})], None)
+
+    for changes in (
+        {"rubric": "x"},
+        {"criteria": ["a"]},
+        {"columns": ["x"]},
+        {"weight": 2.0},
+        {"extra_body": {"n_": 1}},
+    ):
+        assert digest(**changes) != digest(), changes
+    for changes in ({"max_concurrent": 2}, {"timeout": 5.0}, {"retries": 0}, {"cache": "elsewhere"}):
+        assert digest(**changes) == digest(), changes

@@ -29,7 +29,6 @@ from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, m
 from rlox_grpo.rewards.judge.server import Pace, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
-from rlox_grpo.trainer.sources import make_table
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +104,7 @@ UNREADABLE = [
     '{"Score": 0.5}',
     '{"score": 0.5',
     '{"score": .5}',
+    '{"score": ' + " " * 300 + "0.5}",
     '{"score": 0.5,}',
     "{'score': 0.5}",
     '{"score": 0x1}',
@@ -359,6 +359,35 @@ def test_a_comparison_without_a_verdict_is_no_defeat() -> None:
         assert names(verdicts) == ["no_verdict", "no_verdict", "ok"]
         assert np.isnan(verdicts.scores).tolist() == [True, True, False]
         assert verdicts.scores[2] == 1.0
+
+
+@pytest.mark.parametrize("without", ["ab", "ba"])
+@pytest.mark.parametrize(("answer", "status"), [("?", "no_verdict"), ((500, {}, b""), "unanswered")])
+def test_a_comparison_needs_a_verdict_in_both_orders(without: str, answer: Any, status: str) -> None:
+    def reply(data: dict[str, Any], _: int) -> Any:
+        return answer if data["completion_a"] + data["completion_b"] == without else '{"winner": "tie"}'
+
+    with fake_judge(reply) as judge:
+        verdicts = ask(make(judge, mode="pairwise", retries=0), ["a", "b"])
+    assert names(verdicts) == [status] * 2
+    assert np.isnan(verdicts.scores).all()
+
+
+def test_a_criterion_may_be_called_score() -> None:
+    with fake_judge(lambda data, _: '{"scores": {"score": 0.25}}') as judge:
+        assert ask(make(judge, criteria=["score"], retries=0), ["x"]).scores.tolist() == [0.25]
+
+
+def test_two_verdicts_about_a_group_that_differ_agree_less() -> None:
+    def answer(data: dict[str, Any], _: int) -> str:
+        asked.append(1)
+        return json.dumps({"scores": [0.5 if len(asked) == 1 else 0.75 for _ in data["completions"]]})
+
+    asked: list[int] = []
+    with fake_judge(answer) as judge:
+        verdicts = ask(make(judge, mode="group", repeat_share=1.0), [str(number) for number in range(6)])
+    assert verdicts.scores.tolist() == [0.5] * 6
+    assert verdicts.measures["agreement"].tolist() == [0.75] * 6
 
 
 @pytest.mark.parametrize("winner", ['"a"', '"C"', "true", "1", "null", '["A"]', '"A", "winner": "B"'])
@@ -790,14 +819,6 @@ if sys.stdin.readline() == "add\\n":
             assert verdicts.scores.tolist() == [score]
             assert verdicts.measures["cached"].tolist() == [float(word == "add")]
             assert len(judge.questions) == (word == "die")
-
-
-def test_a_judge_can_be_written_as_a_table() -> None:
-    """So that a run from Python can be evaluated from its checkpoint."""
-    rule = Judge("http://127.0.0.1:9/v1", "m", criteria={"a": 2.0, "b": 1.0}, columns=["x"], extra_body={"top_k": [1]})
-    table = json.loads(json.dumps(make_table("rewards[0]", rule)))
-    assert table["criteria"] == [["a", 2.0], ["b", 1.0]]
-    assert make_rewards([table]) == [rule]
 
 
 def test_a_judge_that_is_not_used_costs_nothing() -> None:

@@ -114,7 +114,7 @@ class Judge:
     mode: Mode = "absolute"
     criteria: Any = ()
     columns: Sequence[str] = ()
-    weight: float = field(default=1.0, repr=False)
+    weight: float = 1.0
     max_concurrent: int = field(default=16, repr=False)
     max_per_minute: float | None = field(default=None, repr=False)
     retries: int = field(default=3, repr=False)
