@@ -118,17 +118,18 @@ def make_table(cells: Sequence[Mapping[str, Any]]) -> str:
         by_arm = {arm: {c["seed"]: c for c in cells if (c["task"], c["arm"]) == (task, arm)} for arm in ARMS}
         for arm, by_seed in by_arm.items():
             after = np.array([cell["after"] for cell in by_seed.values()])
-            if len(after) < 2:
+            if not len(after):
                 continue
             before = np.mean([cell["before"] for cell in by_seed.values()])
-            reach = t_quantile(0.025, len(after) - 1) * after.std(ddof=1) / len(after) ** 0.5
+            reach = ""  # one or two seeds have no useful interval
+            if len(after) > 2:
+                reach = f" ± {t_quantile(0.025, len(after) - 1) * after.std(ddof=1) / len(after) ** 0.5:.3f}"
             shared = [seed for seed in by_seed if seed in by_arm["none"]]
             gains = [by_seed[seed]["after"] - by_arm["none"][seed]["after"] for seed in shared]
             low, high = bootstrap_interval(gains)
-            gain = "" if arm == "none" else f"{np.mean(gains):+.3f} ({low:+.3f} to {high:+.3f})"
-            lines.append(
-                f"| {task} | {arm} | {len(after)} | {before:.4f} | {after.mean():.3f} ± {reach:.3f} | {gain} |"
-            )
+            gain = "" if arm == "none" else f"{np.mean(gains):+.3f}"
+            gain += f" ({low:+.3f} to {high:+.3f})" if gain and len(gains) > 2 else ""
+            lines.append(f"| {task} | {arm} | {len(after)} | {before:.4f} | {after.mean():.3f}{reach} | {gain} |")
     return "\n".join(lines)
 
 
