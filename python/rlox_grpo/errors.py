@@ -110,7 +110,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def locate_error(error: BaseException) -> str:
-    """Return `` (file.py, line 7)``, the innermost line of the user's own code in a traceback.
+    """Return `` (file.py, line 7)``, the innermost line of the user's code in a traceback.
 
     Lines of this library, of the standard library and of installed packages do not count. If the traceback has no line
     of the user's code, the innermost line of an installed package is returned; if there is no such line either, an

@@ -1,4 +1,4 @@
-"""The interface of advantage functions, those of this library and the user's own: groups with rewards → advantages.
+"""The interface of advantage functions, built-in and custom: groups with rewards → advantages.
 
 An advantage function gets all groups of a step, as :class:`rlox_grpo.types.ScoredGroup`, and returns for each group of
 G completions one of
@@ -71,7 +71,7 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
 def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
     """Return the function that tells whether all advantages of a group are 0.
 
-    With the user's own advantage function, the test calls that function with the group alone. With ``"zero"`` it tells
+    With a custom advantage function, the test calls this function with the group alone. With ``"zero"`` it tells
     whether they would be 0 without that option, which is a fact about the rewards.
     """
     if not is_custom(config.advantage_fn):

@@ -144,7 +144,7 @@ def pack(
 def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
     """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
 
-    Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
+    The rows and the errors are those of `pad`. Another thread may write to the arguments during the call: the
     offsets are copied first, and a change to the token ids can change the groups but cannot cause an error.
     """
     return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))

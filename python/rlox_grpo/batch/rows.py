@@ -351,9 +351,10 @@ def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolAr
 def _list_prompts(
     groups: Sequence[RolloutGroup],
 ) -> tuple[list[Int64Array], Int64Array, list[tuple[Picture, ...]]]:
-    """Return the distinct prompts, the index of each row's prompt (its group's or its own), and the prompts' pictures.
+    """Return the distinct prompts, the index of each row's prompt, and the pictures of the prompts.
 
-    Prompts of two groups are distinct, even if they have the same tokens, because their pictures may differ.
+    A row with ``prompt_ids`` has these ids as its prompt, any other row has the prompt of its group. Prompts of two
+    groups are distinct, even if they have the same tokens, because their pictures may differ.
     """
     prompts: list[Int64Array] = []
     pictures: list[tuple[Picture, ...]] = []

@@ -283,7 +283,7 @@ def _replay(arguments: argparse.Namespace, options: Mapping[str, Any], environme
     """Play the recorded episodes again; ``options`` replace recorded ones.
 
     Raises:
-        ConfigError: an argument is ignored, or the file is no record.
+        ConfigError: an argument is ignored, or the file is not a record of episodes.
         ValueError: an episode differs.
     """
     from rlox_grpo.config.records import EpisodeConfig

@@ -29,7 +29,7 @@ BY_ADVANTAGE_FN = (
     *("reward_aggregation", "reward_scaling", "ddof", "std_epsilon", "baseline", "baseline_decay", "baseline_key"),
     *("negative_advantages", "turn_credit", "turn_discount", "turn_lambda", "turn_state"),
 )
-"""Options that the user's own ``advantage_fn`` replaces."""
+"""Options that a custom ``advantage_fn`` replaces."""
 
 
 class GRPOConfig(Options):

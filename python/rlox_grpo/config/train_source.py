@@ -71,7 +71,7 @@ class TrainSource(Record, title="Training source"):
 def is_mixture(prompts: Any) -> bool:
     """Whether ``prompts`` are sources by name, or one :class:`TrainSource`.
 
-    The splits of a ``DatasetDict`` and a dict of columns are no sources.
+    The splits of a ``DatasetDict`` and a dict of columns are not sources.
     """
     if not isinstance(prompts, Mapping):
         return isinstance(prompts, TrainSource)

@@ -20,7 +20,7 @@ def build_countdown_tokenizer(largest: int) -> PreTrainedTokenizerFast:
     """Build the tokenizer for numbers from 0 to ``largest``; its ids are 0 to ``len(tokenizer) - 1``, without gaps.
 
     Words are separated by single spaces, and decoding returns the encoded text. There is no unknown token: a word
-    outside the vocabulary is an error.
+    outside the vocabulary raises an error.
     """
     words = [PAD, EOS, *WORDS, *(str(n) for n in range(largest + 1))]
     return make_word_tokenizer(words, pre_tokenizers.WhitespaceSplit())
@@ -84,7 +84,7 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
 
-    Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
+    Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary raises an error,
     because the model was not trained on it. The chat template writes ``<role>`` and the content of each message. Each
     of ``phrases`` is one token wherever it stands.
     """

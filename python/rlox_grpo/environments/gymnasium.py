@@ -40,7 +40,7 @@ class GymnasiumEnvironment:
 
     @property
     def __name__(self) -> str:
-        """The name in metrics."""
+        """The name of the environment in metrics."""
         source = self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "gymnasium")
         return make_name(source.rpartition(":")[2])
 

@@ -50,7 +50,7 @@ class OpenEnvEnvironment:
 
     @property
     def __name__(self) -> str:
-        """The name in metrics."""
+        """The name of the environment in metrics."""
         return make_name(self.name)
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:

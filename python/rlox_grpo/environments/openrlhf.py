@@ -26,7 +26,7 @@ class OpenRLHFEnvironment:
 
     @property
     def __name__(self) -> str:
-        """The name in metrics."""
+        """The name of the environment in metrics."""
         return make_name(getattr(self.make, "__name__", "openrlhf"))
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:

@@ -22,7 +22,7 @@ class SkyRLEnvironment:
 
     @property
     def __name__(self) -> str:
-        """The name in metrics."""
+        """The name of the environment in metrics."""
         return make_name(self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "skyrl_gym"))
 
     def make(self, extras: Mapping[str, Any]) -> Any:

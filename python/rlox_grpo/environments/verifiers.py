@@ -26,7 +26,7 @@ class VerifiersEnvironment:
 
     @property
     def __name__(self) -> str:
-        """The name in metrics."""
+        """The name of the environment in metrics."""
         return make_name(str(self.config["taskset"]["id"]))
 
     def make_rows(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What a policy loss gets and returns: :class:`LossInputs`, :class:`StepInputs` and :class:`PolicyTerm`.
 
-Every policy loss, whether of this library or the user's own, is a callable from :class:`LossInputs` to the loss of each
+Every policy loss, built-in or custom, is a callable from :class:`LossInputs` to the loss of each
 token. docs/guides/own_parts.md shows how to write one.
 """
 

@@ -111,7 +111,7 @@ def grpo_loss(
         ValueError: shapes that differ, ``kl_coef`` above 0 without log-probs of the reference, an ``entropy_coef``
             without an ``entropy`` that has a gradient, ``clip_cov``, ``kl_cov`` or ``p3o`` without
             ``batch.policy.measured``, or an ``environment_loss_coef`` without the environment's tokens.
-        SampleError: the user's own policy loss returned something other than finite losses ``[N, T]`` with a gradient.
+        SampleError: a custom policy loss returned something other than finite losses ``[N, T]`` with a gradient.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS

@@ -1,4 +1,4 @@
-"""Find the policy loss of a run, and check what the user's own loss returns."""
+"""Find the policy loss of a run, and check what a custom loss returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlox_grpo.rewards.calls import function_name
 
 
 def make_policy_loss(policy_loss: Any) -> Callable[[LossInputs], PolicyTerm]:
-    """Return the function of the option ``policy_loss``, with checks around it if it is the user's own function.
+    """Return the function of the option ``policy_loss``, with checks around it if it is a custom function.
 
     Raises:
         ConfigError: see :func:`rlox_grpo.loss.policies.find_policy_loss`.
@@ -28,7 +28,7 @@ def make_policy_loss(policy_loss: Any) -> Callable[[LossInputs], PolicyTerm]:
 
 
 def call_custom_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
-    """Call the user's own policy loss, and check what it returns.
+    """Call a custom policy loss, and check what it returns.
 
     Raises:
         SampleError: the result has a wrong type or shape, a value that is not finite, a value other than 0 outside the

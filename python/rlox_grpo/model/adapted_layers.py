@@ -1,7 +1,7 @@
 """Which layers an adapter leaves out, of those that ``lora_target_modules`` names.
 
 peft adapts the stacked matrices of experts instead of linear layers of the same names in some families, and leaves
-names out that no layer has. Neither is an error there.
+names out that no layer has. Neither raises an error in peft.
 """
 
 from __future__ import annotations

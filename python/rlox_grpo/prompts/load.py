@@ -70,9 +70,9 @@ def load_prompts(
         columns: new name of a column → its name in the rows.
         system_prompt: system message before each prompt. A prompt that is text becomes a user message.
         chat_template_kwargs: variables for the chat template.
-        needs_template: every prompt must be written by ``template``; a prompt in the rows is an error.
+        needs_template: every prompt must be written by ``template``; a prompt in the rows raises an error.
         reader: reads pictures, in the columns ``images`` and ``image`` and in messages. If a row has pictures, prompts
-            that are text become user messages. None: pictures are errors.
+            that are text become user messages. None: pictures raise an error.
         no_pictures: why there is no reader.
 
     Raises:
@@ -216,8 +216,8 @@ def list_rows(
     """Return the source of each prompt and its other columns, under their new names.
 
     For the arguments and the errors see :func:`load_prompts`. Without ``needs_prompt``, the source of a row without a
-    prompt is None. ``no_pictures`` says why pictures are errors; if it is empty, the columns ``images`` and ``image``
-    may hold them.
+    prompt is None. ``no_pictures`` says why pictures raise an error; if it is empty, the columns ``images`` and
+    ``image`` may hold them.
     """
     renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
     entries = list_entries(prompts)
@@ -335,7 +335,7 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictures: str) -> None:
     """Raise ValueError for a message without role or content, or with a role that the template does not contain.
 
-    ``no_pictures`` says why pictures are errors; if it is empty, messages may have entries ``{"type": "image"}``.
+    ``no_pictures`` says why pictures raise an error; if it is empty, messages may have entries ``{"type": "image"}``.
     """
     for position, message in enumerate(messages):
         where = f"prompts[{index}], message {position}"

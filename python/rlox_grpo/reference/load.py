@@ -1,4 +1,4 @@
-"""Load a model that only scores tokens: a reference of the user's own, or a teacher."""
+"""Load a model that only scores tokens: a custom reference, or a teacher."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def make_reference(
             keeps it in host memory.
         policy_forward: the forward pass of the policy, for ``adapter_off``.
         kl_coef: weight of the penalty.
-        ref_model: the user's own reference; it is frozen.
+        ref_model: a custom reference, which is frozen.
         in_bfloat16: whether the policy is stored in bfloat16; a frozen reference is then stored in bfloat16 too.
         ranks: all ranks of the run.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.

@@ -1,4 +1,4 @@
-"""Rewards: rules, most of them in Rust, support for the user's own functions, and :func:`score` for rollouts.
+"""Rewards: rules, most of them in Rust, support for custom functions, and :func:`score` for rollouts.
 
 Each module of rules lists what it exports in its own ``__all__``.
 """

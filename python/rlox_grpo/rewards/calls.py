@@ -1,4 +1,4 @@
-"""Call the user's own reward function with the arguments in its signature, and check its result."""
+"""Call a custom reward function with the arguments in its signature, and check its result."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RewardModel:
         dtype: Type of the weights; ``auto`` is the type in the checkpoint.
         device: For example ``cuda:1``; None: the policy's device on this rank, or the CPU if there is none.
         max_length: Largest length of a text, in tokens. A longer text loses its first tokens. None: a text that
-            exceeds the positions of the model is an error.
+            exceeds the positions of the model raises an error.
         pad_token: The pad token, if the tokenizer has none.
 
     Raises:

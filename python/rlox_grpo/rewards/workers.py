@@ -1,4 +1,4 @@
-"""Run the user's own reward function in worker processes, with a timeout for each sample."""
+"""Run a custom reward function in worker processes, with a timeout for each sample."""
 
 from __future__ import annotations
 

@@ -151,7 +151,10 @@ class BackgroundEngine:
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
-        """Return when all tensors of earlier loads may change. The engine gets the values that they had before."""
+        """Wait until the tensors of all earlier loads may be changed.
+
+        The engine gets the values from before the change.
+        """
         unread, self._unread = self._unread, []
         for handover in unread:
             handover.keep()

@@ -88,7 +88,7 @@ def generate_checked(
     share: slice = slice(None),
     engine_share: slice | None = None,
 ) -> list[RolloutGroup]:
-    """Like :func:`generate`, with the user's own engine, whose completions are checked.
+    """Like :func:`generate`, with a custom engine, whose completions are checked.
 
     Raises:
         EngineError: see :func:`rlox_grpo.rollout.engines.custom_engine.check_groups`.

@@ -17,8 +17,8 @@ _WINDOW = 5
 def find_drift(steps: Sequence[Mapping[str, float]]) -> tuple[str, str, float, float] | None:
     """Return the judge, the metric of the rule, and its first and last value; None if no judge drifts from a rule.
 
-    The judge's mean over the last steps is compared with that over the first ones. The last two evaluations must be
-    below the first, so that noise in a single one is no drift.
+    The judge's mean over the last steps is compared with its mean over the first steps. The last two evaluations must
+    be below the first, so that noise in a single evaluation does not count as drift.
 
     Args:
         steps: the metrics of steps, oldest first. Only some have metrics of an evaluation.

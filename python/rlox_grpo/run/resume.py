@@ -48,7 +48,7 @@ _EDITED = "{} was edited"
 """Message about an edited policy loss, advantage function or engine of the user."""
 
 _SOURCE = "source of {}"
-"""Key of the fingerprint of the user's own policy loss, advantage function or engine."""
+"""Key of the fingerprint of a custom policy loss, advantage function or engine."""
 
 _DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 

@@ -287,7 +287,10 @@ def _make_file(text: str, opened: contextlib.ExitStack) -> int:
 
 
 def _read_answers(owner: weakref.ref[Sandbox], control: socket.socket) -> None:
-    """Settle futures until the socket closes. Has only a weak reference, so that an unused sandbox is deleted."""
+    """Settle futures until the socket closes.
+
+    The thread has only a weak reference to the sandbox, so that an unused sandbox is deleted.
+    """
     while True:
         try:
             message = control.recv(1 << 16)

@@ -1,4 +1,4 @@
-"""Prepare the user's own reward functions: in worker processes, and reward models on the device of the policy."""
+"""Prepare custom reward functions: in worker processes, and reward models on the device of the policy."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class TrainStep:
         With ``kl_in="reward"`` the KL penalty is subtracted from the rewards. ``step`` counts from 0.
 
         Raises:
-            SampleError: the user's own advantage function returned something wrong.
+            SampleError: a custom advantage function returned a wrong result.
         """
         self.kl_weight.begin(step, total_steps)
         self.moving_baselines.begin()

@@ -71,7 +71,7 @@ class TrainData:
     """The sources of a call of ``train``.
 
     Attributes:
-        sources: by name; rows that are no mixture have the name ``""``.
+        sources: by name; rows that are not a mixture have the name ``""``.
         shares: share of each source of a mixture; None without a mixture.
         rewards: the reward functions of the sources that have their own.
     """

@@ -25,7 +25,7 @@ class Updater(Protocol):
         masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
             checkpoint is loaded into both.
         weights_are_whole: False while an optimizer step has changed some of the weights but not all.
-        peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
+        peak_learning_rate: The option ``learning_rate``, or the learning rate of a custom optimizer.
     """
 
     forward: Forward

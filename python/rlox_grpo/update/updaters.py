@@ -24,7 +24,7 @@ def make_updater(
         policy: the model, with its shards, its float32 master weights, or the files of its weights.
         forward: the policy's forward pass.
         ranks: the ranks that share the step.
-        optimizer: the user's own optimizer, used instead of AdamW.
+        optimizer: a custom optimizer, used instead of AdamW.
 
     Raises:
         ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.custom_optimizer`.

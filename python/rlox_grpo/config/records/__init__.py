@@ -73,7 +73,7 @@ RECORDS: tuple[type[Record], ...] = tuple(get_type_hints(StageConfigs).values())
 """Every record, in the order in which options are shown."""
 
 DOORS = ("policy_loss", "demo_loss", "advantage_fn", "engine", "teacher_prompt")
-"""Options that take the user's own object, or its ``module:name``."""
+"""Options that take a custom object, or its ``module:name``."""
 
 CLEARABLE = (
     *("dual_clip", "delta", "kl_target", "prompt_template", "limit_reward"),

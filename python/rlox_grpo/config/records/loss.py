@@ -277,7 +277,7 @@ class ImportanceConfig(Record, title="Train/inference mismatch"):
 
 
 class ReferenceConfig(Record, title="Reference policy and teacher"):
-    """The policy that the KL penalty measures against, and the teacher."""
+    """The reference policy of the KL penalty, and the teacher."""
 
     reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = option(
         "auto",

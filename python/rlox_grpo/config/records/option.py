@@ -39,7 +39,7 @@ Condition = Mapping[str, "tuple[Any, ...] | str"]
 
 @dataclass(frozen=True)
 class Door:
-    """Marks an option that takes the name of a built-in, ``module:name`` of the user's own, or the object itself.
+    """Marks an option that takes the name of a built-in, the ``module:name`` of a custom object, or the object itself.
 
     Attributes:
         names: the names of the built-ins.
@@ -91,7 +91,7 @@ class Door:
 
 
 def is_custom(value: Any) -> bool:
-    """Return whether the value of a :class:`Door` is the user's own: an object or ``module:name``."""
+    """Return whether the value of a :class:`Door` is custom: an object or ``module:name``."""
     return value is not None and (not isinstance(value, str) or (":" in value and "{" not in value))
 
 

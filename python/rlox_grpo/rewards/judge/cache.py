@@ -60,7 +60,7 @@ class VerdictCache:
     def claim(self, key: str) -> bool:
         """Whether this process may ask the question; False while another one asks it.
 
-        Afterwards :meth:`find` knows the verdicts of all processes. Ends with :meth:`release`.
+        Afterwards :meth:`find` knows the verdicts of all processes. A claim ends with :meth:`release`.
 
         Raises:
             OSError: the folder cannot be made.

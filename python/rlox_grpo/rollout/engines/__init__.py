@@ -134,12 +134,12 @@ def returns_experts(engine: object) -> bool:
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """Create the engine that ``config.engine`` names, for one rank, or return the user's own engine.
+    """Create the engine that ``config.engine`` names, for one rank, or return the custom engine.
 
     ``"module:make_engine"`` names a function that has the same arguments and returns an engine.
 
     Raises:
-        ConfigError: the engine cannot serve this policy, or the user's own engine lacks a member of
+        ConfigError: the engine cannot serve this policy, or the custom engine lacks a member of
             :class:`GenerationEngine`.
         ImportError: the engine is not installed; the message names the extra.
     """
@@ -162,7 +162,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 
 
 def _check_members(engine: Any) -> GenerationEngine:
-    """Return the user's own engine.
+    """Return the custom engine.
 
     Raises:
         ConfigError: the engine lacks a member of :class:`GenerationEngine`.

@@ -98,7 +98,7 @@ class Limits:
 
 
 def fill_texts(groups: Sequence[RolloutGroup], tokenizer: Any) -> list[RolloutGroup]:
-    """Return the groups with the text of each completion, which the user's own engine may leave out."""
+    """Return the groups with the text of each completion, which a custom engine may leave out."""
     if tokenizer is None or all(completion.text is not None for group in groups for completion in group.completions):
         return list(groups)
     filled = []

@@ -37,7 +37,7 @@ class Canary:
     Attributes:
         token_ids: the T token ids of the prompt.
         log_probs: ``float32 [T − 1]`` of all tokens but the first, at temperature 1 over every id of the output layer.
-        dtype: the trainer's arithmetic.
+        dtype: the dtype in which the trainer computes.
         tolerance: tolerance set by the user, in nats; None: the value of :data:`TOLERANCES`.
     """
 
@@ -77,7 +77,7 @@ class CanaryCheck:
             answer: the engine's log-probs, ``[T − 1]``.
             version: version of the transferred weights.
             source: the engine's name, for the error.
-            dtype: the engine's arithmetic.
+            dtype: the dtype in which the engine computes.
 
         Raises:
             EngineError: the log-probs differ by more than the tolerance, are not finite, or have not changed although

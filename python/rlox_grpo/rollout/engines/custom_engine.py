@@ -1,4 +1,4 @@
-"""Check what the user's own engine returns. Engines of this library are not checked, because tests cover them."""
+"""Check what a custom engine returns. Engines of this library are not checked, because tests cover them."""
 
 from __future__ import annotations
 

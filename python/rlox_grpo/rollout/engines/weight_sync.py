@@ -2,7 +2,7 @@
 
 A reload that fails midway leaves a mixture of old and new weights, and engines do not report missing weights. All
 names and shapes are therefore checked before the engine gets the first weight. The check and the transfer each iterate
-a stream, in which only one merged or gathered weight exists at a time.
+over a stream, in which only one merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def read_records(path: Path) -> list[PlayedRecord]:
     """Read the episodes of a file.
 
     Raises:
-        ConfigError: the file is too large, is no file of recorded episodes, or a line has a wrong value.
+        ConfigError: the file is too large, is not a file of recorded episodes, or a line has a wrong value.
     """
     if path.suffix != ".jsonl":
         raise ConfigError(f"--replay {path}: expected a file of recorded episodes that ends with .jsonl")

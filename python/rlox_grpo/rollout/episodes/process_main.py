@@ -96,7 +96,7 @@ class TrainerPipe:
         self._answers.flush()
 
     def receive(self) -> Any:
-        """Wait for a job or for the answer to a request. Ends the process if the trainer has ended."""
+        """Wait for a job or for the answer to a request. The process ends if the trainer has ended."""
         self._set_alarm(0.0)
         frame = read_frame(self._jobs)
         if frame is None:

@@ -69,7 +69,7 @@ class EpisodeRunner:
             tokenizer: the policy's tokenizer.
             prompts: the options of prompts; the defaults when None.
             on_ended: called with the numbers of finished and of all episodes, as episodes finish.
-            check_turn: checks each reply, if the engine is the user's own.
+            check_turn: checks each reply, if the engine is custom.
 
         Raises:
             ConfigError: one of these cannot be used.

@@ -36,9 +36,9 @@ class Row:
     """What a row needs to be sampled.
 
     Attributes:
-        name: name of its tokens in errors, such as ``prompts[3], completion token``.
+        name: how errors name the tokens of the row, such as ``prompts[3], completion token``.
         uniforms: ``float64 [T]``; number t decides token t, so the row has at most T tokens.
-        stop: strings that end it.
+        stop: strings that end the completion.
     """
 
     name: str

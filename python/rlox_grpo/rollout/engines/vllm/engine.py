@@ -112,7 +112,7 @@ class VLLMEngine:
             tokenizer: decodes completions, and is needed for stop strings; may be None.
             eos_token_ids: ids that end a completion.
             vocab_limit: ids from here on are never sampled.
-            dtype: vLLM's arithmetic, ``"float32"`` or ``"bfloat16"``.
+            dtype: the dtype in which vLLM computes, ``"float32"`` or ``"bfloat16"``.
             max_length: maximum number of tokens of a prompt with its completion; by default the limit of the model.
             max_rows: number of completions decoded at a time, 256 by default.
             gpu_memory_utilization: share of the GPU's memory for vLLM, including its weights.

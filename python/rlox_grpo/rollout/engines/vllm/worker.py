@@ -35,7 +35,7 @@ class WeightReceiver:
         return int(self.scheduler_config.max_num_seqs)
 
     def rlox_dtype(self) -> str:
-        """Return the arithmetic of this worker's model, such as ``"bfloat16"``."""
+        """Return the dtype in which this worker's model computes, such as ``"bfloat16"``."""
         return str(self.model_config.quantization or str(self.model_config.dtype).removeprefix("torch."))
 
     def rlox_load(self, path: str) -> dict[str, Any]:
