@@ -201,8 +201,8 @@ class Completion:
         experts: ``int16 [P + T, layers, k]``, in a mixture of experts the experts to which the engine routed each token
             of the prompt and the completion; −1 for a token that it did not run, such as the last. None: the engine
             does not say.
-        origin: Where a completion comes from that was not sampled in this step: ``"demonstration"``, or ``"replay"`` of
-            an earlier step. None: it was sampled in this step.
+        origin: The source of a completion that was not sampled in this step: ``"demonstration"``, or ``"replay"`` of an
+            earlier step. None: the completion was sampled in this step.
     """
 
     token_ids: Int64Array

@@ -38,7 +38,7 @@ def over_groups(compute: Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any
 
 
 def choose_baseline(config: AdvantageConfig) -> Baseline:
-    """Return the baseline within a group: leave-one-out with ``baseline="leave_one_out"``, else the mean."""
+    """Return the baseline within a group: leave-one-out with ``baseline="leave_one_out"``, otherwise the mean."""
     return "leave_one_out" if config.baseline == "leave_one_out" else "mean"
 
 

@@ -1,4 +1,4 @@
-"""Checks for options that are valid one by one and incompatible together."""
+"""Checks for options that are valid one by one but incompatible together."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class LossInputs:
         old_log_probs: ``[N, T]`` of the policy that sampled, computed by the trainer; 0 outside ``mask``.
         log_ratio: ``[N, T]``, log_probs − old_log_probs with gradient, clamped to ±20; 0 outside ``mask``.
         advantages: ``[N, T]``; 0 outside ``mask``. With ``teacher_in="advantage"`` they include the teacher's part.
-        mask: ``bool [N, T]``, the tokens that are trained: a subset of those that the policy sampled.
+        mask: ``bool [N, T]``, the tokens that are trained on: a subset of those that the policy sampled.
         sequences: ``int64 [N]``, the number of the sequence that each row belongs to. The branches of an episode have
             the same number.
         totals: the denominators of the whole optimizer step.

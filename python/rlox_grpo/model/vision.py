@@ -186,7 +186,7 @@ class Vision:
         )
 
     def _read_features(self, pictures: Sequence[Picture], outer: Sequence[Tensor]) -> dict[str, SimpleNamespace]:
-        """Return the features of pictures under a frozen tower, each of which runs once while its weights stay.
+        """Return the features of pictures under a frozen tower, which reads each picture once while its weights stay.
 
         The policy, its engine and the policy without its adapter share the features. A reload of the weights changes
         the version of a parameter, and the features of other weights are never used.
@@ -240,7 +240,7 @@ def _split(output: Any, counts: Sequence[int]) -> list[Tensor]:
     """Split features, in a list or in rows of any rank, by picture: ``[n, H]`` each.
 
     Raises:
-        ValueError: the tower has another number of features than the token ids have places.
+        ValueError: the number of features differs from the number of their places in the token ids.
     """
     flat = torch.cat([entry.reshape(-1, entry.shape[-1]) for entry in output]) if not _is_tensor(output) else output
     flat = flat.reshape(-1, flat.shape[-1])

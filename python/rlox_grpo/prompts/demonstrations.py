@@ -30,21 +30,22 @@ def read_demonstrations(
     vocab_size: int | None,
     needs_column: bool = True,
 ) -> list[Prompt]:
-    """Return the prompts with the demonstrations of the column ``demonstration``. None is no demonstration.
+    """Return the prompts with the demonstrations of the column ``demonstration``; None: no demonstration.
 
-    - Text is what the policy would write after the prompt: its tokens and one end token follow the prompt's. Text that
-      ends with a stop string gets no end token.
+    - Text is what the policy would write after the prompt: its tokens and one end token follow those of the prompt.
+      Text that ends with a stop string gets no end token.
     - A chat message ``{"role": "assistant", …}``, alone or in a list, is rendered by the chat template after the
       prompt's messages, up to its end token.
     - Token ids stay as they are; the last one should be an end token.
 
     Args:
         prompts: loaded prompts.
-        tokenizer: that of the policy; token ids need none.
+        tokenizer: the policy's tokenizer; not needed for token ids.
         chat_template_kwargs: variables for the chat template.
-        end_ids: ids that end a completion; the tokenizer's own end token is used if it is among them, else the first.
+        end_ids: ids that end a completion; the tokenizer's own end token is used if it is one of them, otherwise the
+            first.
         stop: stop strings, which end a completion too.
-        max_new_tokens: most tokens of a demonstration, with its end token.
+        max_new_tokens: maximum number of tokens of a demonstration, with its end token.
         vocab_size: number of the model's token ids; None: unknown.
         needs_column: whether each row needs the column. Without it, such as in a source of a mixture, a row has no
             demonstration.

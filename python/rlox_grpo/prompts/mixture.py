@@ -21,7 +21,7 @@ from rlox_grpo.types import Prompt
 
 
 def to_integers(shares: Sequence[float]) -> list[int]:
-    """Return whole numbers in the proportion of ``shares``, as small as possible. 0.7 counts as 7/10.
+    """Return the smallest whole numbers that are proportional to ``shares``. 0.7 counts as 7/10.
 
     >>> to_integers([0.7, 0.2, 0.1])
     [7, 2, 1]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TensorCache:
-    """Entries by key, of which the last used stay: those of at most ``most_bytes``, and always the newest.
+    """Entries by key. The last used entries stay, up to ``most_bytes`` in total; the newest entry always stays.
 
     An entry is a tensor, or a mapping, a list or an object of tensors.
     """

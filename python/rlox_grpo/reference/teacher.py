@@ -137,10 +137,10 @@ def make_teacher(
         teacher: a path (a folder or a GGUF file) or hub id, a model, the URL of a reference server
             (``rlox-grpo serve-reference``) or, with the path ``/v1``, of a vLLM server, ``"self"``, or ``"ema"``.
         policy: the model in training. The teacher must have the same vocabulary.
-        policy_forward: the forward pass of the policy; for ``"self"`` that under its updater.
-        config: the options, of which those of the teacher are read.
+        policy_forward: the forward pass of the policy; for ``"self"``, the forward pass under its updater.
+        config: the options; only those of the teacher are read.
         is_full: whether whole distributions are compared.
-        in_bfloat16: whether the policy is stored in bfloat16; the teacher then is too.
+        in_bfloat16: whether the policy is stored in bfloat16; the teacher is then stored in bfloat16 too.
         argument: what errors call the teacher.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 

@@ -108,9 +108,9 @@ class ExactAnswer:
 class MultipleChoice:
     """1.0 if the answer is the gold letter, else 0.0. An answer with two options is ``unparseable``.
 
-    The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
-    text. The option may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one
-    of the option letters.
+    The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``; if there is
+    none, the whole text. The option may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns:
+    ``answer``, one of the option letters.
     """
 
     weight: float = 1.0

@@ -38,7 +38,7 @@ def declares_steps(function: Any) -> bool:
 
 
 def find_wrong_ends(name: str, steps: Sequence[StepScores | None], groups: Sequence[RolloutGroup]) -> dict[int, str]:
-    """Return the samples of which a step ends outside the completion: row → what is wrong.
+    """Return the samples with a step that ends outside the completion: row → what is wrong.
 
     Args:
         name: the name of the function.

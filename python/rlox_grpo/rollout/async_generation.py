@@ -116,7 +116,7 @@ class BackgroundEngine:
         ).result()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the engine's metrics, {} if it has none. The metrics are about the batches of later steps."""
+        """Return the engine's metrics, {} if it has none. The metrics describe the batches of later steps."""
         return self._engine.take_metrics() if is_measured(self._engine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:

@@ -126,7 +126,7 @@ class Rollout:
 
     Attributes:
         groups: all sampled groups, in the order of sampling.
-        chosen: the groups that are trained.
+        chosen: the groups that are trained on.
         refills: number of times that replacements were sampled.
     """
 

@@ -48,9 +48,9 @@ class OffPolicy:
         ]
 
     def split(self, scored: Sequence[ScoredGroup], version: int) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
-        """Return the groups of the samples alone, and the groups that are trained.
+        """Return the groups of the samples alone, and the groups that are trained on.
 
-        ``version`` is that of the weights that the step updates.
+        ``version`` is the version of the weights that the step updates.
         """
         sampled = [select_completions(group, find_origin(group, None)) for group in scored]
         trained = list(scored)

@@ -1,4 +1,4 @@
-"""Partial rollouts: a step trains the groups that have finished, and unfinished episodes continue in later steps.
+"""Partial rollouts: a step trains on the groups that have finished, and unfinished episodes continue in later steps.
 
 Partial rollouts come from Kimi k1.5 (arXiv:2501.12599, section 2.6.2), which bounds the tokens of a completion in a
 step. Here the bound is in replies of an episode, so that an environment is stopped only where it waits for the policy.

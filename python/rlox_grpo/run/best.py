@@ -102,7 +102,7 @@ def link_best(root: Path, step: int | None) -> None:
     The process must hold the lock of the run folder.
 
     Raises:
-        OSError: the system permits no links, or ``root/best`` is not a link.
+        OSError: the system does not permit links, or ``root/best`` is not a link.
     """
     link, temporary = root / LINK, root / f".{LINK}.part"
     if step is None:

@@ -67,7 +67,7 @@ def _digest(value: Any, above: tuple[int, ...]) -> bytes:
 
 
 def _digest_reduced(value: Any, above: tuple[int, ...]) -> list[bytes]:
-    """Return the digests of what ``pickle`` would save of an object; of none if it cannot be pickled."""
+    """Return the digests of what ``pickle`` would save of an object; none if the object cannot be pickled."""
     try:
         reduced = value.__reduce_ex__(_PROTOCOL)
         if isinstance(reduced, str):  # the name of a global object

@@ -135,7 +135,9 @@ def set_broken_lines_aside(path: Path) -> int:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line completely, or leave the file as it was and raise OSError. A torn last line is removed first.
+    """Append one line completely, or leave the file as it was and raise OSError.
+
+    An incomplete last line is removed first.
 
     Raises:
         OSError: The write failed, for example on a full disk, or ``path`` is not a regular file.

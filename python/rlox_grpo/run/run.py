@@ -198,7 +198,7 @@ class Run:
     def progress_fields(self) -> dict[str, float]:
         """Fields of the returned metrics: ``resumed_from_step`` (0 for a new run) and ``steps_trained``.
 
-        With ``keep_best`` also ``best_step`` and ``best_value``, NaN without an evaluation.
+        With ``keep_best``, the metrics also have ``best_step`` and ``best_value``, which are NaN without an evaluation.
         """
         nan, best = float("nan"), self._best
         return {

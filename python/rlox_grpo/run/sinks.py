@@ -67,7 +67,7 @@ def make_sinks(
 
 
 def _make_console(run_dir: Path, total_steps: int | None, resume_step: int) -> MetricSink:
-    """Return a live display in a notebook, else a progress bar or lines."""
+    """Return a live display in a notebook, otherwise a progress bar or lines."""
     from rlox_grpo.run.console import ConsoleSink
     from rlox_grpo.run.notebook import NotebookSink, is_notebook
 

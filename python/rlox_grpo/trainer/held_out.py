@@ -46,12 +46,12 @@ class LoadedSet:
         prompts: its prompts.
         sampling: the sampling parameters.
         samples: completions for each prompt.
-        reward_fns: the reward functions, that of an environment first.
+        reward_fns: the reward functions; an environment's comes first.
         weights: the weights of their total; None: their own.
         generate: samples the groups, as single replies or as episodes.
-        settings: what the set was made of.
-        episodes: the environment of the set, if it has one of its own.
-        digest: of what an evaluation depends on besides the weights and the seed.
+        settings: the settings from which the set was made.
+        episodes: the environment of the set, if the set has its own.
+        digest: digest of everything that an evaluation depends on, except the weights and the seed.
     """
 
     prompts: Sequence[Prompt]
@@ -84,7 +84,7 @@ class HeldOut:
     """Loads sets of held-out prompts, and evaluates the weights that the engine has.
 
     Attributes:
-        stages: the options, of which those of the run, of prompts, of episodes and of rewards are read.
+        stages: the options; those for the run, prompts, episodes and rewards are read.
         sampler: the sampler of training, with its engine.
         reader: reads the prompts of training, with its reward functions and environment.
         tools: the tools of training.

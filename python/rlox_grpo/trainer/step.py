@@ -368,7 +368,7 @@ class TrainStep:
         )
 
     def _warn_about_masks(self, scored: Sequence[ScoredGroup]) -> None:
-        """Say why no token of a step is trained."""
+        """Warn why no token of a step is trained on."""
         if not self.ranks.is_first:
             return
         loss, drop_stale = self.stages.loss, self.stages.episodes.drop_stale

@@ -83,7 +83,7 @@ class CustomOptimizer:
         """Call the factory with the list of parameters, and with ``lr=learning_rate`` if it has this argument.
 
         Raises:
-            TypeError: the factory returns something else than a ``torch.optim.Optimizer``.
+            TypeError: the factory returns something other than a ``torch.optim.Optimizer``.
             ConfigError: the optimizer has other parameters or no learning rate, or its step needs a closure.
         """
         rate = {"lr": learning_rate} if takes_learning_rate(factory) else {}
@@ -137,7 +137,7 @@ class CustomOptimizer:
             self._is_checked = True
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state: ``<parameter>/<key>``, and ``@group<i>/<key>`` for what steps changed in group i.
+        """Yield the state: ``<parameter>/<key>``, and ``@group<i>/<key>`` for options of group i that steps changed.
 
         A number becomes a tensor of no dimension, and its key ends in ``#bool``, ``#int`` or ``#float``.
         """

@@ -1,4 +1,4 @@
-"""Mini-batches of a step: the groups of each optimizer step as micro-batches of rows, and the tokens that are trained.
+"""Mini-batches of a step: the groups of each optimizer step as micro-batches of rows, and the loss tokens.
 
 A step of B groups is split into ``mini_batches`` parts, one for each optimizer step. A part is laid out as
 micro-batches within ``micro_batch_tokens``. The denominators of a micro-batch are those of its whole optimizer step.
@@ -33,12 +33,14 @@ from rlox_grpo.types import Batch, Completion, Int64Array, ScoredGroup
 
 
 def trains_equal_rewards(stages: StageConfigs, *, has_teacher: bool) -> bool:
-    """Return whether groups of equal rewards are trained: they have no advantage, but other terms act on their tokens.
+    """Return whether groups of equal rewards are trained on.
+
+    These groups have no advantage, but other terms of the loss act on their tokens.
 
     Args:
         stages: the options, of which ``zero_variance`` is read, and the weights of the terms that need no advantage:
             ``kl_coef`` in the loss, ``entropy_coef`` and ``environment_loss_coef``.
-        has_teacher: whether a teacher gives each token a signal of its own.
+        has_teacher: whether a teacher gives each token its own signal.
     """
     if stages.advantages.zero_variance != "drop":
         return stages.advantages.zero_variance == "keep"
@@ -61,7 +63,7 @@ class MiniBatcher:
         shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
         end_ids: ids that end a completion, for ``train_end_token=False``.
         ranks: the ranks that share the micro-batches.
-        has_teacher: whether a teacher gives each token a signal of its own.
+        has_teacher: whether a teacher gives each token its own signal.
     """
 
     stages: StageConfigs
@@ -144,7 +146,7 @@ class MiniBatcher:
         advantages: Advantages,
         rows: Sequence[Int64Array],
     ) -> list[int]:
-        """Return the indices of the groups that are trained. With equal rewards, all advantages are 0."""
+        """Return the indices of the groups that are trained on. With equal rewards, all advantages are 0."""
         share = self.stages.advantages.reward_variance_share
         trains_all = trains_equal_rewards(self.stages, has_teacher=self.has_teacher)
         trained = [index for index, numbers in enumerate(rows) if trains_all or has_signal(advantages, numbers)]
@@ -155,9 +157,9 @@ class MiniBatcher:
         return [trained[index] for index in chosen]
 
     def _select_demonstrations(self, scored: Sequence[ScoredGroup], with_signal: Sequence[int]) -> dict[int, list[int]]:
-        """Return the demonstrations of the groups that are not trained otherwise, by the index of the group.
+        """Return the demonstrations of the groups that are not trained on otherwise, by the index of the group.
 
-        A demonstration of ``demo_loss="luffy"`` is trained only by its advantage, which is 0 in such a group.
+        A demonstration of ``demo_loss="luffy"`` is trained on only by its advantage, which is 0 in such a group.
         """
         if self.stages.loss.demo_loss in (None, "luffy"):
             return {}

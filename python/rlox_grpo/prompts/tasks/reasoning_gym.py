@@ -60,12 +60,12 @@ def make_rows(
 
     Training problems are those of reasoning_gym with this ``seed``, held-out problems those with ``seed + 2**31``;
     a training problem that occurs among the held-out ones is left out. The same arguments give the same rows on any
-    machine with the same version of reasoning_gym. The rows are generated in a process of its own, because some tasks
+    machine with the same version of reasoning_gym. The rows are generated in a separate process, because some tasks
     depend on the order of sets or on global random numbers, which are fixed there.
 
     Args:
         tasks: the name of a task, or a mixture: name → arguments of the task, and ``weight``, by default 1. The numbers
-            of rows of the tasks are in the proportion of their weights.
+            of rows of the tasks are proportional to their weights.
         size: number of training rows.
         held_out: number of held-out rows.
         seed: 0 to 2**30.

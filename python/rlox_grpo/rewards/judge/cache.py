@@ -1,7 +1,7 @@
 """Verdicts of earlier questions, in a folder of JSON lines.
 
-Each process appends to a file of its own and reads those of all others. A line is written as soon as the judge has
-replied. A process that is killed may leave its last line torn; such a line is not read, and its question is asked
+Each process appends to its own file and reads the files of all others. A line is written as soon as the judge has
+replied. A process that is killed may leave its last line incomplete; such a line is not read, and its question is asked
 again. A process claims a question before it asks it, by a lock that the system releases with the process, so that ranks
 and runs which share the folder ask nothing twice.
 """
@@ -145,7 +145,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a cache, oldest files first. Lines that are torn, too long or of another form are left out."""
+    """Yield the lines of a cache, oldest files first. Incomplete, too long and malformed lines are left out."""
     for path in list_files(folder):
         for line, _ in _read_lines(path, 0):
             if line is not None:
@@ -155,7 +155,7 @@ def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
 def _read_lines(path: Path, start: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
     """Yield the lines of a file from the byte ``start`` on, None for one that is not read, and the byte after each.
 
-    A last line without an end is not among them: it is torn, or being written.
+    A last line without a line break is left out, because it is incomplete or is still being written.
     """
     with suppress(FileNotFoundError), open(path, "rb") as file:  # another process may have removed the file
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

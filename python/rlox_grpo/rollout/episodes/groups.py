@@ -61,7 +61,7 @@ def _make_completion(episode: Episode, rows: Sequence[ChatTokens], shared: int |
 
 
 def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
-    """Make a row from the tokens after the first ``shared`` tokens of its prompt. None: the row has its own prompt."""
+    """Make a row from the tokens after the first ``shared`` prompt tokens; with None the row has its own prompt."""
     rest = tokens.prompt_ids[len(tokens.prompt_ids) if shared is None else shared :]
     token_ids = np.concatenate([rest, tokens.token_ids])
     sampled = np.concatenate([np.zeros(len(rest), dtype=bool), tokens.sampled])

@@ -64,7 +64,7 @@ def decode_with_cache(
     The model runs each prompt once. The rows of a group share its keys and values, or each row gets a copy. Rows that
     have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
     then have similar lengths, and a later prompt always fits into the columns of the live rows. With ``use_graphs``,
-    steps over slots are replayed as CUDA graphs. ``pictures`` are those of each prompt; (): there are none. With
+    steps over slots are replayed as CUDA graphs. ``pictures`` are the pictures of each prompt; (): none. With
     ``routers``, the rows note the experts of each token; hooks record them, which a CUDA graph would not run.
     """
     watch = nullcontext if routers is None else routers.watch
@@ -286,7 +286,7 @@ def prefill(
     On a GPU prompts are padded on the right. No token then attends to padding, so no mask is needed. With padding on
     the left, padding tokens would attend to nothing, and some kernels return NaN for such tokens.
 
-    ``pictures`` are those of each prompt; (): there are none.
+    ``pictures`` are the pictures of each prompt; (): none.
     """
     padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
