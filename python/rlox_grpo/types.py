@@ -195,7 +195,7 @@ class Completion:
             that contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch
             has no episode and no branches.
         prompt_ids: ``int64 [P]``, the prompt of the row; None: the prompt of its group.
-        versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
+        versions: The policy version that sampled each of ``turns``, with partial rollouts; (): the group's version.
         sampling_mask: The ids from which each of the T tokens was drawn; None: all of them could be drawn, or the
             engine does not say.
         experts: ``int16 [P + T, layers, k]``, in a mixture of experts the experts to which the engine routed each token
@@ -226,7 +226,7 @@ class RolloutGroup:
 
     Attributes:
         prompt, completions: The prompt and its completions.
-        policy_version: The version of the policy that sampled them; with partial rollouts, that of the oldest turn.
+        policy_version: The version of the policy that sampled them; with partial rollouts, the oldest turn's version.
         prefilled_tokens: Number of tokens that were prefilled for the replies of episodes. The number of an engine's
             call is divided evenly among the groups, so that the groups can be summed.
     """
@@ -377,8 +377,8 @@ class TokenLogProbs:
         is_teacher_top: ``bool [N, T]``, whether the token is the teacher's most likely; None if that is unknown.
         mask: the ids from which each token was drawn, over which all these log-probs and those of the policy are
             normalised; None: all ids.
-        origins: ``int8 [N]``, positions in :data:`ORIGINS`, which say whose log-probs ``sampling`` are: of a policy
-            before this step for replays, and of none for demonstrations. None: this step sampled all rows.
+        origins: ``int8 [N]``, positions in :data:`ORIGINS`, which say whose log-probs ``sampling`` are: for a
+            replay, those of an earlier policy; a demonstration has none. None: this step sampled all rows.
     """
 
     sampling: Tensor | None = None

@@ -41,7 +41,7 @@ _KINDS: Mapping[str, str] = {
 
 
 def list_honoured(engine: str) -> dict[str, str]:
-    """Return the parameters that an engine reads, and their types: those of ``Sampling``, and its own."""
+    """Return the parameters that an engine reads, and their types: the fields of ``Sampling`` and its own."""
     return {**_FILTERS, "stop_token_ids": "ids", **(_VLLM if engine in ("vllm", "vllm_server") else {})}
 
 

@@ -360,7 +360,7 @@ def load_data(
 
 
 def _load_train_data(origin: Origin, config: GRPOConfig) -> PromptsLike | dict[str, TrainSource]:
-    """Return the training data of a run file: that of ``train_data``, or the sources by name."""
+    """Return the training data of a run file: ``train_data``, or the sources by name."""
     if origin.train_data is not None:
         return load_task(origin.task, origin.train_data, config, origin.data_args, held_out=False)
     loaded = {}

@@ -124,7 +124,7 @@ def _get_base(model: Any) -> Any:
 
 
 def _takes_features(model: Any) -> bool:
-    """Whether the model takes features of pictures beside token ids, as since transformers 5.18."""
+    """Whether the model takes features of pictures in addition to token ids, as since transformers 5.18."""
     core = _get_base(model).base_model
     if not hasattr(core, "get_image_features"):
         return False

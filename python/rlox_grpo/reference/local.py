@@ -46,7 +46,7 @@ def make_reference(
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
-        ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+        ValueError: ``ref_model`` with a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
         ReferenceServerError: the server does not answer, or serves another vocabulary.
     """
     kind = choose_reference(config, policy.model, kl_coef, ref_model)
@@ -121,7 +121,7 @@ def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, 
     """Return the kind of the reference: the option ``reference``, or what ``"auto"`` stands for; see make_reference.
 
     Raises:
-        ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+        ValueError: ``ref_model`` with a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
     """
     kind, has_adapter = config.reference, hasattr(model, "disable_adapter")
     if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:

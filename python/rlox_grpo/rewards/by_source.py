@@ -20,7 +20,7 @@ class Scorer:
     """The reward functions of a run with their weights, and those that sources of a mixture use instead.
 
     Attributes:
-        functions: the reward functions of the run, which score every row whose source has none of its own.
+        functions: the reward functions of the run, which score every row whose source has no reward functions.
         weights: one for each of ``functions``; None: their own.
         by_source: the functions of the sources that have their own.
     """

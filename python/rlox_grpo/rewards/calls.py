@@ -188,7 +188,7 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
 
 
 def _make_error(name: str, cause: BaseException) -> RewardError:
-    """Return an error that names the user's line, as ``(rewards.py, line 7)``; for rules of this library none."""
+    """Return an error that names the user's line, as ``(rewards.py, line 7)``; no line for built-in rules."""
     error = RewardError(f"reward function {name} raised {describe_error(cause)}{locate_error(cause)}")
     error.__cause__ = cause
     return error

@@ -149,7 +149,7 @@ class Pool:
 
 
 def find_import_path(function: Any) -> list[str]:
-    """Return the import path of a worker: that of this process, and the folder of the function's module."""
+    """Return the import path of a worker: the path of this process, and the folder of the function's module."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     folder = find_folder(function)
     return path if folder is None or str(folder) in path else [*path, str(folder)]

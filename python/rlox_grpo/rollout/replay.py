@@ -34,7 +34,7 @@ class Replay:
         Args:
             trained: the groups of the step, which may have demonstrations.
             sampled: the same groups with their samples alone.
-            version: that of the weights that the step updates.
+            version: the version of the weights that the step updates.
         """
         joined, self._used = [], []
         for scored, samples in zip(trained, sampled, strict=True):

@@ -70,7 +70,7 @@ def save_checkpoint(
 
     Args:
         state: JSON values for ``state.json``.
-        processor: that of a vision-language model whose prompts may have pictures.
+        processor: the processor of a vision-language model whose prompts may have pictures.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
         teacher_state: weights of a teacher that is a moving average of the policy.
@@ -178,7 +178,7 @@ def export_model(
         weights: whole parameters by name, if those of ``model`` are shards or rounded.
         merged: write the base model with the LoRA adapter merged in; ``model`` itself is not changed. 4-bit weights are
             dequantized before the merge, because that is the function that was trained.
-        processor: that of a vision-language model whose prompts may have pictures.
+        processor: the processor of a vision-language model whose prompts may have pictures.
 
     Raises:
         ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA.

@@ -239,7 +239,7 @@ def write_completions(
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
     is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
     lists of token ids. ``origin`` is ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this
-    step; its ``policy_version`` is that of the samples beside it. An episode of several turns also has
+    step; its ``policy_version`` is the version of its group's samples. An episode of several turns also has
     ``stop_reason``, ``turns``, ``turn_rewards`` and ``messages``, and with partial rollouts ``turn_versions``. Text is
     written as ASCII with escapes, so that lone surrogates are restored.
 

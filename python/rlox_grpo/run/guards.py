@@ -417,7 +417,7 @@ def _find_format(history: History) -> str | None:
 
 
 def _list_answers(history: History) -> dict[str, str]:
-    """Return the metric that says how many answers are right, by its name in messages: that of the first such reward.
+    """Return the metric that says how many answers are right, by its name in messages; the first such reward counts.
 
     In a mixture it is the accuracy of each source, because a reward may be that of one source.
     """

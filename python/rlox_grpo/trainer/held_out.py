@@ -241,7 +241,7 @@ class HeldOut:
         )
 
     def _list_rewards(self, asked: EvalSet, episodes: EpisodeRunner | None) -> list[RewardFn]:
-        """Return the reward functions of a set: its own, or those of training; before them, that of ``episodes``."""
+        """Return the reward functions of a set: first that of ``episodes``, then its own, or those of training."""
         functions = list(self.reader.reward_fns)
         if asked.rewards is not None:
             functions = list_in_workers(asked.rewards, self.stages)

@@ -115,7 +115,7 @@ class TrainStep:
         stages: the options of the run, a record for each stage.
         ranks: the ranks of the run; every rank takes every step.
         policy: the model in training and its tokenizer.
-        scorer: the reward functions, that of the environment first, and those of sources of a mixture.
+        scorer: the reward functions, the environment's first, and the reward functions of sources.
         runs_episodes: whether completions are episodes of an environment or of tools.
         sampler: samples the groups of each step.
         engine_sync: pushes the weights to the engine.

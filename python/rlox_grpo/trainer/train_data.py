@@ -93,7 +93,7 @@ class TrainData:
         return prompts_per_step if is_stream(source.rows) else len(source.prompts)
 
     def describe(self) -> dict[str, str]:
-        """Return what a resumed run compares of a mixture, beside its prompts."""
+        """Return what a resumed run compares of a mixture, in addition to its prompts."""
         return {} if self.shares is None else {SHARES: describe_shares(self.shares)}
 
     def digest_rewards(self) -> list[tuple[str, str | None]]:

@@ -8,5 +8,5 @@ from rlox_grpo.loss.demonstrations import DemonstrationInputs
 
 
 def ce(inputs: DemonstrationInputs) -> Tensor:
-    """−log π, the loss of supervised fine-tuning beside the policy loss. Source: CHORD, arXiv:2508.11408."""
+    """−log π, the loss of supervised fine-tuning, added to the policy loss. Source: CHORD, arXiv:2508.11408."""
     return -inputs.log_probs

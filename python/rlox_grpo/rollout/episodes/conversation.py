@@ -345,7 +345,7 @@ class Conversation:
 
     @property
     def _state(self) -> Mark:
-        """The mark of the last reply; before the first reply, that of an empty conversation."""
+        """The mark of the last reply; before the first reply, the mark of an empty conversation."""
         return self._marks[-1] if self._marks else self._start
 
     @property

@@ -53,7 +53,7 @@ class OpenAIRequest:
     """A parsed request.
 
     Attributes:
-        messages, tools: those of a chat request; ``tools`` is None if there are none.
+        messages, tools: the fields of a chat request; ``tools`` is None if there are none.
         token_ids: ``int64 [L]``, the prompt of a completion request.
         max_new_tokens, stop: limits of the reply.
         stream: answer with a stream of events.

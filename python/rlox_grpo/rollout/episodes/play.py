@@ -279,7 +279,7 @@ class PlayedEpisode:
     Attributes:
         outcome: the result; None if the replies ended before the episode.
         messages: the conversation.
-        replies: the replies as they were read, those of summaries too.
+        replies: the replies as they were read, including summaries.
     """
 
     outcome: Outcome | None

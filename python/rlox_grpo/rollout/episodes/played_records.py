@@ -28,7 +28,7 @@ class PlayedRecord:
         row: the data row.
         seed: ``chat.seed``.
         options: options of episodes that differ from their defaults.
-        replies: the replies as they were typed, those of summaries too.
+        replies: the replies as they were typed, including summaries.
         messages: the conversation.
         outcome: the fields of :class:`rlox_grpo.environments.Outcome`.
     """

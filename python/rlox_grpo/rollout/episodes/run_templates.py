@@ -80,7 +80,7 @@ class RunTemplates:
         )
 
     def _choose_call_format(self, template: Template) -> None:
-        """Set the format of tool calls: that of the option, or the one that the template writes."""
+        """Set the format of tool calls: the option's format, or the format that the template writes."""
         asked = self._config.call_format
         chosen = find_call_format(template) if asked == "auto" and template.tools else asked
         if chosen is None:

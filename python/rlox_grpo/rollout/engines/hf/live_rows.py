@@ -267,7 +267,7 @@ def _join_ids(drawn_from: list[Int32Array]) -> SamplingMask[Int32Array] | None:
 
 
 def _join_experts(experts: list[Int16Array]) -> Int16Array | None:
-    """The experts of a row's tokens, ``[P + T, layers, k]``; None if none were noted. The last token has not run."""
+    """The experts of a row's tokens, ``[P + T, layers, k]``, −1 for the last token; None if none were noted."""
     if not experts:
         return None
     return np.concatenate([*experts, np.full_like(experts[0][:1], -1)])
