@@ -29,7 +29,7 @@ _watching = threading.Event()
 
 
 def end_with_launcher() -> None:
-    """Watch the launcher in a thread. Does nothing without a launcher, and in later calls.
+    """Watch the launcher in a thread. The call does nothing without a launcher, or if it is repeated.
 
     When the launcher ends, the process gets SIGTERM, which makes a run save and stop. If it still runs after
     ``GRACE_S`` seconds, for example because it hangs in a collective, it exits with status 1.

@@ -56,7 +56,7 @@ class PrefixTree:
 
 
 def build_prefix_tree(batch: Batch) -> PrefixTree:
-    """Find the shared prefixes of the rows of ``batch``. Runs on the CPU; the result does not depend on the model."""
+    """Find the shared prefixes of the rows of ``batch``, on the CPU. The result does not depend on the model."""
     tensors: Any = (batch.completion_ids, batch.completion_mask.sum(dim=1), batch.prompt_index, batch.prompt_lengths)
     ids, lengths, prompt_index, prompt_lengths = (tensor.cpu().numpy() for tensor in tensors)
     rows = np.arange(len(ids))

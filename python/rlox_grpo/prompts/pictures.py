@@ -193,9 +193,9 @@ def digest_picture(image: Image) -> str:
 class PictureReader:
     """Reads pictures, and processes each distinct one alone, once.
 
-    A processor that gets several pictures at once lays them out in a way of its model's own; single pictures always
-    have the same layout. The tensors used last stay in host memory, at most ``cache_bytes``; others are made again from
-    the row's picture.
+    A processor that gets several pictures at once lays them out in a way that depends on the model; single pictures
+    always have the same layout. The tensors used last stay in host memory, at most ``cache_bytes``; other tensors are
+    made again from the row's picture.
 
     Attributes:
         processor: the processor of transformers.

@@ -207,7 +207,7 @@ class BatchQueue(deque[PendingBatch]):
     """The batches being sampled, oldest first. A batch stays until its step is over, so that checkpoints hold it."""
 
     def list_failed(self) -> list[int]:
-        """Return the indices of the failed batches. Waits for the running batches."""
+        """Wait for the running batches, and return the indices of the failed ones."""
         return [index for index, pending in enumerate(self) if pending.groups.exception() is not None]
 
     def replace(self, index: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
@@ -222,7 +222,10 @@ class BatchQueue(deque[PendingBatch]):
         super().clear()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
-        """Return the queue as JSON values for a checkpoint. Waits for the running batches unless ``prompts_alone``."""
+        """Return the queue as JSON values for a checkpoint.
+
+        The call waits for the running batches unless ``prompts_alone``.
+        """
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],

@@ -152,7 +152,7 @@ class PartialRollouts:
         return _StepBatch(groups, count_carried(self._groups), prefilled)
 
     def _run_rounds(self, engine: GenerationEngine, sampling: Sampling, needed: int) -> int:
-        """Run rounds until ``needed`` groups have finished on all ranks. Returns the prefilled tokens of all ranks."""
+        """Run rounds until ``needed`` groups have finished on all ranks. Return the prefilled tokens of all ranks."""
         unfinished = [index for index, started in enumerate(self._groups) if started.group is None]
         share = self._ranks.share(len(unfinished))
         mine = [self._groups[index] for index in unfinished[share]]
@@ -213,7 +213,7 @@ class PartialRollouts:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the unfinished groups and the jobs as JSON values for a checkpoint. Waits for running jobs."""
+        """Wait for running jobs, and return the unfinished groups and the jobs as JSON values for a checkpoint."""
         wait([job.batch for job in self._jobs])
         failed = [job for job in self._jobs if job.batch.exception() is not None]
         batches = [job.batch.result() for job in self._jobs if job.batch.exception() is None]

@@ -141,7 +141,7 @@ class Sampler:
         Args:
             state: the state that was saved after ``step`` steps.
             prompts: ``prompts[index]`` is a prompt of the batches.
-            step: number of steps so far; the engine has the weights after them.
+            step: number of steps so far; the engine has the weights after these steps.
 
         Raises:
             CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """Has state that a checkpoint needs."""
+    """An object with state that a checkpoint needs."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as JSON values."""
@@ -458,7 +458,7 @@ class Run:
         return str(getattr(model, "name_or_path", "") or type(model).__name__)
 
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
-        """Load the checkpoint. Returns the options that differ: name → (old value, new value)."""
+        """Load the checkpoint. Return the options that differ: name → (old value, new value)."""
         state = read_state(checkpoint)
         changed, permitted = refuse_other_run(
             checkpoint, state, self._config, self._rewards, self._data, self._model_name()

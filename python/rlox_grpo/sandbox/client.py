@@ -121,7 +121,7 @@ class Sandbox:
         self._end()
 
     def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
-        """Run a program as a script. Blocks until a worker is free, but not until the program ends."""
+        """Run a program as a script. The call blocks until a worker is free, but not until the program ends."""
         with contextlib.ExitStack() as opened:
             inputs = [_make_file(text, opened) for text in (code, stdin)]
             outputs = [os.memfd_create("output") for _ in range(2)]
@@ -132,8 +132,8 @@ class Sandbox:
     ) -> Future[TestsResult]:
         """Run test statements in one process and the program that they call in another.
 
-        Blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only its
-        functions and plain data.
+        The call blocks as :meth:`submit_script` does. With ``objects``, tests can use objects of the program, not only
+        its functions and plain data.
         """
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]

@@ -223,17 +223,17 @@ class GRPO:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
         If the last call was interrupted, or ended by :meth:`stop`, the next call trains its remaining steps. After a
-        complete call, the next one trains the same number of steps again.
+        complete call, the next call trains for the same number of steps again.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`; or several sources by name, each such prompts or a
-                :class:`rlox_grpo.TrainSource`, which has a weight or a quota and settings of its own. The metrics of
+                :class:`rlox_grpo.TrainSource`, which has a weight or a quota and its own settings. The metrics of
                 the source ``"math"`` are ``source/math/accuracy`` and so on.
             n_epochs: passes over the prompts; ``max_steps`` overrides it. A pass over several sources is as many
                 prompts as they have rows, rounded up to whole steps.
             eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end; also an
-                :class:`rlox_grpo.EvalSet`, which has settings of its own, or several sets by name. The metrics of the
-                set ``"math"`` are ``eval/math/accuracy`` and so on; those of a single set are ``eval/accuracy``.
+                :class:`rlox_grpo.EvalSet`, which has its own settings, or several sets by name. The metrics of the
+                set ``"math"`` are ``eval/math/accuracy`` and so on; a single set has ``eval/accuracy``.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. The

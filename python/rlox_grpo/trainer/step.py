@@ -356,7 +356,7 @@ class TrainStep:
         return scored
 
     def _measure_information(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
-        """Return ``mutual_information/*`` under the current policy, every ``mutual_information_steps``."""
+        """Return ``mutual_information/*`` under the current policy, every ``mutual_information_steps`` steps."""
         every = self.stages.run.mutual_information_steps
         if every == 0 or step % every:
             return {}

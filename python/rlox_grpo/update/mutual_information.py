@@ -36,7 +36,7 @@ def measure_mutual_information(
     split: Callable[[Sequence[ScoredGroup], Float32Array], list[Batch]],
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
-    """Score each reply under each prompt. Returns ``mutual_information/*``, or {} if there are fewer than two prompts.
+    """Score each reply under each prompt. Return ``mutual_information/*``, or {} if there are fewer than two prompts.
 
     Args:
         scored: the groups of the step, the same on every rank.

@@ -170,7 +170,7 @@ class TorchUpdater:
                 parameter.grad = None
 
     def _clip_gradients(self) -> float:
-        """Clip the gradients in place. Returns their norm before the clipping.
+        """Clip the gradients in place. Return their norm before the clipping.
 
         Raises:
             NonFiniteError: the norm is not finite; names the first parameters whose gradients are not.

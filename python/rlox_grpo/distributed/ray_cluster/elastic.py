@@ -49,7 +49,7 @@ class ElasticEngines:
         """A number that could not be reached. It is not tried again until the wanted number has changed."""
 
     def follow(self) -> None:
-        """Take the next action. Does not block."""
+        """Take the next action, without blocking."""
         if self._served.plan.count is None:
             return
         wanted = max(1, self._served.plan.count())

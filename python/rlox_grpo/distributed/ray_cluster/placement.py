@@ -115,7 +115,7 @@ _SINGULAR = {"trainers": "rank", "engines": "engine"}
 def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
     """Raise ConfigError, with the numbers, if the cluster cannot hold the processes even when it is idle.
 
-    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit together.
+    The check covers each kind by itself, and the sums of all kinds. Ray finds out whether they fit together.
     """
     for need in needs:
         room = {node: need.count_on(node) for node in nodes}

@@ -51,7 +51,7 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Try to take the lock. Returns False too if files cannot be locked (Windows, some network file systems)."""
+    """Try to take the lock. The result is also False if files cannot be locked (Windows, some network file systems)."""
     try:
         import fcntl
 

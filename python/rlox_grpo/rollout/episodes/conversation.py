@@ -281,7 +281,7 @@ class Conversation:
         self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or earlier
 
     def find(self, keys: Sequence[MessageKey]) -> tuple[Mark, int] | None:
-        """Find the last reply that ``keys`` contain with all messages before it, and after which more messages follow.
+        """Find the last shared reply: ``keys`` contain it, all messages before it, and at least one message after it.
 
         Returns:
             The mark of this reply, and the number of messages up to it.

@@ -114,7 +114,7 @@ class Gate:
         return left > 0
 
     def record(self, request: TurnRequest, turn: SampledTurn) -> SampledTurn:
-        """Record a sampled reply. Returns the reply with its policy version."""
+        """Record a sampled reply, and return it with its policy version."""
         versioned = replace(turn, policy_version=self._version)
         self._started[request.episode].replies[request.branch, request.turn] = RecordedReply(
             _digest(request), versioned
@@ -126,7 +126,7 @@ class Gate:
         return {request.episode for request in self.waiting}
 
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
-        """Begin the next round of ``episodes``. Returns the admitted requests in a fixed order."""
+        """Begin the next round of ``episodes``, and return the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
         held, self.waiting = (
             sorted(self.waiting, key=lambda request: (request.episode, request.branch, request.turn)),

@@ -223,7 +223,7 @@ class ToolProcesses:
         return inspect.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Call a sync tool. Returns its result, cut to ``max_chars`` characters, and the length before the cut.
+        """Call a sync tool. Return its result, cut to ``max_chars`` characters, and the length before the cut.
 
         Raises:
             TimeoutError: the call took too long; its process is killed.
@@ -245,7 +245,7 @@ class ToolProcesses:
 
 
 async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
-    """Serve a worker's request. Returns ``"value"``, ``"ended"`` or ``"error"``, and the answer."""
+    """Serve a worker's request. Return ``"value"``, ``"ended"`` or ``"error"``, and the answer."""
     try:
         limits = {name: asked[name] for name in ("max_new_tokens", "stop") if name in asked}
         if "turn" in asked:

@@ -144,7 +144,7 @@ def find_faster_cache(
 def find_graphs(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
     """Whether decoding steps can be replayed as CUDA graphs, by a test of a few steps.
 
-    Called after `find_faster_cache` has returned `SlotCache`.
+    The function is called after `find_faster_cache` has returned `SlotCache`.
     """
     split = split_model(model, is_tried=True)
     assert split is not None

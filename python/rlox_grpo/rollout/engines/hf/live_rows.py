@@ -229,7 +229,7 @@ class LiveRows(Generic[Key]):
         return to, source
 
     def _find_stops(self) -> None:
-        """Store the stop strings of the live rows. Called when rows come or go, not at every token."""
+        """Store the stop strings of the live rows. This is called when rows come or go, not at every token."""
         self._stops = [stop for stop in dict.fromkeys(row.stop for row in self._rows) if stop]
         for stop in self._stops:
             if stop not in self._stop_strings:

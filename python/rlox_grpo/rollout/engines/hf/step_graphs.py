@@ -108,7 +108,7 @@ class StepGraphs:
 def can_capture(model: nn.Module, prefilled: PrefilledPrompts, head: Tensor) -> bool:
     """Whether replayed steps of 2 and 3 rows over ``prefilled``, two prompts, give the logits of the model's forward.
 
-    ``head`` is the weight of the output layer, ``[V, H]``. Called within the autocast context of generation.
+    ``head`` is the weight of the output layer, ``[V, H]``. This is called within the autocast context of generation.
     """
     if head.device.type != "cuda":
         return False

@@ -53,7 +53,7 @@ class ControlPlane:
         self._post = post
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let the workers join the group. Returns when they have joined."""
+        """Let the workers join the group, and return when they have joined."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
@@ -83,7 +83,7 @@ class NCCLTransfer:
         )
 
     def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
-        """Form the group at the first call, and broadcast every tensor. Returns when the workers have received them.
+        """Form the group at the first call, and broadcast every tensor. Return when the workers have all tensors.
 
         Raises:
             TimeoutError: not every worker joined, or not all tensors were received, within ``seconds`` each. The thread
