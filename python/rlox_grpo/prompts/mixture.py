@@ -3,7 +3,7 @@
 The order is from Tijdeman (The chairman assignment problem, Discrete Mathematics 32, 1980): after n draws, a source
 with the share w has been drawn ``n·w`` times, within ``1 − 1 / (2k − 2)`` for k sources. To draw from the source that
 lags most, the usual way, is not enough: with the weights 3 1 3 2 2 1 46 46 1 one source lags by 1.16 draws. The order
-repeats after a period, so the draws of a period have exactly the shares; with quotas, a period is a step.
+repeats after a period, so any run of draws of that length has exactly the shares; with quotas, a period is a step.
 """
 
 from __future__ import annotations
