@@ -613,7 +613,7 @@ def test_trainer_refuses_what_does_not_fit(model: Any, tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="max_turns=3 is read only with environment"):
         GRPO(model, last_words_any, tokenizer=tokenizer, max_turns=3)
     with pytest.raises(ValueError, match="at least one reward function, an environment"):
-        GRPO(model, tools=[sync_tool], tokenizer=tokenizer)
+        GRPO(model, tools=[sync_tool], tokenizer=tokenizer).train([{"prompt": "Say a."}])
     with pytest.raises(ConfigError, match="does not show a tool's result"):
         GRPO(model, last_words_any, tools=[sync_tool], tokenizer=tokenizer_without_tools(tokenizer))
     with pytest.raises(ConfigError, match="prompt_template='boxed' is ignored"):

@@ -228,9 +228,9 @@ def test_stale_replies_leave_the_loss_and_its_denominators(
     seen: list[Any] = []
     build = MiniBatcher.make_mini_batches
 
-    def keep(batcher: MiniBatcher, scored: Any, advantages: Any, step: int) -> Any:
+    def keep(batcher: MiniBatcher, scored: Any, advantages: Any, step: int, hinted: Any = None) -> Any:
         seen.append((step, [one for group in scored for one in group.group.completions]))
-        parts = build(batcher, scored, advantages, step)
+        parts = build(batcher, scored, advantages, step, hinted)
         seen[-1] += (parts,)
         return parts
 

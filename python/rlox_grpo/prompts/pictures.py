@@ -48,7 +48,7 @@ _BICUBIC = 3
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-_START_OF_SCAN = b"\xff\xda"
+_SCAN_START = b"\xff\xda"
 _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 
 
@@ -81,7 +81,7 @@ def read_picture(value: Any, folder: Path, where: str) -> Image:
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from None
     with opened:
-        if opened.format in ("JPEG", "MPO") and (scans := data.count(_START_OF_SCAN)) > MAX_SCANS:
+        if opened.format in ("JPEG", "MPO") and (scans := data.count(_SCAN_START)) > MAX_SCANS:
             raise ValueError(f"{where} is a JPEG of {scans} scans: at most {MAX_SCANS} are decoded; save it again")
         return _decode(opened, where)
 

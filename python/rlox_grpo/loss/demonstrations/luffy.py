@@ -15,7 +15,8 @@ def luffy(inputs: DemonstrationInputs) -> Tensor:
 
     The gradient is −A·γπ/(π + γ)²·∇log π, largest at π = γ.
 
-    Source: LUFFY, arXiv:2504.14945, policy shaping, with γ = 0.1; its code takes the probability of the demonstrator as 1.
+    Source: LUFFY, arXiv:2504.14945, policy shaping, with γ = 0.1; the authors' code takes the probability of the
+    demonstrator as 1.
     """
     # π/(π + γ) = 1/(1 + γ/π) = sigmoid(log π − log γ), which neither overflows nor divides by 0.
     return -inputs.advantages * torch.sigmoid(inputs.log_probs - math.log(inputs.options.demo_gamma))
