@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import warm
+from rlox_grpo.demo import run as demo
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rlox.py"
 
@@ -43,12 +44,15 @@ def test_a_run_without_a_learning_rate_stays_at_chance(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_the_demo_teaches_its_warm_start(tmp_path):
-    """A few steps of everything; the teacher of a finished run is used again."""
-    words = [EXAMPLE.with_name("distil.py"), "--out", str(tmp_path), "--teacher-steps=2", "--warm-start-steps=40"]
-    ended = warm.run(0, *words, "--steps=2")
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"held-out accuracy [01]\.\d+ -> [01]\.\d+ after 256 completions of distillation\n", ended.stderr)
+def test_the_demo_teaches_its_warm_start(tmp_path, monkeypatch, capsys):
+    """A few steps of everything, in this process; the teacher of a finished run is used again."""
+    monkeypatch.setattr(demo, "NUM_HELD_OUT", 32)
+    distil = EXAMPLE.with_name("distil.py")
+    words = [str(distil), "--out", str(tmp_path), "--teacher-steps=2", "--warm-start-steps=20", "--steps=1"]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(distil), run_name="__main__")
+    said = capsys.readouterr().out
+    assert re.search(r"held-out accuracy [01]\.\d+ -> [01]\.\d+ after 128 completions of distillation\n", said), said
     trained = (tmp_path / "teacher" / "final" / "model.safetensors").stat().st_mtime_ns
-    assert warm.run(0, *words, "--steps=1").returncode == 0
+    runpy.run_path(str(distil), run_name="__main__")
     assert (tmp_path / "teacher" / "final" / "model.safetensors").stat().st_mtime_ns == trained

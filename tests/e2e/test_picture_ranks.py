@@ -19,7 +19,6 @@ SHARDS = {"shard_parameters": True}
 ONE_MORE = {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096}  # a rank without rows
 RUNS = {
     "replicas": {},
-    **{f"replicas {family}": {"family": family} for family in FAMILIES[1:]},
     "replicas frozen": {"freeze_vision": True},
     "replicas few": ONE_MORE,
     "shards": SHARDS,

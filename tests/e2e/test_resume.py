@@ -489,7 +489,7 @@ def test_ranks_end_with_their_killed_launcher_and_the_next_start_continues(tmp_p
         *ranked.torchrun(2),
         str(TESTS / "ranked.py"),
         str(tmp_path),
-        '{"max_steps": 100000, "checkpoint_steps": 2}',
+        '{"max_steps": 100000, "checkpoint_steps": 2, "rank_timeout": 5.0}',
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launcher = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
