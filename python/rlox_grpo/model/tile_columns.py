@@ -108,7 +108,7 @@ def slice_tokens(count: int, step: int, mask: SamplingMask[Tensor] | None) -> li
     if mask is not None and count:
         # Sizes in a ratio of up to SIMILAR_SIZES have one level; all ids are level 0.
         levels = torch.where(mask.sizes > 0, 1 + mask.sizes.double().log().div(math.log(SIMILAR_SIZES)).floor(), 0)
-        bounds[1:1] = (levels.diff().nonzero().squeeze(-1) + 1).tolist()
+        bounds[1:1] = (levels.diff().nonzero().squeeze(-1) + 1).cpu().tolist()
     return [
         slice(start, min(start + step, stop)) for first, stop in pairwise(bounds) for start in range(first, stop, step)
     ]

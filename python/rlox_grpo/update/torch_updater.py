@@ -165,7 +165,7 @@ class TorchUpdater:
         sums = torch.stack(list(torch._foreach_norm([local_shard(grad) for _, grad in named], 1)))
         counts = (sums != 0).to(torch.int32)  # NaN is used
         self._ranks.sum_tensors([counts])
-        for (parameter, _), count in zip(named, counts.tolist(), strict=True):
+        for (parameter, _), count in zip(named, counts.cpu().tolist(), strict=True):
             if not count:
                 parameter.grad = None
 
