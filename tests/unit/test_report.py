@@ -371,6 +371,30 @@ def test_the_table_of_runs_has_each_value_in_its_column(tmp_path):
     assert settings == {"optimizer.learning_rate": {"a": "0.0002", "b": "0.0003"}}
 
 
+def test_sets_of_two_runs_are_compared_prompt_by_prompt(tmp_path):
+    """Of four prompts, the second run solves one more; the others and a prompt of one run alone make no pair."""
+    solved = {"a": {"p": [0, 0], "q": [1, 0], "r": [1, 1], "s": [1, 1], "of a": [0, 0]}}
+    solved["b"] = {**solved["a"], "p": [1, 1], "of b": [1, 1]}
+    del solved["b"]["of a"]
+    for name, prompts in solved.items():
+        folder = tmp_path / name / "completions"
+        folder.mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+        rows = [
+            {"prompt": prompt, "completion": "text", "reward": reward, "rewards": {"rule": reward}}
+            for prompt, rewards in prompts.items()
+            for reward in rewards
+        ]
+        for set_name, step in (("eval_math_step_000003", 3), ("eval_math_step_000007", 7), ("eval_step_000007", 7)):
+            lines = rows if step == 7 else [{**row, "rewards": {"rule": 0}} for row in rows]
+            (folder / f"{set_name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    # The differences 1, 0, 0, 0 of two samples each: total 4 + 2/2 = 5, mean 1/5, variance (1 + 1/2)/5 - 1/25 = 0.26,
+    # and 3.182446 * sqrt(0.26 / 5) = 0.7257 on each side.
+    cells = {"a": "0.500, step 7", "b": "0.900, step 7; +0.250 [-0.526, +0.926] over 4 prompts"}
+    assert read_tables(page)[1] == {"math": cells, "evaluation": cells}
+
+
 def test_a_comparison_of_runs(tmp_path, whole_run):
     other = write_run(tmp_path / "other", num_steps=60, hostile=HOSTILE)
     config = other / "config.toml"

@@ -20,7 +20,7 @@ from pathlib import Path
 from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
-from rlox_grpo.run.report.evaluations import COLUMNS, list_accuracies
+from rlox_grpo.run.report.evaluations import COLUMNS, compare_runs, list_accuracies
 from rlox_grpo.run.report.read import Run, read_metric, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import breakable, escape, number
@@ -61,7 +61,10 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
 def write_comparison(
     run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], *, refresh_s: int | None = None
 ) -> Path:
-    """Write the page ``path`` that compares runs: the settings that differ, and charts with a line for each run.
+    """Write the page ``path`` that compares runs.
+
+    The page shows the evaluation sets with paired differences to the first run, the settings that differ, and charts
+    with a line for each run.
 
     ``refresh_s`` and errors are as in :func:`write_report`; ValueError also if a run is named twice.
     """
@@ -71,6 +74,7 @@ def write_comparison(
             ["steps", "reward, last 10%", "last held-out reward", "warnings"],
             [(run.name, _summary(run)) for run in runs],
         ),
+        "Evaluation sets": _compare_sets(runs),
         "Settings that differ": _different_settings(runs),
         "Curves": curves(runs),
     }
@@ -276,6 +280,16 @@ def _summary(run: Run) -> list[str]:
         number(held_out[-1] if held_out else None),
         escape(guards or "none"),
     ]
+
+
+def _compare_sets(runs: Sequence[Run]) -> str:
+    """Return the table of the sets that all runs evaluated; empty without one."""
+    rows = compare_runs(runs)
+    note = (
+        "The accuracy of the logged prompts at the last evaluation, and the difference to the first run over the "
+        "prompts that both logged, with its 95&nbsp;% confidence interval."
+    )
+    return f'<p class="quiet">{note}</p>{_table([run.name for run in runs], rows)}' if rows else ""
 
 
 def _different_settings(runs: Sequence[Run]) -> str:

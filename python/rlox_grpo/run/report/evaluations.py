@@ -1,9 +1,15 @@
-"""The accuracy of each evaluation set in a report: at the start, at the end, and their difference, with intervals."""
+"""The accuracy of each evaluation set in a report, and the differences over a run or between runs, with intervals."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
-from rlox_grpo.run.report.read import Table, read_metric
+from rlox_grpo.run.eval_history import compare_shares
+from rlox_grpo.run.report.read import Run, Table, read_metric
+from rlox_grpo.run.report.samples import read_verdicts
 from rlox_grpo.run.report.text import escape
 
 COLUMNS = ("first evaluation", "last evaluation", "difference to the first", "difference to the best before")
@@ -34,3 +40,31 @@ def _write(evaluations: Table, step: int, key: str, sign: str = "") -> str:
     if value is None:
         return escape("—")
     return value if None in limits else f"{value} [{limits[0]}, {limits[1]}]"
+
+
+def compare_runs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return a row of a table for each set that all runs evaluated: its name, and a cell of HTML for each run.
+
+    A cell has the accuracy over the logged prompts of the last evaluation. From the second run on, it also has the
+    difference to the first run, paired over the prompts that both have logged, with its 95 % confidence interval.
+    """
+    rows = []
+    for name in (name for name in runs[0].held_out if all(run.held_out.get(name) for run in runs)):
+        cells, first = list[str](), dict[str, list[bool]]()
+        for number, run in enumerate(runs):
+            step = max(run.held_out[name])
+            verdicts = read_verdicts(run.held_out[name][step])
+            if number == 0:
+                first = verdicts
+            shares = [np.mean(right) for right in verdicts.values()]
+            cell = f"{np.mean(shares):.3f}, step {step:,}" if shares else escape("—")
+            common = [prompt for prompt in first if prompt in verdicts]
+            if number > 0 and common:
+                before, after = ([np.mean(each[prompt]) for prompt in common] for each in (first, verdicts))
+                samples = min(len(each[prompt]) for each in (first, verdicts) for prompt in common)
+                change = compare_shares("change", before, after, samples)
+                value, low, high = (change.get(f"change{end}", float("nan")) for end in ("", "_low", "_high"))
+                cell += f"; {value:+.3f} [{low:+.3f}, {high:+.3f}] over {len(common):,} prompts"
+            cells.append(cell)
+        rows.append((name or "evaluation", cells))
+    return rows

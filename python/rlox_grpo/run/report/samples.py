@@ -64,6 +64,18 @@ def _compare(held_out: Mapping[int, Path]) -> str:
     )
 
 
+def read_verdicts(path: Path) -> dict[str, list[bool]]:
+    """Return for each prompt of a file whether its samples are right, by the JSON of the prompt.
+
+    Samples without a first reward are left out.
+    """
+    verdicts: dict[str, list[bool]] = {}
+    for (prompt, _), row in _by_sample(read_rows(path)).items():
+        if (is_right := _is_right(row)) is not None:
+            verdicts.setdefault(prompt, []).append(is_right)
+    return verdicts
+
+
 def _show_changed(title: str, pairs: list[tuple[Row, Row]], steps: tuple[int, int]) -> str:
     """Show the first pairs of samples that changed in one way, folded; empty without any."""
     if not pairs:
