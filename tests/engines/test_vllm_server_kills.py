@@ -1,7 +1,7 @@
 """kill -9 at random: a run of two ranks, a vLLM server and a reference server ends as one that nobody disturbed.
 
-``RLOX_GRPO_KILL_ROUNDS=5`` kills twenty times, and five times the server of an agent. ``RLOX_GRPO_KILL_SEED`` repeats
-what a failure printed.
+By default, each server and one of the ranks are killed once. ``RLOX_GRPO_KILL_ROUNDS=5`` kills twenty times, and five
+times the server of an agent. ``RLOX_GRPO_KILL_SEED`` repeats what a failure printed.
 """
 
 from __future__ import annotations
@@ -193,6 +193,8 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
     draw = random.Random(seed)
     victims = [*kinds] * ROUNDS
     draw.shuffle(victims)
+    if "rank 1" in victims and "RLOX_GRPO_KILL_ROUNDS" not in os.environ:
+        victims.remove(draw.choice(("rank 0", "rank 1")))
     print(f"\nRLOX_GRPO_KILL_SEED={seed}: {', '.join(victims)}")
     max_steps = STEPS_A_KILL * len(victims) + 2
     whole = Training(tmp_path / "whole", program, launcher, reference, max_steps)
