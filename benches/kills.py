@@ -113,6 +113,17 @@ def train_sandboxed(folder: Path, **changes: Any) -> None:
     toy_trainer(folder, passed_tests, **changes).train(toy.PROMPTS)
 
 
+def train_off_policy(folder: Path, **changes: Any) -> None:
+    """The toy policy with demonstrations and replays; right is a completion that is rare at first."""
+    rows = [{"prompt": prompt, "demonstration": [toy.TARGET] * 4} for prompt in toy.PROMPTS.tolist()]
+
+    def four_target(completions: list[torch.Tensor], prompts: Any) -> list[float]:
+        return [float((tokens == toy.TARGET).sum() >= 3) for tokens in completions]
+
+    options = {"demo_loss": "luffy", "demo_when": "none_right", "replay": "positive", **changes}
+    toy_trainer(folder, four_target, **options).train(rows)
+
+
 def train_tiny(folder: Path, **changes: Any) -> None:
     """A run of a transformers policy of two layers with ragged completions."""
     trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, **ranked.options(folder, **{**TINY, **changes}))
@@ -195,6 +206,8 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "episodes in workers": lambda folder: played.train(
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
+    "demonstrations and replay": train_off_policy,
+    "demonstrations and replay async": lambda folder: train_off_policy(folder, async_steps=1),
     "judge and keep_best": train_judged,
     "pictures": train_pictures,
     "pictures async": lambda folder: train_pictures(folder, async_steps=1, freeze_vision=True),
