@@ -26,6 +26,17 @@ class ToyLM(nn.Module):
         return self.head(torch.tanh(self.hidden(mean)))
 
 
+class Logits(nn.Module):
+    """A transformers model as a plain module, whose logits are computed whole."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        return self.model(input_ids=input_ids, use_cache=False).logits
+
+
 def even_share(completions, prompts):
     """Share of the sampled tokens that are even."""
     return [float((completion % 2 == 0).float().mean()) for completion in completions]

@@ -27,6 +27,7 @@ from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.fixed_tensors import restore_replayed
 from rlox_grpo.update.step_metrics import StepReport
+from toy import Logits
 
 PROBABILITIES = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 SAMPLES = ([1, 2], [3], [2, 2])
@@ -173,17 +174,6 @@ def test_a_replay_has_the_ratio_to_its_stored_log_probs() -> None:
     )  # stored in float32
     (slope,) = torch.autograd.grad(output.loss, log_probs)
     assert slope[3].tolist() == pytest.approx([0.0, -0.75 * 0.25 / 2 / 4], rel=1e-6)
-
-
-class Logits(torch.nn.Module):
-    """A model as a plain module, whose logits are computed whole."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize("kind", BY_HAND)

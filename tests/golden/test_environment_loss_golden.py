@@ -25,6 +25,7 @@ from rlox_grpo.model.forward import is_worth_packing, make_forward
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.step_metrics import StepReport
+from toy import Logits
 
 NAN = float("nan")
 COEF = 0.5
@@ -208,17 +209,6 @@ def naive_gradients(model: Any, temperature: float) -> tuple[float, dict[str, to
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     return float(total.detach()), gradients
-
-
-class Logits(torch.nn.Module):
-    """A model as a plain module, whose logits are computed whole."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize("kind", ["packed", "by hidden states", "by logits"])

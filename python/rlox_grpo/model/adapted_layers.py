@@ -1,4 +1,4 @@
-"""Which layers an adapter leaves out, of those that ``lora_target_modules`` names.
+"""The model inside an adapter, and the layers that the adapter leaves out of ``lora_target_modules``.
 
 peft adapts the stacked matrices of experts instead of linear layers of the same names in some families, and leaves
 names out that no layer has. Neither raises an error in peft.
@@ -14,6 +14,11 @@ from torch import nn
 
 STACKED = {"gate_up_proj": ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 """The stacked matrices of experts, and the names of their layers in published checkpoints."""
+
+
+def get_base(model: Any) -> Any:
+    """Return the model inside an adapter; other models as they are."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def describe_partial_adapter(model: Any, targets: str | Sequence[str], excluded: Collection[str] = ()) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from rlox_grpo.model.adapted_layers import get_base
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
@@ -135,11 +137,6 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerBase:
                 single=[start, "$A"], pair=[start, "$A", start, "$B"], special_tokens=[(start, tokenizer.bos_token_id)]
             )
     return tokenizer  # type: ignore[no-any-return]
-
-
-def get_base(model: Any) -> Any:
-    """Return the model below the adapters of a PEFT model; any other model is returned as it is."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def make_ordinary(model: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, import_extra
-from rlox_grpo.model.adapted_layers import describe_partial_adapter
+from rlox_grpo.model.adapted_layers import describe_partial_adapter, get_base
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -30,7 +30,6 @@ from rlox_grpo.model.gguf import (
     CONVERT,
     find_gguf,
     find_source,
-    get_base,
     load_gguf,
     load_tokenizer,
     make_ordinary,

@@ -11,6 +11,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.adapted_layers import get_base
 from rlox_grpo.prompts.media import NO_PROCESSOR
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
 
 def reads_pictures(model: Any) -> bool:
     """Whether the config of a transformers model has one for pictures."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = get_base(model)
     return isinstance(base, transformers.PreTrainedModel) and hasattr(base.config, "vision_config")
 
 

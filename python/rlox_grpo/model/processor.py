@@ -11,6 +11,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, describe_error, import_extra
+from rlox_grpo.model.adapted_layers import get_base
 from rlox_grpo.model.load_checks import reads_pictures, refuse_unusable_processor
 from rlox_grpo.model.vision import find_language_model, list_outer_parameters
 from rlox_grpo.prompts.media import NO_PROCESSOR
@@ -111,7 +112,7 @@ def _check_reader(model: Any, tokenizer: Any, processor: Any, max_pixels: int | 
             f"processor has a tokenizer of {len(processor.tokenizer)} tokens and tokenizer of {len(tokenizer)}: pass "
             "processor alone, whose tokenizer is then used"
         )
-    config = _get_base(model).config
+    config = get_base(model).config
     marks = [value for name in _MARKS if isinstance(value := getattr(config, name, None), int)]
     if not marks:
         raise ValueError(f"the config of {type(model).__name__} has no image_token_id: pictures cannot be placed")
@@ -119,13 +120,9 @@ def _check_reader(model: Any, tokenizer: Any, processor: Any, max_pixels: int | 
     return PictureReader(processor, tokenizer, image_token_id=marks[0], excluded_ids=excluded, max_pixels=max_pixels)
 
 
-def _get_base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _takes_features(model: Any) -> bool:
     """Whether the model takes features of pictures in addition to token ids, as since transformers 5.18."""
-    core = _get_base(model).base_model
+    core = get_base(model).base_model
     if not hasattr(core, "get_image_features"):
         return False
     return "mm_encoder_outputs" in inspect.signature(core.forward).parameters
@@ -139,7 +136,7 @@ def freeze_vision(model: Any) -> None:
     """
     if not reads_pictures(model):
         raise ConfigError(f"freeze_vision=True, and model is a {type(model).__name__}, which has no vision tower")
-    base = _get_base(model)
+    base = get_base(model)
     outer = list_outer_parameters(base.base_model, find_language_model(base))
     for parameter in outer:
         parameter.requires_grad_(False)
@@ -151,7 +148,7 @@ def list_outer_layers(model: Any) -> list[str] | None:
     """Return the linear layers of a vision-language model outside its language model; None for other models."""
     if not reads_pictures(model):
         return None
-    language_model = find_language_model(_get_base(model))
+    language_model = find_language_model(get_base(model))
     text = next((name for name, module in model.named_modules() if module is language_model), None)
     if not text or text == "model":
         return None

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.adapted_layers import get_base
 
 
 @dataclass(eq=False)
@@ -187,7 +188,7 @@ def find_routers(model: Any) -> Routers | None:
 
     transformers lists the class of a model's routers, which return logits, scores and chosen experts.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = get_base(model)
     decoder = getattr(base, "base_model", None)
     recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
     target, index = getattr(recorder, "target_class", None), getattr(recorder, "index", None)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.records import UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import local_shard
+from rlox_grpo.model.adapted_layers import get_base
 from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 from rlox_grpo.model.load_checks import reads_pictures
@@ -38,7 +39,7 @@ class Shards:
 
     def list_tower(self) -> list[nn.Parameter]:
         """Return the parameters of the vision tower, which a step without pictures does not use; [] without a tower."""
-        base: Any = _get_base(self.model)
+        base: Any = get_base(self.model)
         if not reads_pictures(base) or (text := find_language_model(base)) is None:
             return []
         return list_outer_parameters(base.base_model, text)
@@ -127,12 +128,7 @@ def _blocks(model: Any) -> list[nn.Module]:
     The blocks of a vision tower are left out. The tower runs only on ranks whose rows have pictures, and a block is
     gathered by all ranks together; with the root it is gathered for every forward pass, pictures or none.
     """
-    base = _get_base(model)
+    base = get_base(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
     inside = (find_language_model(base) if reads_pictures(base) else None) or base
     return [module for module in inside.modules() if type(module).__name__ in names]
-
-
-def _get_base(model: Any) -> Any:
-    """Return the model inside an adapter; other models as they are."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

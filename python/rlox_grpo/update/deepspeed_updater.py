@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError, import_extra
+from rlox_grpo.model.adapted_layers import get_base
 from rlox_grpo.model.blank import StoredWeights, find_device, list_stored, replace_parameters
 from rlox_grpo.model.forward import Forward, ForwardModule
 from rlox_grpo.update.parameter_groups import parameter_groups, sort_moments
@@ -314,7 +315,7 @@ def _settings(sharding: UpdaterConfig, bfloat16: bool, max_grad_norm: float, ran
 
 
 def _head_parameters(model: Any) -> list[nn.Parameter]:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = get_base(model)
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     return [] if head is None else list(head.parameters())
 
