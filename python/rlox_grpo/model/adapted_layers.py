@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
-
 STACKED = {"gate_up_proj": ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 """The stacked matrices of experts, and the names of their layers in published checkpoints."""
 
@@ -29,6 +27,8 @@ def describe_partial_adapter(model: Any, targets: str | Sequence[str], excluded:
         targets: the option ``lora_target_modules``.
         excluded: names of layers that are left out on purpose, such as those of a vision tower.
     """
+    from torch import nn  # the launcher on Ray imports this module, and has no need of torch
+
     if isinstance(targets, str) and targets != "all-linear":
         return ""
     base = model.get_base_model()
