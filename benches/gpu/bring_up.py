@@ -22,7 +22,7 @@ from typing import Any
 
 from parts import HERE, PARTS, ROOT
 
-LIMITS = {"tests marked gpu": 240, "peak memory": 150, "generation": 120}
+LIMITS = {"tests marked gpu": 240, "peak memory": 150, "generation": 120, "tests of vLLM": 240, "vLLM": 180}
 """Seconds of a part, 90 for the others. A part gets less where the whole time is nearly spent."""
 
 

@@ -182,6 +182,9 @@ def run_marked_tests(place: Place) -> Report:
     if importlib.util.find_spec("pytest") is None:
         return {"skipped": "pytest is not installed"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
+    command += ["--ignore", "tests/gpu/test_device_vllm.py"]  # has a part of its own
+    if importlib.util.find_spec("xdist") is not None and not place.small:
+        command += ["-n", "4"]
     if place.small:
         command += ["-k", "agrees and 14 and float32 or update and 24 and None"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -206,6 +209,7 @@ def compare_steps(place: Place) -> Report:
     rows, prompt, new = place.size(4, 8), place.size(16, 512), place.size(8, 256)
     batch = make_batch(rows, prompt, new, MODELS[name]["vocab_size"], place.device)
     table, failed = [], []
+    text = f"{name}: {rows} completions of {new} tokens, prompt {prompt}"
     for dtype, tolerance in ((None, 1e-3), (torch.bfloat16, 0.1)):
         model = _build(place, name)
         forward = make_forward(model, autocast_dtype=dtype)
@@ -251,7 +255,6 @@ def compare_steps(place: Place) -> Report:
             failed.append(
                 f"{kind}: gradient norm {norms['rlox_grpo']:.6g}, of the naive loop {norms['naive loop']:.6g}"
             )
-    text = f"{name}: {rows} completions of {new} tokens, prompt {prompt}"
     if importlib.util.find_spec("trl") is None:
         text += "; TRL is not installed"
     elif place.gpu is not None:
@@ -423,6 +426,74 @@ def measure_generation(place: Place) -> Report:
     return {"rows": table, "failed": failed, "text": text}
 
 
+def run_vllm_tests(place: Place) -> Report:
+    """The tests of vLLM on a GPU."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"skipped": "vllm is not installed"}
+    if place.small:
+        return {"skipped": "vLLM's kernels need a GPU"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--tb", "short"]
+    command += ["-p", "no:xdist", "--durations", "8", "tests/gpu/test_device_vllm.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode and not failed:
+        failed = lines[-3:]
+    report = {"rows": [{"what": "pytest tests/gpu/test_device_vllm.py", "result": lines[-1] if lines else ""}]}
+    return {**report, "failed": failed, **({"log": done.stdout[-12000:]} if failed else {})}
+
+
+def measure_vllm(place: Place) -> Report:
+    """Tokens a second of vLLM in this process, its syncs, and the gap to the trainer's log-probs, in bfloat16."""
+    if importlib.util.find_spec("vllm") is None:
+        return {"skipped": "vllm is not installed"}
+    if place.small:
+        return {"skipped": "vLLM's kernels need a GPU"}
+    import numpy as np
+    import torch
+    from sizes import MODELS, make_prompts
+
+    from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+    from rlox_grpo.rollout.engines.weight_sync import collect_weights
+    from rlox_grpo.types import Sampling
+
+    model = _build(place, "0.5B")
+    table, new = [], 256
+    for what, filters in (("vLLM", {}), ("vLLM with sampling masks", {"top_p": 0.95, "return_sampling_mask": True})):
+        start = time.perf_counter()
+        engine = VLLMEngine(
+            model, eos_token_ids=[], dtype="bfloat16", max_length=1024, return_masks=bool(filters), sleep=False
+        )
+        engine.load_weights(collect_weights(model), 0)
+        started = time.perf_counter() - start
+        sync = place.seconds(lambda engine=engine: engine.load_weights(collect_weights(model), 1), 2)
+        for prompts in (1, 8, 16):
+            asked = make_prompts(prompts, 512, MODELS["0.5B"]["vocab_size"])
+            sampling = Sampling(new, **filters)
+            took = place.seconds(
+                lambda engine=engine, asked=asked, sampling=sampling: engine.generate(asked, 16, sampling, 0), 1
+            )
+            (group, *_) = engine.generate(asked[:1], 1, Sampling(64), 0)
+            (completion,) = group.completions
+            ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None].cuda()
+            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                scores = torch.log_softmax(model(ids).logits[0, -65:-1].float(), -1)
+            expected = scores.gather(-1, ids[0, -64:, None])[:, 0].cpu().numpy()
+            table.append(
+                {
+                    "what": what,
+                    "rows": prompts * 16,
+                    "tokens/s": round(prompts * 16 * new / took, 1),
+                    "ms a step": round(took / new * 1e3, 2),
+                    "start s": round(started, 1),
+                    "sync s": round(sync, 3),
+                    "mean gap of log-probs": f"{np.abs(completion.log_probs - expected).mean():.2g}",
+                }
+            )
+        engine.close()
+    return {"rows": table, "text": "0.5B, bfloat16, prompts of up to 512 tokens, 256 new tokens"}
+
+
 def profile_update_and_token(place: Place) -> Report:
     """Where the time of an update and of 16 generated tokens goes, by torch's profiler."""
     import torch
@@ -491,6 +562,8 @@ PARTS: dict[str, Callable[[Place], Report]] = {
     "peak memory": measure_memory,
     "generation": measure_generation,
     "profile": profile_update_and_token,
+    "tests of vLLM": run_vllm_tests,
+    "vLLM": measure_vllm,
 }
 
 

@@ -25,6 +25,7 @@ from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.vllm.experts import make_converter, repack_experts, use_checkpoint_names
 from rlox_grpo.rollout.engines.vllm.requests import (
     SCORING,
+    admit_mask,
     derive_prompt_seeds,
     find_limits,
     make_parameters,
@@ -35,6 +36,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
 from rlox_grpo.rollout.engines.vllm.startup import (
     check_vllm_version,
     choose_runner,
+    has_newer_runner,
     keep_groups,
     keep_random_states,
     set_environment,
@@ -83,6 +85,7 @@ class VLLMEngine:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
         end_ids: ids that end a completion.
         returns_experts: see :func:`rlox_grpo.rollout.engines.returns_experts`.
+        returns_sampling_mask: see :func:`rlox_grpo.rollout.engines.returns_mask`.
         sync_seconds: duration of the last ``load_weights``, including a start of vLLM.
     """
 
@@ -104,6 +107,7 @@ class VLLMEngine:
         ranks: HostGroup | None = None,
         sharing_ranks: HostGroup | None = None,
         router_layers: Sequence[int] = (),
+        return_masks: bool = False,
     ) -> None:
         """Check that vLLM can serve ``model``; ``load_weights`` starts it.
 
@@ -122,6 +126,9 @@ class VLLMEngine:
                 ``generate`` together, with the same arguments.
             router_layers: the layers whose experts completions have, if ``Sampling.return_experts`` asks for them. vLLM
                 returns experts only on a GPU.
+            return_masks: whether completions have a :class:`~rlox_grpo.types.SamplingMask`, if
+                ``Sampling.return_sampling_mask`` asks for it. vLLM returns masks only on a GPU, with its newer model
+                runner.
 
         Raises:
             ImportError: vLLM is missing or its version is not supported; the message names the extra.
@@ -168,6 +175,9 @@ class VLLMEngine:
         self.returns_experts = bool(router_layers) and torch.cuda.is_available()
         if self.returns_experts:
             self._settings["enable_return_routed_experts"] = True
+        self.returns_sampling_mask = return_masks and has_newer_runner(len(self._without_text))
+        if self.returns_sampling_mask:
+            self._settings["return_sampling_mask"] = True
         self._canary: Canary | None = None
         self._check = CanaryCheck()
         self.policy_version = -1
@@ -189,7 +199,9 @@ class VLLMEngine:
         asked = [prompt.token_ids.tolist() for prompt in prompts]
         self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
         parameters = [
-            make_parameters(make_request_fields(sampling, group_size, prompt_seed, self.end_ids), self._without_text)
+            make_parameters(
+                self._admit(make_request_fields(sampling, group_size, prompt_seed, self.end_ids)), self._without_text
+            )
             for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
@@ -221,7 +233,9 @@ class VLLMEngine:
         self._wake({"weights", "kv_cache"})
         session = EngineTurns(
             self._llm.llm_engine,
-            lambda request: make_turn_parameters(sampling, request, seed, self.end_ids, self._without_text),
+            lambda request: make_turn_parameters(
+                sampling, request, seed, self.end_ids, self._without_text, admit=self._admit
+            ),
             sampling,
             self._limits,
             vocab_limit=self._vocab_limit,
@@ -282,6 +296,10 @@ class VLLMEngine:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _admit(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return sampling parameters that vLLM accepts with its settings."""
+        return admit_mask(fields, self._limits.vocab_size or 0) if self.returns_sampling_mask else fields
 
     def _refuse_differences(self, what: str, value: list[Any]) -> None:
         """Raise EngineError if the ranks that share this model have different ``value``, a JSON value.
@@ -344,7 +362,7 @@ class VLLMEngine:
         self._wake({"weights", "kv_cache"})  # generate comes next
         from vllm import SamplingParams
 
-        parameters = SamplingParams(**SCORING, detokenize=False)
+        parameters = SamplingParams(**self._admit(dict(SCORING)), detokenize=False)
         requests = [{"prompt_token_ids": list(self._canary.token_ids)}]
         (output,) = self._llm.generate(requests, [parameters], use_tqdm=False)
         answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)

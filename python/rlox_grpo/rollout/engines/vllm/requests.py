@@ -12,7 +12,7 @@ import numpy as np
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.types import Completion, Int16Array, Int64Array, Prompt, Sampling
+from rlox_grpo.types import Completion, Int16Array, Int32Array, Int64Array, Prompt, Sampling, SamplingMask
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently replaces a lower temperature above 0 by this temperature."""
@@ -72,6 +72,17 @@ def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids:
         "ignore_eos": True,
         **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.extra},
     }
+
+
+def admit_mask(fields: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Return sampling parameters that an engine with ``return_sampling_mask`` accepts, for the same distribution.
+
+    Such an engine of vLLM refuses every request with temperature 0 or without ``top_k``. Greedy decoding becomes
+    ``top_k = 1``, and no ``top_k`` becomes the size of the vocabulary.
+    """
+    if fields["temperature"] == 0:
+        return {**fields, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+    return {**fields, "top_k": fields.get("top_k") or vocab_size}
 
 
 def make_parameters(fields: dict[str, Any], without_text: Sequence[int]) -> Any:
@@ -143,20 +154,44 @@ def read_output(
 ) -> Completion:
     """Convert one output of vLLM's Python interface, with flat log-probs, to the trainer's form.
 
-    With ``router_layers``, the completion has the experts of these layers.
+    With ``router_layers``, the completion has the experts of these layers. If ``sampling`` asks for it, the completion
+    has the ids from which each token was drawn.
 
     Raises:
-        EngineError: as :func:`read_completion`, log-probs of other tokens, or experts that do not fit the tokens.
+        EngineError: as :func:`read_completion`, log-probs of other tokens, or experts or masks that do not fit the
+            tokens.
     """
     flat = output.logprobs
     token_ids = np.asarray(output.token_ids, np.int64)
     if list(flat.token_ids) != token_ids.tolist():
         raise EngineError("vLLM reported log-probs of other tokens than it sampled")
     completion = read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, vocab_limit, "vLLM")
+    if sampling.return_sampling_mask:
+        completion = replace(completion, sampling_mask=_read_mask(output.sampling_mask, token_ids))
     if router_layers is None:
         return completion
     experts = _read_experts(output.routed_experts, prompt_length + len(token_ids), router_layers)
     return replace(completion, experts=experts)
+
+
+def _read_mask(mask: Any, token_ids: Int64Array) -> SamplingMask[Int32Array]:
+    """Convert vLLM's mask, a list of ids for each token, to the trainer's form, with ascending ids.
+
+    Raises:
+        EngineError: not a list of ids for each token, or a token that is not in its list.
+    """
+    lists = None if mask is None else mask.token_ids
+    if lists is None or len(lists) != len(token_ids):
+        count = None if lists is None else len(lists)
+        raise EngineError(f"vLLM returned sampling masks of {count} tokens, expected {len(token_ids)}")
+    rows = [np.sort(np.asarray(ids, np.int32)) for ids in lists]
+    for position, (token, ids) in enumerate(zip(token_ids.tolist(), rows, strict=True)):
+        if token not in ids:
+            raise EngineError(
+                f"vLLM sampled token {token} at position {position}, which is not in its sampling mask of {len(ids)} ids"
+            )
+    sizes = np.asarray([len(ids) for ids in rows], np.int32)
+    return SamplingMask(sizes, np.concatenate(rows))
 
 
 def _read_experts(routed: Any, tokens: int, layers: Sequence[int]) -> Int16Array:

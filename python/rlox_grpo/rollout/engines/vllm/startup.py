@@ -74,6 +74,17 @@ def choose_runner(excluded: int) -> None:
             settings.disable_envs_cache()
 
 
+def has_newer_runner(excluded: int) -> bool:
+    """Return whether vLLM will use its newer model runner, which needs a GPU, for requests that exclude ``excluded`` ids.
+
+    ``VLLM_USE_V2_MODEL_RUNNER=0`` turns this runner off.
+    """
+    import torch
+
+    setting = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "1")
+    return torch.cuda.is_available() and excluded <= MAX_EXCLUDED_IDS and setting not in ("0", "false", "False")
+
+
 def warn_about_draws_by_row(config: Any) -> None:
     """Log a warning if vLLM uses its older model runner on a GPU.
 

@@ -50,12 +50,20 @@ def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_id
 
 
 def make_turn_parameters(
-    sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int], without_text: Sequence[int]
+    sampling: Sampling,
+    request: TurnRequest,
+    seed: int,
+    end_ids: Sequence[int],
+    without_text: Sequence[int],
+    admit: Callable[[dict[str, Any]], dict[str, Any]] = lambda fields: fields,
 ) -> Any:
-    """Return ``SamplingParams`` of one reply, whose output comes at its end, or after each step if it is streamed."""
+    """Return ``SamplingParams`` of one reply, whose output comes at its end, or after each step if it is streamed.
+
+    ``admit`` changes the sampling parameters to ones that the engine accepts.
+    """
     from vllm.sampling_params import RequestOutputKind
 
-    parameters = make_parameters(make_turn_fields(sampling, request, seed, end_ids), without_text)
+    parameters = make_parameters(admit(make_turn_fields(sampling, request, seed, end_ids)), without_text)
     is_watched = request.on_tokens is not None
     parameters.output_kind = RequestOutputKind.CUMULATIVE if is_watched else RequestOutputKind.FINAL_ONLY
     return parameters
