@@ -126,7 +126,7 @@ def serve() -> None:
     os.fsync = os.fstat  # as in tests/conftest.py: no wait for the disk
     assert rlox_grpo.GRPO  # loads the trainer
     if any(module.startswith("vllm.") for module in sys.argv[1:]):
-        set_environment()  # vLLM reads it when it is imported
+        set_environment("float32")  # vLLM reads it when it is imported
     for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:

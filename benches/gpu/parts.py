@@ -182,9 +182,9 @@ def run_marked_tests(place: Place) -> Report:
     if importlib.util.find_spec("pytest") is None:
         return {"skipped": "pytest is not installed"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
-    command += ["--ignore", "tests/gpu/test_device_vllm.py"]  # has a part of its own
+    command += ["--ignore-glob", "*_vllm*"]  # have a part of their own
     if importlib.util.find_spec("xdist") is not None and not place.small:
-        command += ["-n", "4"]
+        command += ["-n", "4", "-p", "no:benchmark"]  # pytest-benchmark warns beside pytest-xdist, which is an error
     if place.small:
         command += ["-k", "agrees and 14 and float32 or update and 24 and None"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -433,13 +433,13 @@ def run_vllm_tests(place: Place) -> Report:
     if place.small:
         return {"skipped": "vLLM's kernels need a GPU"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--tb", "short"]
-    command += ["-p", "no:xdist", "--durations", "8", "tests/gpu/test_device_vllm.py"]
+    command += ["--durations", "8", *sorted(map(str, ROOT.glob("tests/gpu/test_*_vllm*.py")))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     if done.returncode and not failed:
         failed = lines[-3:]
-    report = {"rows": [{"what": "pytest tests/gpu/test_device_vllm.py", "result": lines[-1] if lines else ""}]}
+    report = {"rows": [{"what": "pytest of vLLM", "result": lines[-1] if lines else ""}]}
     return {**report, "failed": failed, **({"log": done.stdout[-12000:]} if failed else {})}
 
 
@@ -490,6 +490,7 @@ def measure_vllm(place: Place) -> Report:
                     "mean gap of log-probs": f"{np.abs(completion.log_probs - expected).mean():.2g}",
                 }
             )
+            print(table[-1], flush=True)  # stays where the time ends
         engine.close()
     return {"rows": table, "text": "0.5B, bfloat16, prompts of up to 512 tokens, 256 new tokens"}
 

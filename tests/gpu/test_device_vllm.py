@@ -1,4 +1,4 @@
-"""vLLM in this process on a GPU: log-probs, new weights, sleep, sampling masks, experts, training runs."""
+"""vLLM in this process on a GPU: log-probs, new weights, sleep, sampling masks, experts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from byte_model import END, SIZES, VOCAB, greedy, log_probs, prompt, share_of_low_bytes, shake, training
+from byte_model import END, SIZES, greedy, log_probs, make_byte_model, prompt, shake
 
 from experts import tiny_experts
-from rlox_grpo import GRPO
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Sampling
@@ -27,8 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-# vLLM in float32 multiplies with TF32 or other kernels than the trainer; a wrong weight is off by 0.1 and more.
-CLOSE = 5e-3
+# In float32 through other kernels; 8e-5 was seen.
+CLOSE = 1e-3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,28 +37,14 @@ def needs_vllm():
         pytest.skip("needs a CUDA device")
 
 
-@pytest.fixture(scope="module")
-def make_model():
-    """A function that makes the byte model on the CPU, as the tests of the CPU's engine do."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    def make(**changes: Any) -> Any:
-        torch.manual_seed(0)
-        sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
-        ends = {"bos_token_id": None, "eos_token_id": END, "pad_token_id": None}
-        return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "hidden_size": 256, **sizes, **ends, **changes})).eval()
-
-    return make
-
-
 def make_engine(model: Any, **changes: Any) -> VLLMEngine:
     options = {"eos_token_ids": [END], "max_length": 128, "max_rows": 32, "gpu_memory_utilization": 0.05}
     return VLLMEngine(model, None, **{**options, **changes})
 
 
 @pytest.fixture(scope="module")
-def model(make_model: Any) -> Any:
-    return make_model()
+def model() -> Any:
+    return make_byte_model()
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +65,18 @@ def largest_gap(engine: VLLMEngine, model: Any, sampling: Sampling, **changes: A
             expected = log_probs(model, group.prompt, completion.token_ids, **changes)
             gaps.append(np.abs(completion.log_probs - expected).max())
     return float(max(gaps))
+
+
+@torch.no_grad()
+def list_experts(model: Any, token_ids: Any) -> np.ndarray:
+    """The ascending experts of each token, ``[tokens, layers, k]``, by the model's own routers."""
+    chosen: list[Any] = []
+    gates = [layer.mlp.gate for layer in model.model.layers]
+    hooks = [gate.register_forward_hook(lambda _, __, output: chosen.append(output[2])) for gate in gates]
+    model(torch.from_numpy(token_ids)[None])
+    for hook in hooks:
+        hook.remove()
+    return np.sort(torch.stack(chosen, 1).numpy(), -1)
 
 
 def test_log_probs_are_the_trainers(engine: VLLMEngine, model: Any):
@@ -141,7 +138,7 @@ def test_experts_are_the_trainers(engine: VLLMEngine):
     sizes = {**SIZES, "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128, "num_experts_per_tok": 2}
     model = tiny_experts("qwen3_moe", **sizes)
     model.config.architectures = [type(model).__name__]
-    routed = make_engine(model, router_layers=(0, 1), gpu_memory_utilization=0.04)
+    routed = make_engine(model, router_layers=(0, 1), sleep=False)
     try:
         for version in (0, 1):
             shake(model, version, 0.02)
@@ -150,43 +147,9 @@ def test_experts_are_the_trainers(engine: VLLMEngine):
         agreed = []
         for group in routed.generate([prompt(20)], 4, Sampling(8, return_experts=True), seed=1):
             for completion in group.completions:
-                ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None]
-                chosen: list[Any] = []
-                hooks = [
-                    layer.mlp.gate.register_forward_hook(lambda _, __, out: chosen.append(out[2]))
-                    for layer in model.model.layers
-                ]
-                with torch.no_grad():
-                    model(ids)
-                for hook in hooks:
-                    hook.remove()
-                expected = np.sort(torch.stack(chosen, 1).numpy(), -1)[:-1]  # [tokens - 1, layers, k]
+                ids = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 assert completion.experts is not None
-                agreed.append(np.sort(completion.experts, -1)[:-1] == expected)
+                agreed.append(np.sort(completion.experts, -1)[:-1] == list_experts(model, ids)[:-1])
         assert np.concatenate([each.ravel() for each in agreed]).mean() > 0.98
     finally:
         routed.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "gap"),
-    [
-        pytest.param({"dtype": "float32"}, 1e-2, id="float32"),
-        pytest.param({"dtype": "bfloat16"}, 0.2, id="bfloat16"),
-        pytest.param({"dtype": "float32", "top_p": 0.9, "sampling_mask": "require"}, 1e-2, id="sampling masks"),
-        pytest.param({"dtype": "float32", "lora_rank": 4}, 1e-2, id="LoRA"),
-    ],
-)
-def test_a_run_trains(options: dict[str, Any], gap: float, make_model: Any, byte_tokenizer: Any):
-    trainer = GRPO(
-        make_model(),
-        share_of_low_bytes,
-        tokenizer=byte_tokenizer,
-        engine="vllm",
-        **training(gpu_memory_utilization=0.05, max_steps=3, **options),
-    )
-    metrics = trainer.train([f"{index}:" for index in range(8)])
-    assert metrics["mismatch/gap_mean"] < gap
-    assert metrics["update/grad_norm"] > 0
-    trainer.close()
-    assert VOCAB == 259

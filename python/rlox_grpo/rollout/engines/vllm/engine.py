@@ -39,6 +39,7 @@ from rlox_grpo.rollout.engines.vllm.startup import (
     has_newer_runner,
     keep_groups,
     keep_random_states,
+    release_pools,
     set_environment,
     warn_about_draws_by_row,
 )
@@ -288,12 +289,18 @@ class VLLMEngine:
         if self._llm is None:
             return
         atexit.unregister(self.close)
+        try:
+            self._wake({"weights", "kv_cache"})  # vLLM would free memory twice that it freed before it slept
+        except RuntimeError as error:
+            logger.warning("vLLM ends asleep, because the GPU has no memory to wake it: %s", error)
         llm, self._llm, self.policy_version = self._llm, None, -1
         self._asleep = set()
         with keep_groups() if self._joined_groups else contextlib.nullcontext():
             llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+        if self._sleeps:
+            release_pools()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -318,7 +325,7 @@ class VLLMEngine:
             )
 
     def _start(self) -> None:
-        set_environment()
+        set_environment(str(self._settings["dtype"]))
         choose_runner(len(self._without_text))
         logger.info("vLLM is starting in this process, which takes from ten seconds to minutes")
         from vllm import LLM

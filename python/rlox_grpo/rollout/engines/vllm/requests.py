@@ -188,7 +188,8 @@ def _read_mask(mask: Any, token_ids: Int64Array) -> SamplingMask[Int32Array]:
     for position, (token, ids) in enumerate(zip(token_ids.tolist(), rows, strict=True)):
         if token not in ids:
             raise EngineError(
-                f"vLLM sampled token {token} at position {position}, which is not in its sampling mask of {len(ids)} ids"
+                f"vLLM sampled token {token} at position {position}, which is not in its sampling mask of {len(ids)} "
+                "ids"
             )
     sizes = np.asarray([len(ids) for ids in rows], np.int32)
     return SamplingMask(sizes, np.concatenate(rows))

