@@ -26,7 +26,7 @@ from rlox_grpo.rewards.judge import server as server_module
 from rlox_grpo.rewards.judge.pairwise import list_pairs
 from rlox_grpo.rewards.judge.questions import quote, show_text
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, make_mark, read_verdict, take_value
-from rlox_grpo.rewards.judge.server import Pace, read_retry_after
+from rlox_grpo.rewards.judge.server import Pace, Server, Unanswered, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
 
@@ -512,12 +512,63 @@ def test_a_refusal_is_not_asked_again(status: int, caplog: pytest.LogCaptureFixt
     assert "no such model" in caplog.text
 
 
-@pytest.mark.parametrize("wait", ["1", "3600", "Fri, 31 Dec 2100 23:59:59 GMT"])
+FAR = ["1000000000", "999999999", "9" * 50, "Fri, 31 Dec 9999 23:59:59 GMT"]
+
+
+@pytest.mark.parametrize("wait", ["1", "3600", "Fri, 31 Dec 2100 23:59:59 GMT", *FAR])
 def test_retry_after_beyond_the_deadline_ends_the_question(wait: str) -> None:
     with fake_judge(lambda data, _: (429, {"retry-after": wait}, b"")) as judge:
         verdicts = ask(make(judge, timeout=0.5), ["a"])
     assert names(verdicts) == ["unanswered"]
     assert len(judge.questions) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("wait", FAR)
+def test_a_wait_beyond_the_deadline_holds_no_other_question(wait: str, status: int) -> None:
+    """Neither those of the batch that are asked later, nor those of a later batch."""
+
+    def answer(data: dict[str, Any], _: int) -> Any:
+        return (status, {"retry-after": wait}, b"") if data["completion"] == "a" else '{"score": 0.5}'
+
+    with fake_judge(answer) as judge:
+        rule = make(judge, timeout=30.0, max_concurrent=1)
+        assert names(ask(rule, ["a", "b", "c"])) == ["unanswered", "ok", "ok"]
+        assert names(ask(rule, ["a", "d"])) == ["unanswered", "ok"]
+        assert len(judge.questions) == 5
+
+
+@pytest.mark.parametrize("wait", ["-1000000000", "nan", "-inf", "1e9"])
+def test_a_wait_that_is_no_number_is_none(wait: str) -> None:
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else (429, {"retry-after": wait}, b"")) as judge:
+        assert names(ask(make(judge, timeout=30.0), ["a", "b"])) == ["ok", "ok"]
+
+
+def test_a_pause_that_others_extend_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sleep is answered by another wait that the deadline would allow, so that only the deadline ends them."""
+    now, slept = 100.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+        pace.pause(2.0)
+        assert len(slept) < 100
+
+    async def wait() -> None:
+        async with Server(
+            "http://127.0.0.1:9/v1", None, slots=asyncio.Semaphore(1), max_concurrent=1, pace=pace, retries=0, timeout=9.0
+        ) as server:
+            with pytest.raises(Unanswered, match="asks to wait 2 s more"):
+                await server._wait_for_resume(109.0)
+
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=lambda: now))
+    pace = Pace(None)
+    pace.pause(2.0)
+    monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError))
+    asyncio.run(wait())
+    assert now <= 109.0
+    assert len(slept) > 2
 
 
 def test_retry_after_is_obeyed_by_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,8 +598,9 @@ def test_retry_after_is_obeyed_by_all_questions(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("3", 3.0), ("0.5", 0.5), ("", 0.0), ("-1", 0.0), ("nan", 0.0), ("1e9", 0.0), ("soon", 0.0), ("9" * 50, 0.0),
-     ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("٣", 0.0)],
+    [("3", 3.0), ("0.5", 0.5), ("", 0.0), ("-1", 0.0), ("nan", 0.0), ("1e9", 0.0), ("soon", 0.0), ("9" * 50, 1e50),
+     ("1000000000", 1e9), ("9" * 5000, 1e100), ("inf", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("٣", 0.0),
+     ("Fri, 31 Dec 99999 23:59:59 GMT", 0.0)],
 )  # fmt: skip
 def test_retry_after_is_seconds_or_a_date(header: str, seconds: float) -> None:
     assert read_retry_after(header) == seconds

@@ -121,11 +121,7 @@ class Server:
             for attempt in range(self._retries + 1):
                 wait_s = 0.0
                 try:
-                    left = deadline - time.monotonic()
-                    if self._pace.pause_s > left:
-                        raise Unanswered(f"the server asks to wait {self._pace.pause_s:.0f} s")
-                    while self._pace.pause_s > 0:  # then not all at the same moment
-                        await asyncio.sleep(self._pace.pause_s + _RANDOM.uniform(0.0, 0.5))
+                    await self._wait_for_resume(deadline)
                     left = deadline - time.monotonic()
                     answer.requests += 1
                     await asyncio.wait_for(self._take_reply(body, answer), left)
@@ -148,6 +144,18 @@ class Server:
             answer.seconds = time.monotonic() - start
         return answer
 
+    async def _wait_for_resume(self, deadline: float) -> None:
+        """Wait until the pause that the server asks for has ended, which other answers may extend meanwhile.
+
+        Raises:
+            Unanswered: the pause ends after the deadline.
+        """
+        while (pause_s := self._pace.pause_s) > 0:
+            left = deadline - time.monotonic()
+            if pause_s > left:
+                raise Unanswered(f"the server asks to wait {pause_s:.3g} s more")
+            await asyncio.sleep(min(left, pause_s + _RANDOM.uniform(0.0, 0.5)))  # not all at the same moment
+
     async def _wait(self, attempt: int, wait_s: float, deadline: float, answer: Answer[Values]) -> bool:
         """Wait before another request; False if it could only come after the deadline."""
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * _RANDOM.uniform(0.5, 1.0)
@@ -155,7 +163,8 @@ class Server:
             pause = 0.0
         pause = max(pause, wait_s + (_RANDOM.uniform(0.0, 0.5) if wait_s else 0.0))
         if time.monotonic() + pause >= deadline:
-            answer.trouble += f"; no time is left for another request within {self._timeout:g} s"
+            asked = f"the server asks to wait {wait_s:.3g} s, and " if wait_s else ""
+            answer.trouble += f"; {asked}no time is left for another request within {self._timeout:g} s"
             return False
         await asyncio.sleep(pause)
         try:
@@ -180,7 +189,9 @@ class Server:
                     raise Unanswered(f"the answer has more than {LARGEST_BODY} bytes")
         if response.status_code in _TRY_AGAIN:
             wait_s = read_retry_after(response.headers.get("retry-after", ""))
-            if response.status_code in (429, 503):
+            # A longer wait than any question has ends this question alone: nobody could wait it out, and a header that
+            # is wrong would stop all later questions.
+            if response.status_code in (429, 503) and wait_s <= self._timeout:
                 self._pace.pause(wait_s)
             raise _TryAgain(f"HTTP {response.status_code}: {self._shorten(content)}", wait_s)
         if response.status_code != 200:
@@ -249,9 +260,9 @@ def read_completion(content: bytes) -> tuple[str, str | None, int]:
 
 
 def read_retry_after(header: str) -> float:
-    """Return the seconds of a Retry-After header, a number or a date; 0 for anything else."""
+    """Return the seconds of a Retry-After header, a number or a date; 0 for anything else. They may be very many."""
     header = header.strip()[:100]
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", header):
         return float(header)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
