@@ -48,10 +48,17 @@ def write_run(run_dir: Path, *, num_steps: int = 120, hostile: str = "") -> Path
         skill = 1 / (1 + math.exp(-(step - 0.45 * num_steps) / (0.09 * num_steps)))
         if step % 20 == 0:
             noise = rng.normal(0, 0.01)
+            accuracy = 0.03 + 0.74 * skill + noise
             evaluations.write(
                 step,
                 {
-                    "accuracy": 0.03 + 0.74 * skill + noise,
+                    "accuracy": accuracy,
+                    "accuracy_low": accuracy * 0.8,
+                    "accuracy_high": accuracy * 1.2,
+                    **({"accuracy_vs_start": 0.74 * skill, "accuracy_vs_start_low": -0.01} if step else {}),
+                    **({"accuracy_vs_start_high": 0.8 * skill} if step else {}),
+                    "rewards/judge/cached": 0.0,
+                    "rewards/judge/clear": 0.4 + 0.2 * skill,
                     "greedy_accuracy": 0.05 + 0.78 * skill + noise,
                     "pass@4": 0.1 + 0.83 * skill,
                     "mean_reward": 0.08 + 0.78 * skill,
@@ -116,4 +123,7 @@ def _group(rng: np.random.Generator, skill: float, step: int, index: int, size: 
     group = RolloutGroup(Prompt(np.arange(5), index, text=prompt), tuple(completions), max(0, step - 1))
     statuses = {f"countdown{hostile}": np.where(tagged, 0, 1).astype(np.uint8)}
     seconds = dict.fromkeys(components, 0.001 * size)
-    return ScoredGroup(group, rewards, components, statuses, {"overlong": np.zeros(size, np.uint8)}, seconds)
+    measures = {"judge/cached": np.zeros(size, np.float32), "judge/clear": np.full(size, 0.25, np.float32)}
+    feedback = {f"judge{hostile}": (f"It is clear.{hostile}",) * size}
+    outcomes = {"overlong": np.zeros(size, np.uint8)}
+    return ScoredGroup(group, rewards, components, statuses, outcomes, seconds, measures, feedback=feedback)

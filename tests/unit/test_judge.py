@@ -246,6 +246,62 @@ def test_a_call_returns_a_list_as_other_rules_do() -> None:
         assert asyncio.run(rule(prompts=[], completions=[])) == []
 
 
+def test_what_the_judge_says_is_the_feedback(tmp_path: Path) -> None:
+    """Without its verdict and its thinking, also from the cache, and also where there is no verdict."""
+    replies = {
+        "a": '<think>{"score": 1}</think> It is rude.\n```json\n{"score": 0.5}\n```',
+        "b": 'I give {"score": s}: it is curt. {"score": 0.5}',
+        "c": '{"score": 0.5}',
+        "d": "No score from me.",
+        "e": "x" * 9000 + '{"score": 0.5}',
+    }
+    with fake_judge(lambda data, _: replies.get(data["completion"], (500, {}, b"boom"))) as judge:
+        for _ in range(2):
+            verdicts = ask(make(judge, retries=0, cache=tmp_path), [*replies, "f"])
+            first, second, third, fourth, fifth, sixth = verdicts.feedback
+            assert (first, second) == ("It is rude.", 'I give {"score": s}: it is curt.')
+            assert (third, fourth, sixth) == (None, "No score from me.", None)
+            assert fifth
+            assert re.fullmatch(r"x{2000} \[…5014 characters left out…\] x{1986}", fifth)
+        assert len(judge.questions) == 7
+    with fake_judge(lambda data, _: '{"score": 0.5}') as judge:
+        assert ask(make(judge), ["a"]).feedback == ()
+
+
+def test_reasons_of_a_group_and_of_pairs_name_the_completion() -> None:
+    def reply(data: dict[str, Any], _: int) -> str:
+        return "Because." + group_scores(data, 0)
+
+    with fake_judge(reply) as judge:
+        verdicts = ask(make(judge, mode="group"), ["0.1", "0.2", "0.1"])
+        shown = [entry["text"] for entry in json.loads(data_lines(judge)[0])["completions"]]
+    assert verdicts.feedback == tuple(
+        f"As completion {shown.index(text) + 1} of 2: Because." for text in ("0.1", "0.2", "0.1")
+    )
+    for values, said_by_all in (("[0.5]", "No."), ("x", 'No. {"scores": x}')):
+        with fake_judge(lambda data, _, values=values: f'No. {{"scores": {values}}}') as judge:
+            verdicts = ask(make(judge, mode="group", retries=0), ["a", "a", "b"])
+        assert {(text or "").partition(": ")[2] for text in verdicts.feedback} == {said_by_all}
+    with fake_judge(lambda data, _: f"{data['completion_a']} is first." + longer_wins(data, 0)) as judge:
+        verdicts = ask(make(judge, mode="pairwise"), ["a", "bb"])
+    said = [sorted((text or "").split("\n\n")) for text in verdicts.feedback]
+    assert said == [
+        ["As completion A: a is first.", "As completion B: bb is first."],
+        ["As completion A: bb is first.", "As completion B: a is first."],
+    ]
+
+
+def test_replies_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_MOST_REPLIES", 2)
+    verdicts = cache_module.VerdictCache(tmp_path)
+    for number in range(4):
+        verdicts.add(f"{number}", None, {"reply": "x" * 10_000} if number == 2 else {"reply": number})
+    for cache in (verdicts, cache_module.VerdictCache(tmp_path)):
+        assert [len(cache.find_reply(f"{number}")) for number in range(4)] == [0, 0, 8192, 0]
+        assert list(cache._replies) == ["2", "3"]
+        assert cache.find("0") == (None,)
+
+
 def test_criteria_are_weighted() -> None:
     reply = '{"scores": {"clear": 1.0, "true": 0.25}}'
     with fake_judge(lambda data, _: reply) as judge:
@@ -557,7 +613,13 @@ def test_a_pause_that_others_extend_ends_at_the_deadline(monkeypatch: pytest.Mon
 
     async def wait() -> None:
         async with Server(
-            "http://127.0.0.1:9/v1", None, slots=asyncio.Semaphore(1), max_concurrent=1, pace=pace, retries=0, timeout=9.0
+            "http://127.0.0.1:9/v1",
+            None,
+            slots=asyncio.Semaphore(1),
+            max_concurrent=1,
+            pace=pace,
+            retries=0,
+            timeout=9.0,
         ) as server:
             with pytest.raises(Unanswered, match="asks to wait 2 s more"):
                 await server._wait_for_resume(109.0)

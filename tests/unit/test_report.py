@@ -212,6 +212,116 @@ def test_every_evaluation_set_has_its_interval_its_difference_and_its_samples(tm
     assert re.findall(r"(?:code|math) [08]\b", text[math:])[:2] == ["math 0", "math 8"]
 
 
+def charts_of(page):
+    """The data of each chart by its title."""
+    shown = re.findall(r'<figure class="chart"><figcaption><h3>(.*?)</h3>.*?data-chart="(.*?)"', page, re.DOTALL)
+    return {re.sub(r"<wbr>", "", title): json.loads(unescape(data)) for title, data in shown}
+
+
+def write_evaluations(folder, rows):
+    folder.mkdir(exist_ok=True)
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_an_evaluation_set_has_its_curve_with_a_band_and_its_difference_to_the_start(tmp_path):
+    math = {"math/accuracy": 0.25, "math/accuracy_low": 0.2, "math/accuracy_high": 0.3, "math/pass@4": 0.5}
+    code = {"code/accuracy": 0.0, "code/mean_reward": 0.5, "code/mean_reward_low": 0.4, "code/mean_reward_high": 0.6}
+    change = {"math/accuracy_vs_start": 0.25, "math/accuracy_vs_start_low": -0.1, "math/accuracy_vs_start_high": 0.6}
+    graded = {"code/rewards/judge": 0.5}
+    write_evaluations(
+        tmp_path,
+        [{"step": 0, **math, **code, **graded}, {"step": 5, **graded}, {"step": 8, **math, **change, **code, **graded}],
+    )
+    html = write_report(tmp_path).read_text(encoding="utf-8")
+    charts = charts_of(html)
+    assert [title for title in charts if title.startswith(("math:", "code:"))] == [
+        *("math: accuracy", "math: difference to the start", "code: mean reward"),
+    ]
+    accuracy, passed = charts["math: accuracy"]["series"]
+    assert accuracy == {
+        "name": "accuracy",
+        "values": [0.25, None, 0.25],
+        "low": [0.2, None, 0.2],
+        "high": [0.3, None, 0.3],
+    }
+    assert passed == {"name": "pass@4", "values": [0.5, None, 0.5]}
+    (difference,) = charts["math: difference to the start"]["series"]
+    assert (difference["values"], difference["low"], difference["high"]) == (
+        *([None, None, 0.25], [None, None, -0.1], [None, None, 0.6]),
+    )
+    (reward,) = charts["code: mean reward"]["series"]
+    assert (reward["low"], reward["high"]) == ([0.4, None, 0.4], [0.6, None, 0.6])
+    (table,) = (table for table in read_tables(html) if "accuracy" in table.get("8", {}))
+    assert table["8"] == {"accuracy": "25.0% [20.0%, 30.0%]", "pass@4": "50.0%"}
+
+
+def test_the_set_without_a_name_has_a_band(tmp_path):
+    write_evaluations(tmp_path, [{"step": 0, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}])
+    (series,) = charts_of(write_report(tmp_path).read_text(encoding="utf-8"))["Accuracy"]["series"]
+    assert (series["low"], series["high"]) == ([0.4], [0.6])
+
+
+def test_runs_have_a_band_each(tmp_path):
+    for name, low in (("a", 0.1), ("b", 0.2)):
+        row = {
+            "step": 2 if name == "a" else 4,
+            "math/accuracy": 0.5,
+            "math/accuracy_low": low,
+            "math/accuracy_high": 0.9,
+        }
+        write_evaluations(tmp_path / name, [row])
+    html = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    chart = charts_of(html)["math: accuracy"]
+    assert chart["steps"] == [2, 4]
+    assert [(series["name"], series["low"], series["high"]) for series in chart["series"]] == [
+        ("a", [0.1, None], [0.9, None]),
+        ("b", [None, 0.2], [None, 0.9]),
+    ]
+
+
+def test_criteria_of_a_judge_have_a_chart(tmp_path):
+    """Other functions may have measures of the same name, which are no criteria."""
+    costs = dict.fromkeys(("requests", "tokens", "retries", "latency_s", "cached", "mean", "std", "agreement"), 0.5)
+    judge = {f"rewards/judge/{name}": value for name, value in {**costs, "clear": 0.25, "not rude": 0.75}.items()}
+    row = {"step": 1, "reward/mean": 0.5, **judge, "rewards/other/clear": 0.125}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    measured = {f"math/{key}": value for key, value in judge.items()}
+    write_evaluations(tmp_path, [{"step": 0, **measured, **{key: value / 2 for key, value in judge.items()}}])
+    charts = charts_of(write_report(tmp_path).read_text(encoding="utf-8"))
+    training, held_out = (
+        {series["name"]: series["values"] for series in charts[title]["series"]}
+        for title in ("Criteria of judges", "Held-out criteria of judges")
+    )
+    assert training == {"judge: clear": [0.25], "judge: not rude": [0.75]}
+    assert held_out == {
+        "math, judge: clear": [0.25],
+        "math, judge: not rude": [0.75],
+        "judge: clear": [0.125],
+        "judge: not rude": [0.375],
+    }
+    assert "rewards/judge/clear" not in charts
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, UNPRINTABLE])
+def test_a_judges_reasons_and_scores_are_beside_each_completion(tmp_path, hostile):
+    (tmp_path / "completions").mkdir()
+    row = {"prompt": "p", "completion": "c", "rewards": {"judge": 0.5}, "reward": 0.5}
+    row |= {"measures": {f"judge/{hostile}": 0.125}, "feedback": {f"judge{hostile}": f"It is rude.{hostile}"}}
+    odd = {**row, "measures": [1], "feedback": {"judge": {"a": hostile}, "b": None}}
+    for name in ("step_000001", "eval_step_000000", "eval_step_000001"):
+        (tmp_path / "completions" / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(odd)}\n")
+    page = page_of(tmp_path)
+    text = "".join(page.text)
+    assert text.count("It is rude.") == 3
+    assert text.count("0.125") == 3
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    if hostile == HOSTILE:
+        assert f"It is rude.{HOSTILE}" in text
+        assert f"judge/{HOSTILE}" in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
 def test_a_run_with_nothing_in_it_says_what_is_missing(tmp_path):
     (tmp_path / "config.toml").touch()
     text = "".join(page_of(tmp_path).text)
@@ -362,7 +472,8 @@ def test_the_table_of_runs_has_each_value_in_its_column(tmp_path):
         (run / "evaluations.jsonl").write_text(json.dumps({"step": 1, "mean_reward": held_out}) + "\n")
     write_warnings(tmp_path / "b", 2, {"kl_runaway": "the message"})
     page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
-    runs, settings = read_tables(page)[:2]
+    runs, *others = read_tables(page)
+    settings = next(table for table in others if "optimizer.learning_rate" in table)
     columns = ("steps", "reward, last 10%", "last held-out reward", "warnings")
     assert runs == {
         "a": dict(zip(columns, ("2", "0.25", "0.5", "none"), strict=True)),

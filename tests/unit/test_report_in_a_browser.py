@@ -24,7 +24,8 @@ def test_a_browser_shows_it_and_runs_no_foreign_script(tmp_path):
     path = write_report(write_run(tmp_path / "run", hostile=HOSTILE))
     title, dom = in_chromium(tmp_path, path)
     assert title == "run · rlox_grpo"
-    charts, closed = dom.count('<figure class="chart">'), dom.partition("<details><summary><h3>")[2].count("<figure")
+    more = dom.partition("<details><summary><h3>")[2].partition("</section>")[0]
+    charts, closed = dom.count('<figure class="chart">'), more.count("<figure")
     assert dom.count("<canvas") == charts - closed > 12  # those in a closed <details> are drawn when it opens
     # The same page with a script of a stranger's: the page's policy keeps it from running.
     foreign = tmp_path / "foreign.html"
@@ -55,6 +56,36 @@ def test_the_pointer_shows_values(tmp_path, whole_run):
     dom = in_chromium(tmp_path, page)[1]
     assert re.search(r"<bdi>accuracy</bdi> <b>4\d\.\d%</b>", dom)  # in the middle; 7\d% at the end
     assert dom.count('<li class="at quiet">step 60</li>') > 12  # in every chart that has this step
+
+
+BANDS = """<script>document.title = "none";
+const looking = setInterval(() => {
+  const charts = [...document.querySelectorAll("figure.chart")];
+  const figure = charts.find((one) => one.querySelector("h3").textContent === "TITLE");
+  const canvas = figure.querySelector("canvas");
+  if (!canvas) return;
+  clearInterval(looking);
+  const count = () => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let pale = 0;
+    // A band is the colour of its line with an alpha of 0x26.
+    for (let k = 3; k < data.length; k += 4) pale += data[k] === 0x26;
+    return pale;
+  };
+  const shown = count();
+  figure.querySelector(".legend button").click();
+  setTimeout(() => { document.title = `${shown}|${count()}`; }, 200);
+}, 100);</script></body>"""
+
+
+@pytest.mark.parametrize("title", ["Accuracy", "Difference to the start"])
+def test_a_browser_draws_the_band_of_an_interval_and_hides_it_with_its_line(tmp_path, whole_run, title):
+    html = write_report(whole_run).read_text(encoding="utf-8")
+    page = tmp_path / "bands.html"
+    page.write_text(without_policy(html).replace("</body>", BANDS.replace("TITLE", title)), encoding="utf-8")
+    shown, hidden = map(int, in_chromium(tmp_path, page)[0].split("|"))
+    assert shown > 500
+    assert hidden < 50  # the edges of letters
 
 
 MEASURE = """<script>addEventListener("load", () => {

@@ -336,7 +336,9 @@ def _score_by_function(
         if isinstance(result, Verdicts):
             judged = result.scores[~result.failed]
             check_scores(name, judged, len(judged))
-            return _FunctionScores(result.scores, statuses=result.statuses, measures=result.measures)
+            return _FunctionScores(
+                result.scores, statuses=result.statuses, measures=result.measures, feedback=result.feedback
+            )
         result, measures = split_measures(name, result, rows)
         result, steps = split_steps(name, result)
         scores = check_scores(name, result, rows)

@@ -47,7 +47,8 @@ def evaluate(
         ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of sampled tokens, and
         ``truncated_share`` is the share of samples that ended at the limit of tokens. ``<metric>_low`` and
         ``<metric>_high`` are the 95 % confidence interval over the prompts (:mod:`rlox_grpo.run.intervals`) of
-        ``accuracy``, ``pass@k``, ``maj@k``, ``mean_length`` and ``truncated_share``, where it is defined.
+        ``accuracy``, ``pass@k``, ``maj@k``, ``mean_reward``, ``mean_length`` and ``truncated_share``, where it is
+        defined.
     """
     ranks = ranks or Ranks()
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
@@ -69,7 +70,9 @@ def evaluate(
         votes = vote(groups)
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
-    metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
+    rewards = [group.rewards.astype(np.float64) for group in groups]
+    by_prompt = np.array([_mean(values) for values in rewards])
+    metrics |= with_interval("mean_reward", _mean(np.concatenate(rewards)), mean_interval(by_prompt))
     # float64 [P, samples] each
     lengths = np.array([[count_sampled(completion) for completion in group.group.completions] for group in groups])
     cut = np.array([[completion.finish_reason == "length" for completion in g.group.completions] for g in groups])

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from rlox_grpo.groups import count_sampled, list_rows
+from rlox_grpo.rewards.judge.judge import COSTS
 from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,9 @@ def write_completions(
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
     is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
     lists of token ids. ``origin`` is ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this
-    step; its ``policy_version`` is the version of its group's samples. An episode of several turns also has
+    step; its ``policy_version`` is the version of its group's samples. ``measures`` has what functions
+    measured of the completion, by ``function/name``, such as the criteria of a judge, and ``feedback`` what rules say
+    about it, by name; each is left out if it is empty. An episode of several turns also has
     ``stop_reason``, ``turns``, ``turn_rewards`` and ``messages``, and with partial rollouts ``turn_versions``. Text is
     written as ASCII with escapes, so that lone surrogates are restored.
 
@@ -273,6 +276,7 @@ def write_completions(
                     "length": count_sampled(completion),
                     "rewards": {name: finite(values[index]) for name, values in scored.components.items()},
                     "reward": finite(scored.rewards[index]),
+                    **_describe_verdict(scored, index),
                     "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
                     **({} if completion.origin is None else {"origin": completion.origin}),
@@ -284,6 +288,17 @@ def write_completions(
     path = folder / f"{kind}_{step:06d}.jsonl"
     replace_file(path, b"".join(json_line(row) for row in rows[:limit]))
     return path
+
+
+def _describe_verdict(scored: ScoredGroup, index: int) -> dict[str, Any]:
+    """Return measures of a completion, other than a judge's costs, and feedback on it; without those that are empty."""
+    measures = {
+        name: value
+        for name, values in scored.measures.items()
+        if name.rpartition("/")[2] not in COSTS and (value := finite(values[index])) is not None
+    }
+    feedback = {name: text for name, texts in scored.feedback.items() if (text := texts[index])}
+    return {key: table for key, table in (("measures", measures), ("feedback", feedback)) if table}
 
 
 def _describe_episode(completion: Completion) -> dict[str, Any]:

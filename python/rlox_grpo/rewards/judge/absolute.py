@@ -42,12 +42,13 @@ async def grade_alone(samples: Sequence[Sample], rubric: str, criteria: Mapping[
         arguments = ([row], question, sample.texts, read, longest)
         reply = await ask(*arguments)
         if reply.values is None:
-            return Grade(None, reply.status)
+            return Grade(None, reply.status, reasons=reply.reasons)
         agreement = None
         if ask.repeats(question) and (second := (await ask(*arguments, again=True)).values) is not None:
             agreement = 1.0 - abs(_average(second, criteria) - _average(reply.values, criteria))
         by_name = dict(zip(criteria, reply.values, strict=True)) if criteria else {}
-        return Grade(_average(reply.values, criteria), agreement=agreement, criteria=by_name)
+        score = _average(reply.values, criteria)
+        return Grade(score, agreement=agreement, criteria=by_name, reasons=reply.reasons)
 
     return list(await asyncio.gather(*(grade(row, sample) for row, sample in enumerate(samples))))
 

@@ -30,6 +30,12 @@ _FILE_BYTES = 2**26
 _MOST_ENTRIES = 1_000_000
 """Verdicts in memory. Beyond, the oldest are forgotten."""
 
+_MOST_REPLIES = 50_000
+"""Replies in memory, those of the newest verdicts."""
+
+_LONGEST_REPLY = 8192
+"""Characters of a reply in memory, more than a judge stores."""
+
 _LONGEST_LINE = 2**20
 _CLAIMS = "claims"
 """The file whose bytes are locked. It stays empty."""
@@ -48,6 +54,7 @@ class VerdictCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._verdicts: dict[str, Any] = {}
+        self._replies: dict[str, str] = {}
         self._file: Path | None = None
         self._read: dict[Path, int] = {}  # bytes that were read of each file
         self._claims: int | None = None
@@ -56,6 +63,10 @@ class VerdictCache:
     def find(self, key: str) -> tuple[Any] | None:
         """Return the verdict of a question in a tuple, as JSON values: ``(None,)`` for a reply without one."""
         return (self._verdicts[key],) if key in self._verdicts else None
+
+    def find_reply(self, key: str) -> str:
+        """Return the judge's reply to a question as far as it was stored; "" for a verdict that is old."""
+        return self._replies.get(key, "")
 
     def claim(self, key: str) -> bool:
         """Whether this process may ask the question; False while another one asks it.
@@ -77,12 +88,12 @@ class VerdictCache:
         self._lock(key, release=True)
 
     def add(self, key: str, verdict: Any, about: Mapping[str, Any]) -> None:
-        """Store the verdict of a question; ``about`` has further information for readers of the file.
+        """Store the verdict of a question; ``about`` has the judge's ``reply``, and what only readers of the file need.
 
         Raises:
             OSError: the line cannot be written, for example on a full disk.
         """
-        self._remember(key, verdict)
+        self._remember({"key": key, "verdict": verdict, **about})
         if self._folder is None:
             return
         line = json.dumps({"key": key, "verdict": verdict, **about}).encode() + b"\n"
@@ -118,13 +129,17 @@ class VerdictCache:
             for line, end in _read_lines(path, self._read.get(path, 0)):
                 self._read[path] = end
                 if line is not None:
-                    self._remember(line["key"], line["verdict"])
+                    self._remember(line)
 
-    def _remember(self, key: str, verdict: Any) -> None:
-        self._verdicts.pop(key, None)
-        self._verdicts[key] = verdict
-        if len(self._verdicts) > _MOST_ENTRIES:
-            del self._verdicts[next(iter(self._verdicts))]
+    def _remember(self, line: Mapping[str, Any]) -> None:
+        reply = line.get("reply")
+        self._verdicts.pop(line["key"], None)
+        self._verdicts[line["key"]] = line["verdict"]
+        self._replies.pop(line["key"], None)
+        self._replies[line["key"]] = reply[:_LONGEST_REPLY] if isinstance(reply, str) else ""
+        for entries, most in ((self._verdicts, _MOST_ENTRIES), (self._replies, _MOST_REPLIES)):
+            if len(entries) > most:
+                del entries[next(iter(entries))]
 
     def _begin_file(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reply:
-    """The verdict of a question as its values, or None; and a status of :data:`rlox_grpo.rewards.STATUSES`."""
+    """The outcome of a question.
+
+    Attributes:
+        values: the values of the verdict, or None.
+        status: index of :data:`rlox_grpo.rewards.STATUSES`.
+        reasons: what the judge says before its verdict.
+    """
 
     values: Any
     status: int
+    reasons: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,14 @@ class Grade:
         status: index of :data:`rlox_grpo.rewards.STATUSES`.
         agreement: how well two verdicts about the sample agree, from 0 to 1; None: there is only one.
         criteria: the score of each criterion.
+        reasons: what the judge says about the sample.
     """
 
     score: float | None
     status: int = OK
     agreement: float | None = None
     criteria: Mapping[str, float] = field(default_factory=dict)
+    reasons: str = ""
 
 
 class Ask(Protocol):

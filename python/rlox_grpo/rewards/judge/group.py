@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rlox_grpo.rewards.judge.grading import Ask, Grade, Sample, list_distinct, list_groups
+from rlox_grpo.rewards.judge.grading import Ask, Grade, Reply, Sample, list_distinct, list_groups
 from rlox_grpo.rewards.judge.questions import write_question
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, take_value
 from rlox_grpo.rewards.verdicts import OK
@@ -22,7 +22,7 @@ async def grade_groups(samples: Sequence[Sample], rubric: str, seed: int, ask: A
     """
     grades: list[Grade] = [Grade(None)] * len(samples)
 
-    async def ask_about(rows: Sequence[int], salt: str) -> tuple[list[list[int]], str, Any, int]:
+    async def ask_about(rows: Sequence[int], salt: str) -> tuple[list[list[int]], str, Reply]:
         distinct = list_distinct(samples, rows, seed, salt)
         first = samples[rows[0]]
         numbered = [{"number": number, "text": samples[same[0]].completion} for number, same in enumerate(distinct, 1)]
@@ -42,22 +42,27 @@ async def grade_groups(samples: Sequence[Sample], rubric: str, seed: int, ask: A
 
         texts = [text for same in distinct for text in samples[same[0]].texts]
         reply = await ask(rows, question, texts, read, 256 + 64 * len(distinct), again=bool(salt))
-        return distinct, question, reply.values, reply.status
+        return distinct, question, reply
 
     async def grade(rows: Sequence[int]) -> None:
-        distinct, question, scores, status = await ask_about(rows, "")
-        if scores is None:
+        distinct, question, reply = await ask_about(rows, "")
+        said = {  # the reasons name the completions by their numbers
+            row: f"As completion {number} of {len(distinct)}: {reply.reasons}" if reply.reasons else ""
+            for number, same in enumerate(distinct, 1)
+            for row in same
+        }
+        if reply.values is None:
             for row in rows:
-                grades[row] = Grade(None, status)
+                grades[row] = Grade(None, reply.status, reasons=said[row])
             return
         second: dict[int, float] = {}
         if ask.repeats(question):
-            others, _, values, _ = await ask_about(rows, "again")
-            second = {row: value for same, value in zip(others, values or (), strict=False) for row in same}
-        for same, score in zip(distinct, scores, strict=True):
+            others, _, again = await ask_about(rows, "again")
+            second = {row: value for same, value in zip(others, again.values or (), strict=False) for row in same}
+        for same, score in zip(distinct, reply.values, strict=True):
             for row in same:
                 agreement = 1.0 - abs(score - second[row]) if row in second else None
-                grades[row] = Grade(score, OK, agreement)
+                grades[row] = Grade(score, OK, agreement, reasons=said[row])
 
     await asyncio.gather(*(grade(rows) for rows in list_groups(samples)))
     return grades

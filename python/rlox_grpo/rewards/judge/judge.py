@@ -24,7 +24,7 @@ from rlox_grpo.rewards.judge.grading import Grade, Reply, Sample
 from rlox_grpo.rewards.judge.group import grade_groups
 from rlox_grpo.rewards.judge.pairwise import grade_pairs
 from rlox_grpo.rewards.judge.questions import cut_middle, show_text
-from rlox_grpo.rewards.judge.replies import UnreadableReplyError, make_mark, read_verdict
+from rlox_grpo.rewards.judge.replies import UnreadableReplyError, make_mark, read_verdict, take_reasons
 from rlox_grpo.rewards.judge.server import Answer, Pace, Server, read_key
 from rlox_grpo.rewards.verdicts import (
     NO_VERDICT,
@@ -44,6 +44,9 @@ Mode: TypeAlias = Literal["absolute", "pairwise", "group"]
 
 COSTS = ("requests", "tokens", "retries", "latency_s", "cached")
 """Measures of every judge. ``cached`` is in no other reward's metrics, so it marks those of a judge."""
+
+NO_CRITERIA = frozenset({*MEASURED, *COSTS, "agreement"})
+"""Names of metrics of a judge that no criterion can have."""
 
 _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_a", "completion_b")
 _FORM = 1
@@ -76,6 +79,9 @@ class Judge:
 
     Verdicts are stored in the folder ``judge`` of the run, so that a run that was killed and resumed asks nothing twice
     and has the same rewards. ``rlox-grpo judge-cache RUN`` prints the verdicts.
+
+    What the judge says before its verdict is the feedback of the sample: it is in the file of completions and in the
+    report, and a ``teacher_prompt`` can read it.
 
     The object is an async reward function, also without a trainer:
     ``asyncio.run(Judge(…)(prompts=[…], completions=[…]))`` returns a list with a float or None for each completion.
@@ -219,7 +225,9 @@ class Judge:
         interview.warn(grades)
         measures = interview.measure() | _collect_measures(grades, [name for name, _ in self.criteria])
         scores = np.array([grade.score for grade in grades], dtype=np.float64)  # NumPy reads None as NaN
-        return Verdicts(scores, np.array([grade.status for grade in grades], dtype=np.uint8), measures)
+        statuses = np.array([grade.status for grade in grades], dtype=np.uint8)
+        feedback = tuple(cut_middle(grade.reasons, 2 * _SHOWN) or None for grade in grades)
+        return Verdicts(scores, statuses, measures, feedback if any(feedback) else ())
 
     def _read_samples(self, completions: Sequence[Any], columns: Columns) -> list[Sample]:
         rows = len(completions)
@@ -322,7 +330,9 @@ class _Interview:
         if answer.trouble:
             self._troubles.append(answer.trouble)
         status = OK if not answer.trouble else NO_VERDICT if answer.is_answered else UNANSWERED
-        return Reply(None if answer.values is None else answer.values[1], status)
+        # Of the reply as the cache stores it, so that a resumed run has the same reasons.
+        reasons = take_reasons(cut_middle(answer.reply, _SHOWN)) if answer.is_answered else ""
+        return Reply(None if answer.values is None else answer.values[1], status, reasons)
 
     def repeats(self, question: str) -> bool:
         """Whether the question is asked twice, as its digest decides."""
@@ -374,11 +384,11 @@ class _Interview:
         entry = self._cache.find(key)
         if entry is None:
             return None
-        verdict = entry[0]
+        verdict, reasons = entry[0], take_reasons(self._cache.find_reply(key))
         if verdict is None:
-            return Reply(None, NO_VERDICT)
+            return Reply(None, NO_VERDICT, reasons)
         try:
-            return Reply(read(verdict), OK)
+            return Reply(read(verdict), OK, reasons)
         except UnreadableReplyError:  # somebody has edited the file
             return None
 
@@ -448,7 +458,7 @@ def _read_criteria(criteria: Any) -> tuple[tuple[str, float], ...]:
                 f"criteria is {criteria!r}, expected names, or a table of name and weight; a name begins with a letter "
                 "and has letters, digits, spaces, _ and -"
             )
-        if name in MEASURED or name in COSTS or name == "agreement":
+        if name in NO_CRITERIA:
             raise ValueError(f"criteria has {name!r}, which is another metric of a reward: choose another name")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
             raise ValueError(f"the weight of the criterion {name!r} is {weight!r}, expected a finite number above 0")

@@ -49,8 +49,11 @@ async def grade_pairs(
         shares: list[list[float]] = [[] for _ in distinct]
         agreements: list[list[float]] = [[] for _ in distinct]
         failures: list[int] = [OK] * len(distinct)
+        said: list[list[str]] = [[] for _ in distinct]
         for index, (i, j) in enumerate(pairs):
             forth, back = replies[2 * index : 2 * index + 2]
+            for k, reply, letter in ((i, forth, "A"), (j, forth, "B"), (j, back, "A"), (i, back, "B")):
+                said[k] += [f"As completion {letter}: {reply.reasons}"] if reply.reasons else []
             if forth.values is None or back.values is None:
                 for k in (i, j):
                     failures[k] = max(failures[k], forth.status, back.status)
@@ -61,12 +64,13 @@ async def grade_pairs(
                 shares[k].append(won)
                 agreements[k].append(float(_SHARES[forth.values] == reverse))
         for k, same in enumerate(distinct):
+            reasons = "\n\n".join(said[k])
             for row in same:
                 if failures[k] != OK:
-                    grades[row] = Grade(None, failures[k])
+                    grades[row] = Grade(None, failures[k], reasons=reasons)
                 elif pairs:
-                    mean = sum(shares[k]) / len(shares[k])
-                    grades[row] = Grade(mean, OK, sum(agreements[k]) / len(agreements[k]))
+                    mean, agreement = (sum(values) / len(values) for values in (shares[k], agreements[k]))
+                    grades[row] = Grade(mean, OK, agreement, reasons=reasons)
 
     await asyncio.gather(*(grade(rows) for rows in list_groups(samples)))
     return grades

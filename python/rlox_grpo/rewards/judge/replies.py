@@ -67,6 +67,19 @@ def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: 
     return verdict, read(verdict)
 
 
+def take_reasons(reply: str) -> str:
+    """Return what a reply says before its verdict: the judge's reasons. Without a verdict, return the whole reply.
+
+    Reasoning up to ``</think>`` is left out. The time is quadratic in the length of the reply.
+    """
+    reply = reply.rpartition("</think>")[2].strip()
+    stripped = reply.removesuffix("```").rstrip()
+    objects = list(_list_objects(stripped, [match.start() for match in _START.finditer(stripped)], len(stripped)))
+    if not objects or objects[-1][1] != len(stripped):
+        return reply
+    return _FENCED.sub("", stripped[: objects[-1][0]]).rstrip()
+
+
 def check_score(value: Any) -> float:
     """Return a score as a float.
 

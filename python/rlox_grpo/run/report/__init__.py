@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
-from rlox_grpo.run.report.curves import curves
+from rlox_grpo.run.report.curves import chart_evaluations, curves
 from rlox_grpo.run.report.evaluations import COLUMNS, compare_runs, list_accuracies
 from rlox_grpo.run.report.read import Run, read_metric, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
@@ -48,7 +48,7 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
     sections = {
         "Warnings": _warnings(run),
         "Curves": curves([run]),
-        "Evaluation sets": _table(COLUMNS, list_accuracies(run.evaluations)),
+        "Evaluation sets": _table(COLUMNS, list_accuracies(run.evaluations)) + chart_evaluations([run]),
         "Before and after": before_and_after(run.held_out),
         "Training completions": training_samples(run.samples),
         "Numbers": _last_step(run),
@@ -74,7 +74,7 @@ def write_comparison(
             ["steps", "reward, last 10%", "last held-out reward", "warnings"],
             [(run.name, _summary(run)) for run in runs],
         ),
-        "Evaluation sets": _compare_sets(runs),
+        "Evaluation sets": _compare_sets(runs) + chart_evaluations(runs),
         "Settings that differ": _different_settings(runs),
         "Curves": curves(runs),
     }

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -52,6 +52,8 @@ class Chart:
         smooth: Whether a ``line`` is drawn faintly, with its running mean on top.
         from_zero: Whether the axis starts at 0 if no value is negative.
         spans_gaps: Whether a line connects the points on both sides of missing values.
+        limits: Name of a series → the lower and the upper limit of its confidence interval at each step, or None. The
+            area between them is drawn as a band behind the line.
     """
 
     title: str
@@ -63,6 +65,7 @@ class Chart:
     smooth: bool = True
     from_zero: bool = True
     spans_gaps: bool = False
+    limits: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
 
 
 def draw(chart: Chart, first: int, last: int) -> str:
@@ -87,10 +90,12 @@ def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
     for (title, name), by_run in merged.items():
         chart = next(iter(by_run.values()))
         steps = sorted(set().union(*(other.steps for other in by_run.values())))
-        series = {}
+        series = {run: _at(steps, other.steps, other.series[name]) for run, other in by_run.items()}
+        limits = {}
         for run, other in by_run.items():
-            values = dict(zip(other.steps, other.series[name], strict=True))
-            series[run] = [values.get(step) for step in steps]
+            if name in other.limits:
+                low, high = other.limits[name]
+                limits[run] = (_at(steps, other.steps, low), _at(steps, other.steps, high))
         together.append(
             replace(
                 chart,
@@ -99,9 +104,16 @@ def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
                 series=series,
                 kind="dots" if chart.kind == "dots" else "line",
                 spans_gaps=True,
+                limits=limits,
             )
         )
     return together
+
+
+def _at(steps: Sequence[int], measured_steps: Sequence[int], values: Values) -> list[float | None]:
+    """Return the values at ``steps``, None at those that are not in ``measured_steps``."""
+    by_step = dict(zip(measured_steps, values, strict=True))
+    return [by_step.get(step) for step in steps]
 
 
 def _points(chart: Chart, first: int, last: int) -> str:
@@ -109,11 +121,15 @@ def _points(chart: Chart, first: int, last: int) -> str:
     values = np.array(list(chart.series.values()), np.float64).clip(-_LARGEST, _LARGEST)  # [S, T]; None is NaN
     drawn = _thin(values)
     means = _running_means(values) if chart.kind == "line" and chart.smooth else None
+    limits = {  # [2, T] each: the lower and the upper limits
+        name: np.array(ends, np.float64).clip(-_LARGEST, _LARGEST) for name, ends in chart.limits.items()
+    }
     series = [
         {
             "name": visible(name),
             "values": _rounded(curve[drawn]),
             **({} if means is None else {"means": _rounded(means[row][drawn])}),
+            **({end: _rounded(limits[name][k][drawn]) for k, end in enumerate(("low", "high")) if name in limits}),
         }
         for row, (name, curve) in enumerate(zip(chart.series, values, strict=True))
     ]
@@ -198,7 +214,7 @@ def _table(chart: Chart) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in chart.series)
     body = "".join(
         f'<tr><th scope="row">{chart.steps[step]:,}</th>'
-        + "".join(f"<td>{number(values[step], chart.unit)}</td>" for values in chart.series.values())
+        + "".join(f"<td>{_write_cell(chart, name, step)}</td>" for name in chart.series)
         + "</tr>"
         for step in steps
     )
@@ -207,3 +223,11 @@ def _table(chart: Chart) -> str:
         f'<caption class="hidden">{escape(chart.title)}</caption>'
         f'<thead><tr><th scope="col">step</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
+
+
+def _write_cell(chart: Chart, name: str, step: int) -> str:
+    """Write a value, and the limits of its interval in brackets: ``41.2% [35.0%, 47.7%]``."""
+    value = chart.series[name][step]
+    ends = [each[step] for each in chart.limits.get(name, ())]
+    written = [number(each, chart.unit) for each in (value, *ends)]
+    return written[0] if not ends or None in (value, *ends) else f"{written[0]} [{written[1]}, {written[2]}]"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rlox_grpo.rewards import OUTCOMES, STATUSES
+from rlox_grpo.rewards.judge.judge import NO_CRITERIA
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.report.charts import Chart, compare, draw
+from rlox_grpo.run.report.evaluations import chart_sets
 from rlox_grpo.run.report.read import Run, Table, column
 
 _UNSCORED = (*STATUSES[1:], *OUTCOMES[1:])
 _MAX_MORE = 200
+_MEASURE = re.compile(r"((?:[^/]+/)?)rewards/([^/]+)/([^/]+)")
 _UPDATED = "gaps: steps without an update, as all groups had constant rewards"
 
 # Title, note, unit, and the metrics with their names in the legend.
@@ -141,6 +145,14 @@ def curves(runs: Sequence[Run]) -> str:
     )
 
 
+def chart_evaluations(runs: Sequence[Run]) -> str:
+    """Return the charts of the evaluation sets as HTML; for several runs with a line for each. Empty without any."""
+    charts = {run.name: chart_sets(run.evaluations) for run in runs}
+    steps = [step for run in runs for step in run.evaluations]
+    drawn = _draw_all(charts, min(steps), max(steps)) if steps else ""
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
+
+
 def _draw_all(charts: Mapping[str, Sequence[Chart]], first: int, last: int) -> str:
     chosen = compare(charts) if len(charts) > 1 else next(iter(charts.values()))
     return "".join(draw(chart, first, last) for chart in chosen)
@@ -152,6 +164,7 @@ def _held_out(evaluations: Table) -> list[Chart]:
         series = {key.replace("_", " "): column(evaluations, key) for key in keys}
         return Chart(title, note, list(evaluations), series, unit=unit, kind="dots")
 
+    criteria = list_criteria(dict.fromkeys(key for row in evaluations.values() for key in row))
     is_accuracy_shown = any(shows_accuracy(row) or list_set_accuracies(row) for row in evaluations.values())
     charts = [
         chart(
@@ -165,8 +178,30 @@ def _held_out(evaluations: Table) -> list[Chart]:
             "mean of the weighted total; healthy: rising with the training reward",
             lambda key: key.rpartition("/")[2] == "mean_reward" and not key.startswith("rewards/"),
         ),
+        Chart(
+            "Held-out criteria of judges",
+            "mean score of each criterion; healthy: none falls while others rise",
+            list(evaluations),
+            {name: column(evaluations, key) for key, name in criteria.items()},
+            kind="dots",
+        ),
     ]
     return [chart for chart in charts if chart.series]
+
+
+def list_criteria(metrics: Iterable[str]) -> dict[str, str]:
+    """Return the metrics that are criteria of judges, with their names: ``{"rewards/judge/clear": "judge: clear"}``.
+
+    A judge is a reward with the metric ``cached``. In an evaluation of several sets, the name begins with the set:
+    ``math, judge: clear``.
+    """
+    split = {key: tuple(match.groups()) for key in metrics if (match := _MEASURE.fullmatch(key))}
+    judges = {(group, judge) for group, judge, measure in split.values() if measure == "cached"}
+    return {
+        key: f"{group.removesuffix('/')}, {judge}: {measure}" if group else f"{judge}: {measure}"
+        for key, (group, judge, measure) in split.items()
+        if (group, judge) in judges and measure not in NO_CRITERIA
+    }
 
 
 def _is_accuracy(key: str) -> bool:
@@ -203,6 +238,12 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
             "mean of each, before its weight; healthy: none falls while the reward rises",
             "",
             named("rewards/", "/mean"),
+        ),
+        chart(
+            "Criteria of judges",
+            "mean score of each criterion; healthy: none falls while others rise",
+            "",
+            list_criteria(left),
         ),
         chart(
             "Reward of each source",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.eval_history import compare_shares
-from rlox_grpo.run.report.read import Run, Table, read_metric
+from rlox_grpo.run.report.charts import Chart
+from rlox_grpo.run.report.read import Run, Table, column, read_metric
 from rlox_grpo.run.report.samples import read_verdicts
 from rlox_grpo.run.report.text import escape
+
+_SET = re.compile(r"(?:([^/]+)/)?(?:accuracy|mean_reward)")
+_AT_K = re.compile(r"(?:pass|maj)@[0-9]+")
+_BAND = "band: 95% confidence interval over the prompts"
 
 COLUMNS = ("first evaluation", "last evaluation", "difference to the first", "difference to the best before")
 
@@ -31,6 +37,55 @@ def list_accuracies(evaluations: Table) -> list[tuple[str, list[str]]]:
             cells += [_write(evaluations, measured[-1], f"{key}_vs_{which}", sign="+") for which in ("start", "best")]
             rows.append((name, cells))
     return rows
+
+
+def chart_sets(evaluations: Table) -> list[Chart]:
+    """Return the charts of each set: its accuracy, pass@k and maj@k, and the accuracy's difference to the start.
+
+    A set whose first reward is graded has a chart of its mean reward instead. The bands are 95 % confidence intervals.
+    """
+    names = dict.fromkeys(key for row in evaluations.values() for key in row)
+    charts = []
+    for set_name in dict.fromkeys(match[1] or "" for name in names if (match := _SET.fullmatch(name))):
+        rows = _select(evaluations, set_name)
+        keys = dict.fromkeys(key for row in rows.values() for key in row)
+        shares = [key for key in keys if key in ("accuracy", "greedy_accuracy") or _AT_K.fullmatch(key)]
+        if any(shows_accuracy(row) for row in rows.values()):
+            charts.append(_chart_metrics(_title(set_name, "accuracy"), _BAND, rows, shares, unit="%"))
+            note = f"of the accuracy, paired by prompt; {_BAND}"
+            charts.append(
+                _chart_metrics(_title(set_name, "difference to the start"), note, rows, ["accuracy_vs_start"], "%")
+            )
+        else:
+            charts.append(_chart_metrics(_title(set_name, "mean reward"), _BAND, rows, ["mean_reward"]))
+    return [chart for chart in charts if chart.series]
+
+
+def _select(evaluations: Table, set_name: str) -> Table:
+    """Return the metrics of a set, without its name; those of the set without a name if it is empty."""
+    prefix = f"{set_name}/" if set_name else ""
+    return {
+        step: {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+        for step, row in evaluations.items()
+    }
+
+
+def _title(set_name: str, metric: str) -> str:
+    return f"{set_name}: {metric}" if set_name else metric.capitalize()
+
+
+def _chart_metrics(title: str, note: str, rows: Table, keys: Sequence[str], unit: str = "") -> Chart:
+    columns = {key: column(rows, key) for key in keys if any(row.get(key) is not None for row in rows.values())}
+    ends = {key: (column(rows, f"{key}_low"), column(rows, f"{key}_high")) for key in columns}
+    return Chart(
+        title,
+        note,
+        list(rows),
+        {key.replace("_", " "): values for key, values in columns.items()},
+        unit,
+        kind="dots",
+        limits={key.replace("_", " "): limits for key, limits in ends.items() if any(x is not None for x in limits[0])},
+    )
 
 
 def _write(evaluations: Table, step: int, key: str, sign: str = "") -> str:

@@ -34,8 +34,14 @@ const curvesOf = ({ kind, series, steps, spansGaps }) => {
   }
   const raw = series.map(({ values, means }, k) => line(k, values, means ? { alpha: 0.35, width: 1, points: { show: false } } : { points: dots(k) }));
   const means = series.flatMap(({ means }, k) => (means ? [line(k, means, { points: { show: false } })] : []));
-  return [...raw, ...means];
+  // The limits of intervals are two lines without a stroke, one after the other, between which uPlot fills a band.
+  const hidden = { stroke: "transparent", width: 0, points: { show: false } };
+  const limits = series.flatMap(({ low, high }, k) => (low ? [line(k, high, hidden), line(k, low, hidden)] : []));
+  return [...limits, ...raw, ...means];
 };
+
+const bandsOf = ({ series }) => series.flatMap(({ low }, k) => (low ? [k] : []))
+  .map((k, band) => ({ series: [2 * band + 1, 2 * band + 2], fill: () => `${color(`--s${k % 8}`)()}26` }));
 
 const draw = (plot) => {
   const chart = JSON.parse(plot.dataset.chart);
@@ -71,6 +77,7 @@ const draw = (plot) => {
       { ...axis, size: 62, space: 36, values: (_, ticks) => ticks.map((tick) => short(tick, unit).replace(".0%", "%")) },
     ],
     series: [{}, ...curves.map(([, options]) => options)],
+    bands: bandsOf(chart),
     hooks: { setCursor: [show] },
   }, [steps, ...curves.map(([values]) => values)], plot);
   buttons.forEach((button, k) => button.addEventListener("click", () => {

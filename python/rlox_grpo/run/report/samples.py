@@ -139,6 +139,7 @@ def _completion(row: Row, title: str) -> str:
     facts = [
         ("reward", number(row.get("reward"))),
         *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
+        *((str(name), number(value)) for name, value in _items(row, "measures")),
         ("advantage" if len(by_turn) < 2 else "advantages by turn or token", _join(by_turn)),
         ("tokens", number(row.get("length"))),
         ("ended by", number(row.get("stop_reason") or row.get("finish_reason"))),
@@ -148,8 +149,22 @@ def _completion(row: Row, title: str) -> str:
     )
     return (
         f'<section class="completion {_sign(by_turn[0] if by_turn else None)}"><h4>{escape(title)}</h4>'
-        f'<dl class="facts">{listed}</dl>{_conversation(row) or model_text(row.get("completion"))}</section>'
+        f'<dl class="facts">{listed}</dl>{_conversation(row) or model_text(row.get("completion"))}'
+        f"{_feedback(row)}</section>"
     )
+
+
+def _feedback(row: Row) -> str:
+    """Show what rules say about a completion, such as a judge's reasons; empty without any."""
+    return "".join(
+        f'<div class="feedback"><h5><bdi>{escape(name)}</bdi> says</h5>{model_text(text)}</div>'
+        for name, text in _items(row, "feedback")
+    )
+
+
+def _items(row: Row, key: str) -> list[tuple[str, Any]]:
+    table = row.get(key)
+    return list(table.items()) if isinstance(table, dict) else []
 
 
 def _conversation(row: Row) -> str:
