@@ -30,6 +30,10 @@ def read_metrics(folder, name="metrics.jsonl"):
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def read_completions(folder):
+    return {path.name: read_metrics(path.parent, path.name) for path in (folder / "completions").glob("*.jsonl")}
+
+
 def read_rewards(folder):
     return [(row["step"], row.get("reward/mean"), row.get("reward/std")) for row in read_metrics(folder)]
 
@@ -69,6 +73,9 @@ def test_kill_9_between_two_questions_and_a_second_start(tmp_path):
         assert again.step == whole.step == 6
         assert read_rewards(tmp_path / "killed") == read_rewards(tmp_path / "whole")
         assert read_verdicts(tmp_path / "killed") == read_verdicts(tmp_path / "whole")
+        completions = read_completions(tmp_path / "whole")
+        assert read_completions(tmp_path / "killed") == completions  # with the judge's reasons, also from the cache
+        assert {row["feedback"]["judge"] for rows in completions.values() for row in rows} == {"Reasons."}
         assert {question: n for question, n in Counter(judge.questions).items() if n > 1} == {at_death: 2}
         assert len({*judge.questions}) == count
 

@@ -63,12 +63,35 @@ def test_the_interval_of_a_mean() -> None:
     assert np.isnan(mean_interval([1.0])).all()
 
 
-def test_the_interval_of_paired_differences() -> None:
-    """Three prompts of one sample, each better by 1: with the two pairs (3 + 0) / 5 = 0.6, (3 + 1) / 5 − 0.36 = 0.44.
+def test_the_interval_of_a_mean_has_no_skewness() -> None:
+    """Values 0, 0, 0, 4: mean 1, standard deviation 2, skewness ((3 · −1 + 27) / 4) / 3^1.5 = 1.1547005.
 
-    0.6 − 4.302653 · √(0.44 / 5) = −0.676373: three prompts show nothing.
+    s = 1.1547005 / √4 = 0.5773503, t = 3.182446. The lower limit has (1 + s (t − s / 6))^⅓ − 1 = 1.4064044 − 1, times
+    3 / s = 5.1961524: 1 − 2.1117393 · 2 / 2. The upper limit has (1 − s (t + s / 6))^⅓ − 1 = −0.9629588 − 1, times
+    3 / s: 1 + 10.1998329 · 2 / 2.
     """
-    assert difference_interval([1, 1, math.nan, 1], 1) == pytest.approx((-0.676373, 1.0), abs=1e-5)
+    assert mean_interval([0, 0, 0, 4]) == pytest.approx((-1.1117393, 11.1998329), abs=1e-5)
+    low, high = mean_interval([0, 0, 0, -4])
+    assert (low, high) == pytest.approx((-11.1998329, 1.1117393), abs=1e-5)
+    assert mean_interval([5.0, 5.0]) == (5.0, 5.0)
+    nearly = np.array([1.0, 2.0, 3.0 + 1e-9])
+    assert mean_interval(nearly) == pytest.approx(mean_interval([1.0, 2.0, 3.0]), abs=1e-6)
+
+
+def test_the_interval_of_skewed_lengths_covers_the_truth() -> None:
+    """Of 2,000 sets of 20 log-normal lengths: 93.6 % with a standard error of 0.55 %, and Student's 91.3 %."""
+    lengths = np.random.default_rng(0).lognormal(5.0, 0.7, (2000, 20))
+    limits = np.array([mean_interval(row) for row in lengths])
+    truth = math.exp(5.0 + 0.7**2 / 2)
+    assert 0.925 <= np.mean((limits[:, 0] <= truth) & (truth <= limits[:, 1])) <= 0.95
+
+
+def test_the_interval_of_paired_differences() -> None:
+    """Three prompts of one sample, each better by 1: with the pair (3 + 0) / 4 = ¾, (3 + ½) / 4 − 9 / 16 = 0.3125.
+
+    0.75 − 4.302653 · √(0.3125 / 4) = −0.452619: three prompts show nothing.
+    """
+    assert difference_interval([1, 1, math.nan, 1], 1) == pytest.approx((-0.452619, 1.0), abs=1e-5)
     low, high = difference_interval(np.full(30, 0.25), 4)
     assert 0 < low < 0.25 < high
     flipped = difference_interval(np.full(30, -0.25), 4)
@@ -89,7 +112,7 @@ def test_intervals_cover_the_truth(samples: int) -> None:
         low, high = difference_interval((right[1] - right[0]) / samples, samples)
         differences.append(low <= TRUE_DIFFERENCE <= high)
     assert 0.915 <= np.mean(shares) <= 0.985
-    assert 0.915 <= np.mean(differences) <= 0.99  # wider for few samples
+    assert 0.915 <= np.mean(differences) <= 0.985
 
 
 _GRID = np.random.default_rng(1).beta(0.5, 0.5, 400_000)

@@ -500,9 +500,9 @@ def test_sets_of_two_runs_are_compared_prompt_by_prompt(tmp_path):
             lines = rows if step == 7 else [{**row, "rewards": {"rule": 0}} for row in rows]
             (folder / f"{set_name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
-    # The differences 1, 0, 0, 0 of two samples each: total 4 + 2/2 = 5, mean 1/5, variance (1 + 1/2)/5 - 1/25 = 0.26,
-    # and 3.182446 * sqrt(0.26 / 5) = 0.7257 on each side.
-    cells = {"a": "0.500, step 7", "b": "0.900, step 7; +0.250 [-0.526, +0.926] over 4 prompts"}
+    # The differences 1, 0, 0, 0 of two samples each: total 4 + 1/2 = 4.5, mean 0.2222, variance
+    # (1 + 1/4)/4.5 - 0.2222^2 = 0.2284, and 3.182446 * sqrt(0.2284 / 4.5) = 0.7170 on each side.
+    cells = {"a": "0.500, step 7", "b": "0.900, step 7; +0.250 [-0.495, +0.939] over 4 prompts"}
     assert read_tables(page)[1] == {"math": cells, "evaluation": cells}
 
 
