@@ -11,6 +11,12 @@ from typing import Any, TypeVar
 Values = TypeVar("Values")
 
 _START = re.compile(r'\{\s*"(?:score|scores|winner|mark)"\s*:')
+_STATED = re.compile(
+    r"(?:[{\uff5b\ufe5b]|\\u007b|\\x7b|&#123;|&#x7b;|&lbrace;|&lcub;).{0,40}?(?:score|winner|mark|\\u00)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What a judge could write as a verdict when it quotes a text: with other quotation marks, escapes or wide letters."""
+
 _FENCED = re.compile(r"```(?:json)?\s*\Z", re.IGNORECASE)
 _REFUSED = object()
 """Stands for what strict JSON does not have: NaN, infinities, an object with a key twice."""
@@ -27,7 +33,7 @@ def make_mark(question: str, texts: Sequence[str]) -> str:
     could then be paid for verdicts that it states, or escape low scores. The mark is a digest of the question; a
     completion cannot contain it, because the question contains the completion.
     """
-    return hashlib.sha256(question.encode()).hexdigest()[:8] if any(map(_START.search, texts)) else ""
+    return hashlib.sha256(question.encode()).hexdigest()[:8] if any(map(_STATED.search, texts)) else ""
 
 
 def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: str = "") -> tuple[Any, Values]:
@@ -46,7 +52,10 @@ def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: 
     Raises:
         UnreadableReplyError: there is no such object.
     """
-    reply = reply.rpartition("</think>")[2].rstrip()
+    _, end_of_reasoning, reply = reply.rpartition("</think>")
+    if not end_of_reasoning and reply.lstrip().startswith("<think>"):
+        raise UnreadableReplyError("its reasoning has no end")
+    reply = reply.rstrip()
     stripped = reply.removesuffix("```").rstrip()
     starts = [match.start() for match in _START.finditer(stripped)]
     if not starts:
@@ -88,7 +97,7 @@ def check_score(value: Any) -> float:
     """
     if type(value) not in (int, float) or not 0 <= value <= 1:  # false for NaN
         raise UnreadableReplyError(f"a score is {_shorten(value)}, expected a number from 0 to 1")
-    return float(value)
+    return float(value) + 0.0  # -0.0 becomes 0.0
 
 
 def take_value(verdict: Any, key: str) -> Any:

@@ -250,12 +250,14 @@ def read_completion(content: bytes) -> tuple[str, str | None, int]:
     """
     answer = json.loads(content)
     choice = answer["choices"][0]
-    text, usage = choice["message"]["content"] or "", answer.get("usage") or {}
+    text, usage = choice["message"]["content"], answer.get("usage")
+    text = "" if text is None else text
     if isinstance(text, list):
         text = "".join(entry["text"] for entry in text if entry["type"] == "text")
     if not isinstance(text, str):
         raise TypeError("its content is no text")
-    tokens = sum(_read_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    counts = usage if isinstance(usage, dict) else {}
+    tokens = sum(_read_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     return text, choice.get("finish_reason"), tokens
 
 
