@@ -617,6 +617,13 @@ def test_a_refusal_is_not_asked_again(status: int, caplog: pytest.LogCaptureFixt
     assert "no such model" in caplog.text
 
 
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 599])
+def test_a_temporary_failure_is_asked_again(status: int) -> None:
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else (status, {}, b"")) as judge:
+        assert names(ask(make(judge), ["a"])) == ["ok"]
+        assert len(judge.questions) == 2
+
+
 FAR = ["1000000000", "999999999", "9" * 50, "Fri, 31 Dec 9999 23:59:59 GMT"]
 
 
@@ -629,7 +636,7 @@ def test_retry_after_beyond_the_deadline_ends_the_question(wait: str) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize("wait", FAR)
+@pytest.mark.parametrize("wait", ["31", *FAR])
 def test_a_wait_beyond_the_deadline_holds_no_other_question(wait: str, status: int) -> None:
     """Neither those of the batch that are asked later, nor those of a later batch."""
 
@@ -682,7 +689,8 @@ def test_a_pause_that_others_extend_ends_at_the_deadline(monkeypatch: pytest.Mon
     assert len(slept) > 2
 
 
-def test_retry_after_is_obeyed_by_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_obeyed_by_all_questions(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """The answer to the first question makes the second wait as well, which came while the first was waiting."""
     waits: dict[str, list[float]] = {}
     plain_sleep = asyncio.sleep
@@ -694,7 +702,7 @@ def test_retry_after_is_obeyed_by_all_questions(monkeypatch: pytest.MonkeyPatch)
 
     def answer(data: dict[str, Any], before: int) -> Any:
         if data["completion"] == "a" and not before:
-            return 429, {"retry-after": "0.3"}, b""
+            return status, {"retry-after": "0.3"}, b""
         time.sleep(0.05)
         return '{"score": 0.5}' if before else (500, {}, b"")
 

@@ -52,8 +52,8 @@ def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: 
     Raises:
         UnreadableReplyError: there is no such object.
     """
-    _, end_of_reasoning, reply = reply.rpartition("</think>")
-    if not end_of_reasoning and reply.lstrip().startswith("<think>"):
+    _, thought_end, reply = reply.rpartition("</think>")
+    if not thought_end and reply.lstrip().startswith("<think>"):
         raise UnreadableReplyError("its reasoning has no end")
     reply = reply.rstrip()
     stripped = reply.removesuffix("```").rstrip()
