@@ -27,7 +27,7 @@ from rlox_grpo.rewards.judge import server as server_module
 from rlox_grpo.rewards.judge.pairwise import list_pairs
 from rlox_grpo.rewards.judge.questions import quote, show_text
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, make_mark, read_verdict, take_value
-from rlox_grpo.rewards.judge.server import Pace, Server, Unanswered, read_retry_after
+from rlox_grpo.rewards.judge.server import Pace, Server, Unanswered, read_key, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import Verdicts
 
@@ -818,6 +818,14 @@ def test_the_key_is_sent_and_never_shown(
         assert "s3cret" not in text
 
 
+@pytest.mark.parametrize("key", ["", " ", "sk-\u00e9", "sk-a\nb", "sk-a\x00b"])
+def test_a_key_that_cannot_be_sent_is_an_error_that_does_not_show_it(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr("os.environ", {"JUDGE_KEY": key})
+    with pytest.raises(ConfigError, match="JUDGE_KEY") as error:
+        read_key("JUDGE_KEY")
+    assert "sk-" not in str(error.value)
+
+
 def test_a_missing_key_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     rule = Judge("http://127.0.0.1:9/v1", "m", "r", api_key_env="JUDGE_KEY")
@@ -890,6 +898,48 @@ def test_a_question_without_an_answer_is_asked_again(tmp_path: Path) -> None:
         options = {"cache": tmp_path, "retries": 0}
         assert names(ask(make(judge, **options), ["a"])) == ["unanswered"]
         assert ask(make(judge, **options), ["a"]).scores.tolist() == [0.5]
+
+
+def test_a_reply_without_a_verdict_before_a_failure_is_no_answer(tmp_path: Path) -> None:
+    """The last request decides; afterwards the question is asked again."""
+    answers = iter(["?", (500, {}, b""), "?", '{"score": 0.5}'])
+    with fake_judge(lambda data, _: next(answers)) as judge:
+        options = {"cache": tmp_path, "retries": 1}
+        assert names(ask(make(judge, **options), ["a"])) == ["unanswered"]
+        verdicts = ask(make(judge, **options), ["a"])
+        assert (names(verdicts), verdicts.scores.tolist()) == (["ok"], [0.5])
+
+
+def test_tokens_of_all_requests_count_unless_they_are_absurd() -> None:
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else "?") as judge:
+        assert ask(make(judge), ["a"]).measures["tokens"].tolist() == [30.0]
+    usage = completion_body('{"score": 0.5}').replace(b": 10,", b": 2147483648,")
+    with fake_judge(lambda data, _: (200, {}, usage)) as judge:
+        assert ask(make(judge), ["a"]).measures["tokens"].tolist() == [5.0]
+
+
+def test_an_unreadable_reply_is_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is well, and a pause of 1,000 s would be beyond the deadline."""
+    monkeypatch.setattr(server_module, "_FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(server_module, "_LONGEST_PAUSE_S", 1000.0)
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else "?") as judge:
+        assert names(ask(make(judge), ["a"])) == ["ok"]
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else (500, {}, b"")) as judge:
+        assert names(ask(make(judge), ["a"])) == ["unanswered"]
+
+
+def test_retries_are_within_the_requests_of_a_minute() -> None:
+    with fake_judge(lambda data, before: '{"score": 0.5}' if before else (500, {}, b"")) as judge:
+        assert names(ask(make(judge, max_per_minute=1, timeout=0.5), ["a"])) == ["unanswered"]
+        assert len(judge.questions) == 1
+
+
+def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
+    pace = Pace(None)
+    assert pace.pause_s == 0.0
+    pace.pause(500.0)
+    pace.pause(1.0)
+    assert pace.pause_s > 400.0
 
 
 def test_torn_and_foreign_lines_are_not_read(tmp_path: Path) -> None:
