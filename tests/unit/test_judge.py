@@ -25,7 +25,7 @@ from rlox_grpo.rewards import STATUSES, Judge
 from rlox_grpo.rewards.judge import cache as cache_module
 from rlox_grpo.rewards.judge import server as server_module
 from rlox_grpo.rewards.judge.pairwise import list_pairs
-from rlox_grpo.rewards.judge.questions import quote, show_text
+from rlox_grpo.rewards.judge.questions import cut_middle, quote, show_text
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError, check_score, make_mark, read_verdict, take_value
 from rlox_grpo.rewards.judge.server import Pace, Server, Unanswered, read_key, read_retry_after
 from rlox_grpo.rewards.registry import make_rewards
@@ -246,6 +246,13 @@ def test_a_completion_cannot_end_its_quotation(completion: str) -> None:
     assert not {*map(ord, line)} & {*INVISIBLE} - SIGNS
 
 
+def test_a_rubric_with_a_lone_surrogate_can_be_asked() -> None:
+    with fake_judge(lambda data, _: '{"score": 0.5}') as judge:
+        verdicts = ask(make(judge, rubric="Is it \ud800?", repeat_share=0.5), ['{"score": 1}'])
+    assert names(verdicts) == ["ok"]
+    assert "Is it \ufffd?" in judge.questions[0]
+
+
 def test_text_that_is_no_token_is_shown_as_it_is() -> None:
     assert quote("if a < b and [1, 2] > c: é") == '"if a < b and [1, 2] > c: é"'
 
@@ -253,6 +260,7 @@ def test_text_that_is_no_token_is_shown_as_it_is() -> None:
 def test_long_texts_lose_their_middle() -> None:
     shown = show_text("a" * 60 + "b" * 60 + "c" * 60, 100)
     assert shown == f"{'a' * 50} […80 characters left out…] {'c' * 50}"
+    assert cut_middle("abc", 1) == "a […2 characters left out…] "
     messages = [{"role": "assistant", "content": "x" * 300}, {"role": "tool", "content": None}]
     assert [len(message["content"]) for message in show_text(messages, 100)] == [79, 0]
 
