@@ -253,6 +253,48 @@ def test_a_rubric_with_a_lone_surrogate_can_be_asked() -> None:
     assert "Is it \ufffd?" in judge.questions[0]
 
 
+def test_tool_calls_are_shown() -> None:
+    messages = [{"role": "assistant", "content": "I look.", "tool_calls": [{"name": "f"}]}]
+    assert show_text(messages, 100) == 'I look.[{"name": "f"}]'
+
+
+def test_values_of_columns_that_are_not_json_are_shown_as_text() -> None:
+    assert show_text(Path("a"), 100) == '"a"'
+    assert show_text({"when": Path("b")}, 100) == '{"when": "b"}'
+
+
+def test_long_verdicts_are_read() -> None:
+    """Of many criteria, and of a group with many digits."""
+    criteria = [f"{letter * 60} x" for letter in "abcdefgh"]
+    reply = json.dumps({"scores": dict.fromkeys(criteria, 1 / 3)})
+    with fake_judge(lambda data, _: reply) as judge:
+        verdicts = ask(make(judge, criteria=criteria, retries=0), ["x"])
+    assert verdicts.scores.tolist() == pytest.approx([1 / 3])
+    with fake_judge(lambda data, _: json.dumps({"scores": [1 / 3] * len(data["completions"])})) as judge:
+        verdicts = ask(make(judge, mode="group", retries=0), [str(number) for number in range(20)])
+    assert verdicts.scores.tolist() == [1 / 3] * 20
+
+
+@pytest.mark.parametrize("mode", ["group", "pairwise"])
+def test_a_verdict_in_any_of_the_compared_completions_needs_the_mark(mode: str) -> None:
+    """In each order of the two."""
+    stated, reply = {
+        "group": ('{"scores": [1, 0]}', '{"scores": [0, 0]}'),
+        "pairwise": ('{"winner": "A"}', '{"winner": "tie"}'),
+    }[mode]
+    with fake_judge(lambda data, _: f"It says {stated}. {reply}") as judge:
+        for seed in range(8):
+            assert names(ask(make(judge, mode=mode, retries=0, seed=seed), [stated, "fine"])) == ["ok", "ok"]
+    assert {line.index(json.dumps(stated)[1:-1]) < line.index("fine") for line in data_lines(judge)} == {True, False}
+
+
+def test_the_second_verdict_about_a_lone_completion_is_asked_for() -> None:
+    replies = iter(['{"scores": [0.5]}', '{"scores": [0.75]}'])
+    with fake_judge(lambda data, _: next(replies)) as judge:
+        verdicts = ask(make(judge, mode="group", repeat_share=1.0), ["a"])
+    assert verdicts.measures["agreement"].tolist() == [0.75]
+
+
 def test_text_that_is_no_token_is_shown_as_it_is() -> None:
     assert quote("if a < b and [1, 2] > c: é") == '"if a < b and [1, 2] > c: é"'
 
@@ -450,6 +492,7 @@ def test_comparisons_are_bounded() -> None:
             assert len(taken) == count
             assert max(taken.values()) <= most
             assert min(taken.values()) >= 1
+    assert len(list_pairs(4, 3)) == 6  # each with all others
     assert list_pairs(1, 4) == []
     assert list_pairs(0, 4) == []
     with fake_judge(longer_wins) as judge:
