@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import pickle
 import re
 import subprocess
@@ -23,6 +24,7 @@ from fake_judge import FakeJudge, completion_body, fake_judge
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import STATUSES, Judge
 from rlox_grpo.rewards.judge import cache as cache_module
+from rlox_grpo.rewards.judge import judge as judge_module
 from rlox_grpo.rewards.judge import server as server_module
 from rlox_grpo.rewards.judge.pairwise import list_pairs
 from rlox_grpo.rewards.judge.questions import cut_middle, quote, show_text
@@ -1023,6 +1025,46 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names = [path.name for path in cache_module.list_files(tmp_path)]
     assert [line["key"] for line in cache_module.read_lines(tmp_path)][-1] == f"{99:064d}"
     assert len(names) < 8
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes with a name")
+def test_folders_and_pipes_among_the_files_are_not_read(tmp_path: Path) -> None:
+    cache_module.VerdictCache(tmp_path).add("a", None, {})
+    (tmp_path / "000007-x.jsonl").mkdir()
+    os.mkfifo(tmp_path / "000008-x.jsonl")
+    again = cache_module.VerdictCache(tmp_path)
+    assert again.find("a") == (None,)
+    again.add("b", None, {})
+    assert {line["key"] for line in cache_module.read_lines(tmp_path)} == {"a", "b"}
+
+
+def test_a_judge_at_another_address_is_asked_again(tmp_path: Path) -> None:
+    for score in (0.25, 0.75):
+        with fake_judge(lambda data, _, score=score: f'{{"score": {score}}}') as judge:
+            assert ask(make(judge, cache=tmp_path), ["a"]).scores.tolist() == [score]
+
+
+def test_the_order_of_a_group_does_not_depend_on_that_of_its_rows() -> None:
+    with fake_judge(group_scores) as judge:
+        rule, texts = make(judge, mode="group"), ["0.1", "0.2", "0.3", "0.4"]
+        assert ask(rule, texts).scores.tolist() == [0.1, 0.2, 0.3, 0.4]
+        assert ask(rule, texts[::-1]).scores.tolist() == [0.4, 0.3, 0.2, 0.1]
+        assert len(judge.questions) == 1
+
+
+def test_the_completions_of_a_question_share_its_characters() -> None:
+    with fake_judge(lambda data, _: '{"scores": [0.5, 0.5, 0.5, 0.5]}') as judge:
+        ask(make(judge, mode="group", max_characters=400), [letter * 500 for letter in "abcd"])
+    for entry in json.loads(data_lines(judge)[0])["completions"]:
+        assert re.fullmatch(r"(\w)\1{49} \[…400 characters left out…\] \1{50}", entry["text"])
+
+
+def test_ranks_share_the_requests_of_a_minute_and_questions_are_repeated_by_their_share() -> None:
+    rule = Judge("http://127.0.0.1:9/v1", "m", "r", max_per_minute=30, repeat_share=0.25)
+    rule.join_run(None, 3)
+    assert rule._share_pace()._interval == 6.0
+    interview = judge_module._Interview(rule, None, cache_module.VerdictCache(None), 0)  # type: ignore[arg-type]
+    assert 200 < sum(interview.repeats(f"question {number}") for number in range(1000)) < 300
 
 
 def test_a_verdict_of_another_process_is_found_later(tmp_path: Path) -> None:

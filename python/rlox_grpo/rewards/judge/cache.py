@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -154,9 +153,9 @@ class VerdictCache:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files of a cache, oldest first."""
+    """Return the files of a cache, oldest first; neither folders nor pipes, whose reading could wait forever."""
     paths = folder.glob("[0-9]*-*.jsonl") if folder.is_dir() else ()
-    return sorted(path for path in paths if path.name.partition("-")[0].isdigit())
+    return sorted(path for path in paths if path.name.partition("-")[0].isdigit() and path.is_file())
 
 
 def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
@@ -173,8 +172,6 @@ def _read_lines(path: Path, start: int) -> Iterator[tuple[dict[str, Any] | None,
     A last line without a line break is left out, because it is incomplete or is still being written.
     """
     with suppress(FileNotFoundError), open(path, "rb") as file:  # another process may have removed the file
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return
         file.seek(start)
         while line := file.readline(_LONGEST_LINE):
             if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
