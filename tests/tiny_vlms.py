@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,16 @@ def make_tokenizer(special: list[str], end: str, image: str, start: str = "<|im_
     return tokenizer
 
 
-def _text(tokenizer: Any, **overrides: Any) -> dict[str, Any]:
+def _text(tokenizer: Any, scale: int, **overrides: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
-        "hidden_size": 32,
+        "hidden_size": 32 * scale,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
-        "initializer_range": 0.3,
+        "initializer_range": 0.3 if scale == 1 else 0.1,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
@@ -60,28 +61,28 @@ def _text(tokenizer: Any, **overrides: Any) -> dict[str, Any]:
     }
 
 
-def _qwen(kind: str) -> tuple[Any, Any]:
+def _qwen(kind: str, scale: int) -> tuple[Any, Any]:
     import transformers as t
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
     special += ["<|image_pad|>", "<|video_pad|>"]
     tokenizer = make_tokenizer(special, "<|im_end|>", "<|vision_start|><|image_pad|><|vision_end|>")
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2 * scale, scale, scale]}
     vision = {
-        **{"depth": 2, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "patch_size": 8},
-        **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32},
+        **{"depth": 2, "hidden_size": 16 * scale, "intermediate_size": 32, "num_heads": 2, "patch_size": 8},
+        **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32 * scale},
     }
     marks = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4}
     size = {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
     sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": size}
     if kind == "qwen3_vl":
-        text = _text(tokenizer, head_dim=8, rope_parameters={**rope, "mrope_interleaved": True})
+        text = _text(tokenizer, scale, head_dim=8 * scale, rope_parameters={**rope, "mrope_interleaved": True})
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         config: Any = t.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **marks)
         model: Any = t.Qwen3VLForConditionalGeneration(config)
         make, video = t.Qwen3VLProcessor, t.Qwen3VLVideoProcessor(**sizes)
     else:
-        text = _text(tokenizer, rope_parameters=rope)
+        text = _text(tokenizer, scale, rope_parameters=rope)
         vision |= {"window_size": 64, "fullatt_block_indexes": [1]}
         config = t.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **marks)
         model = t.Qwen2_5_VLForConditionalGeneration(config)
@@ -90,13 +91,13 @@ def _qwen(kind: str) -> tuple[Any, Any]:
     return model, make(images, tokenizer, video, chat_template=tokenizer.chat_template)
 
 
-def _idefics3() -> tuple[Any, Any]:
+def _idefics3(scale: int) -> tuple[Any, Any]:
     import transformers as t
 
     special = ["<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"]
     tokenizer = make_tokenizer([*special, "<global-img>"], "<end_of_utterance>", "<image>")
-    text = _text(tokenizer, model_type="llama")
-    vision = {"image_size": 24, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32}
+    text = _text(tokenizer, scale, model_type="llama")
+    vision = {"image_size": 24, "patch_size": 4, "hidden_size": 16 * scale, "intermediate_size": 32}
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = t.Idefics3Config(
         text_config=text,
@@ -112,7 +113,7 @@ def _idefics3() -> tuple[Any, Any]:
     return t.Idefics3ForConditionalGeneration(config), processor
 
 
-def _internvl() -> tuple[Any, Any]:
+def _internvl(scale: int) -> tuple[Any, Any]:
     import transformers as t
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
@@ -120,10 +121,10 @@ def _internvl() -> tuple[Any, Any]:
     tokenizer = make_tokenizer(
         special, "<|im_end|>", "<IMG_CONTEXT>\n", extra_special_tokens={**names, "video_token": "<video>"}
     )
-    vision = {"image_size": [32, 32], "patch_size": [8, 8], "hidden_size": 16, "intermediate_size": 32}
+    vision = {"image_size": [32, 32], "patch_size": [8, 8], "hidden_size": 16 * scale, "intermediate_size": 32}
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = t.InternVLConfig(
-        text_config=_text(tokenizer, model_type="qwen2"),
+        text_config=_text(tokenizer, scale, model_type="qwen2"),
         vision_config=vision,
         image_token_id=5,
         downsample_ratio=0.5,
@@ -139,7 +140,7 @@ def _internvl() -> tuple[Any, Any]:
     return t.InternVLForConditionalGeneration(config), processor
 
 
-def _gemma3() -> tuple[Any, Any]:
+def _gemma3(scale: int) -> tuple[Any, Any]:
     import transformers as t
 
     special = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
@@ -154,13 +155,20 @@ def _gemma3() -> tuple[Any, Any]:
     )
     text = _text(
         tokenizer,
-        head_dim=8,
-        query_pre_attn_scalar=8,
+        scale,
+        head_dim=8 * scale,
+        query_pre_attn_scalar=8 * scale,
         sliding_window=512,
         layer_types=["sliding_attention", "full_attention"],
         bos_token_id=2,
     )
-    vision = {"image_size": 32, "patch_size": 8, "hidden_size": 16, "intermediate_size": 32, "vision_use_head": False}
+    vision = {
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden_size": 16 * scale,
+        "intermediate_size": 32,
+        "vision_use_head": False,
+    }
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = t.Gemma3Config(
         text_config=text,
@@ -178,8 +186,8 @@ def _gemma3() -> tuple[Any, Any]:
 
 
 _MAKERS = {
-    "qwen3_vl": lambda: _qwen("qwen3_vl"),
-    "qwen2_5_vl": lambda: _qwen("qwen2_5_vl"),
+    "qwen3_vl": partial(_qwen, "qwen3_vl"),
+    "qwen2_5_vl": partial(_qwen, "qwen2_5_vl"),
     "idefics3": _idefics3,
     "internvl": _internvl,
     "gemma3": _gemma3,
@@ -187,10 +195,10 @@ _MAKERS = {
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "idefics3", "internvl")
 
 
-def make_tiny_vlm(family: str) -> tuple[Any, Any]:
-    """A model in evaluation mode and its processor, always the same."""
+def make_tiny_vlm(family: str, scale: int = 1) -> tuple[Any, Any]:
+    """A model in evaluation mode and its processor, always the same. Heads have a size of 8 × ``scale``."""
     torch.manual_seed(0)
-    model, processor = _MAKERS[family]()
+    model, processor = _MAKERS[family](scale)
     model.generation_config.eos_token_id = processor.tokenizer.eos_token_id
     model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
     return model.eval(), processor

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BoolArray = NDArray[np.bool_]
+UInt8Array = NDArray[np.uint8]
 Int16Array = NDArray[np.int16]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -37,12 +38,14 @@ class Picture:
         token_ids: ``int64 [n]``, the ids that stand for it in a prompt, with marks around it.
         num_features: the number of these ids at which the model reads a feature of the picture.
         read: returns the tensors that the processor made, by name.
+        read_image: returns the picture itself as the processor reads it, a ``PIL.Image`` in RGB.
     """
 
     digest: str
     token_ids: Int64Array
     num_features: int
     read: Callable[[], Mapping[str, Tensor]]
+    read_image: Callable[[], Any]
 
     def __deepcopy__(self, memo: object) -> Picture:
         """Return the record itself: it does not change, and its tensors are shared."""

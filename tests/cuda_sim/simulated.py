@@ -48,6 +48,10 @@ class CudaTensor(torch.Tensor):
     def __repr__(self):
         return f"CudaTensor({self.inner!r})"
 
+    def tolist(self):
+        """Read from the device; torch's own method takes no subclasses."""
+        return self.cpu().tolist()
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         mode = SimulatedCuda.active

@@ -214,7 +214,7 @@ def _make_engine(model):
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._expected, engine._tied_layers = build_manifest(model.get_base_model().config), {}
     engine._asleep, engine._sleeps, engine._ranks, engine.taken = set(), False, Ranks(), 0
-    engine._canary = engine._experts = None
+    engine._canary = engine._experts = engine._reader = None
 
     class LLM:
         def collective_rpc(self, method, kwargs):

@@ -44,6 +44,17 @@ def test_the_prompt_is_spread_over_the_vocabulary_and_fits_the_engine():
     assert max(choose_tokens(5)) < 5
 
 
+def test_the_prompt_leaves_out_the_ids_of_pictures():
+    ids = choose_tokens(102)
+    excluded = {ids[0], ids[0] + 1, ids[-1], 101, 500}
+    chosen = choose_tokens(102, excluded=excluded)
+    assert len(set(chosen)) == 17
+    assert not excluded.intersection(chosen)
+    assert chosen == sorted(chosen)
+    assert chosen[0] >= 0
+    assert chosen[-1] < 102
+
+
 @pytest.mark.parametrize(
     ("given", "dtype", "gap", "passes"),
     [

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "replay/staleness",
 }
 ELSEWHERE |= {f"images/{name}" for name in ("per_prompt", "distinct", "tokens", "tokens_share")}
+ELSEWHERE |= {"images/tower_pictures", "images/tower_seconds"}
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients
 that go away, replayed completions, tasks of reasoning_gym, pictures, or a rule on final answers."""

@@ -102,6 +102,6 @@ def test_a_meaning_is_given_of_every_value_or_of_none():
 def test_tensor_parallel_size_reaches_vllm_as_the_ranks_that_share_a_model(monkeypatch):
     found = record_arguments(monkeypatch, "rlox_grpo.rollout.engines.vllm.engine.VLLMEngine")
     ranks = SimpleNamespace(engine_size=2, new_host_group=lambda size=None: HostGroup(0, size or 4))
-    policy = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), vocabulary=None)
+    policy = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), vocabulary=None, reader=None)
     make_engine(GRPOConfig.create(engine="vllm", tensor_parallel_size=2), policy, ranks)
     assert (found["sharing_ranks"].size, found["ranks"].size) == (2, 4)

@@ -6,6 +6,7 @@ import base64
 import copy
 import io
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -166,6 +167,25 @@ def test_the_ids_are_those_of_the_processor(family: str) -> None:
     whole = processor(text=[prompt.text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
     assert sum(picture.num_features for picture in prompt.pictures) == int((whole["input_ids"] == mark).sum())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_collapsed_ids_are_those_before_the_expansion(family: str) -> None:
+    _, processor = make_tiny_vlm(family)
+    mark = getattr(processor, "image_token_id", None) or processor.tokenizer.image_token_id
+    tokenizer = processor.tokenizer
+    reader = PictureReader(processor, tokenizer, image_token_id=mark, excluded_ids=(mark,))
+    pictures = [reader.read(draw_picture(index, 32 + 16 * index), Path(), "x") for index in range(2)]
+    text = reader.render(user([{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image"}]))
+    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+    expanded = reader.expand(ids, pictures, "x")
+    assert reader.collapse(expanded, pictures, "x").tolist() == ids.tolist() != expanded.tolist()
+    assert reader.collapse(ids[:2], [], "x").tolist() == ids[:2].tolist()
+    for wrong in (expanded[:-12], np.delete(expanded, int((expanded == mark).argmax()))):
+        with pytest.raises(ValueError, match="are not those of its picture"):
+            reader.collapse(wrong, pictures, "x")
+    with pytest.raises(ValueError, match="x has more pictures in its token ids than the 1"):
+        reader.collapse(expanded, pictures[:1], "x")
 
 
 def test_pillow_is_imported_at_the_first_picture() -> None:
@@ -449,10 +469,12 @@ def test_the_tower_and_the_processor_run_once_for_each_distinct_picture(
     patches.clear()
     shared = draw_picture(1)
     rows = [{"prompt": "x", "images": [shared]}, {"prompt": "yy", "images": [draw_picture(2), shared]}]
-    trainer.train(rows)
+    metrics = trainer.train(rows)
     assert len(processed) == 2
     # 16 patches of 8 × 8 pixels a picture: 2 pictures in the prefill, and 2 in the update of 8 rows.
     assert patches == [32, 32]
+    assert metrics["images/tower_pictures"] == 4
+    assert 0 < metrics["images/tower_seconds"] < metrics["time/step_s"]
 
 
 def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_the_run(qwen: tuple[Any, Any]) -> None:
@@ -469,7 +491,8 @@ def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_the_run(qwen: tup
         {"prompt": "x", "images": [draw_picture(1)]},
         {"prompt": "yy", "images": [draw_picture(2), draw_picture(1)]},
     ]
-    trainer.train(rows)
+    metrics = trainer.train(rows)
+    assert metrics["images/tower_pictures"] == 0  # in the last step
     assert sum(patches) == 32  # 16 patches for each of two pictures, in three steps
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, qwen[0].get_parameter(name)) is ("visual" in name), name
@@ -484,6 +507,30 @@ def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_the_run(qwen: tup
         model.model.visual.merger.linear_fc2.weight.mul_(2)
         assert (forward(batch)[0] - before).abs().max() > 1e-3
     assert sum(patches) == 64
+
+
+def test_the_check_of_an_engines_weights_shows_a_picture(qwen: tuple[Any, Any]) -> None:
+    """Its log-probs are over every id, as an engine reports those of a prompt, and follow the weights of the tower."""
+    model, processor = copy.deepcopy(qwen[0]), qwen[1]
+    trainer = GRPO(model, score, processor=processor, **SETTINGS)
+    trainer.updater.start()
+    sync = trainer._step.engine_sync
+    token_ids, pictures = sync._choose_canary()
+    assert not np.isin(token_ids[-17:], [5, 6]).any()
+    row, tensors = torch.tensor([token_ids]), pictures[0].read()
+
+    def expect() -> Any:
+        with torch.no_grad():
+            logits = model(input_ids=row, mm_token_type_ids=(row == 5).int(), **tensors).logits[0, :-1]
+        return torch.log_softmax(logits, -1).gather(1, row[0, 1:, None])[-17:, 0].numpy()
+
+    first = sync.measure_tokens(token_ids, pictures)
+    np.testing.assert_allclose(first, expect(), atol=1e-4, rtol=0)
+    with torch.no_grad():
+        model.model.visual.merger.linear_fc2.weight.mul_(2)
+    second = sync.measure_tokens(token_ids, pictures)
+    np.testing.assert_allclose(second, expect(), atol=1e-4, rtol=0)
+    assert np.abs(second - first).mean() > 1e-3
 
 
 def test_freeze_vision_needs_a_vision_tower() -> None:
@@ -631,6 +678,24 @@ def test_the_memory_estimate_knows_a_vision_model_by_its_config(family: str) -> 
     assert 2 * shape.adapted_width == trained
 
 
+def test_the_memory_command_counts_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rlox_grpo.cli import main
+
+    make_tiny_vlm("qwen3_vl")[0].config.save_pretrained(tmp_path)
+    shape = read_shape(make_tiny_vlm("qwen3_vl")[0].config)
+    assert shape.vision is not None
+    # 16 × 16 pixels a token: four patches of 8 × 8.
+    assert (shape.vision.patches_per_token, shape.vision.count_tokens(256 * 4)) == (4, 4)
+    assert shape.tower == sum(p.numel() for p in make_tiny_vlm("qwen3_vl")[0].model.visual.parameters())
+    totals = {}
+    for options in ([], ["--pictures", "2", "--picture-pixels", str(2**24)]):
+        main(["memory", str(tmp_path), "--gpu-memory", "8", *options])
+        shown = capsys.readouterr().out
+        totals[bool(options)] = float(re.findall(r"these options.* ([0-9.]+)  ", shown)[0])
+    assert "2 pictures of 16,777,216 pixels have 131,072 tokens" in shown
+    assert totals[True] > totals[False] + 1
+
+
 def test_references_checkpointing_and_several_updates(qwen: tuple[Any, Any]) -> None:
     """A frozen reference, recomputed activations, old log-probs and micro-batches read pictures like the policy."""
     model, processor = qwen
@@ -651,7 +716,10 @@ def test_prompts_with_pictures_can_be_evaluated(qwen: tuple[Any, Any]) -> None:
 
 
 CONFLICTS = [
-    ({"engine": "vllm"}, "engine='vllm': set engine='hf'"),
+    (
+        {"engine": "vllm_server", "server_urls": ["http://127.0.0.1:1"]},
+        "engine='vllm_server': set engine='hf' or engine='vllm'",
+    ),
     ({"mutual_information_steps": 5}, "set mutual_information_steps=0"),
     ({"reference": "server", "reference_url": "http://127.0.0.1:1", "kl_coef": 0.1}, "reference='server'"),
 ]

@@ -39,7 +39,7 @@ def engine_of(model, llm, tied=()):
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._expected, engine._tied_layers, engine._llm = build_manifest(base.config), dict(tied), llm
-    engine._canary = engine._experts = None
+    engine._canary = engine._experts = engine._reader = None
     engine._asleep, engine._sleeps, engine._ranks, engine.policy_version = set(), False, Ranks(), 0
     return engine
 

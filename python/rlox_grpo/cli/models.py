@@ -24,6 +24,12 @@ def add_commands(commands: Commands) -> None:
     )
     memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
     memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
+    memory.add_argument(
+        "--pictures", type=int, default=0, help="pictures of a prompt, whose tokens are added (default: %(default)s)"
+    )
+    memory.add_argument(
+        "--picture-pixels", type=int, default=2**18, help="of a picture, width × height (default: %(default)s)"
+    )
     memory.set_defaults(run=_memory)
 
     merge = commands.add_parser("merge", help="merge a LoRA adapter into its base model")
@@ -77,6 +83,10 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
     if arguments.ranks < 1 or arguments.prompt_tokens < 1:
         raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
+    if arguments.pictures < 0 or arguments.picture_pixels < 1:
+        raise ConfigError(
+            f"--pictures {arguments.pictures}, --picture-pixels {arguments.picture_pixels}: expected at least 0 and 1"
+        )
     config = GRPOConfig.create(**{"dtype": "bfloat16", **parse_overrides(rest)})
     try:
         file = find_gguf(arguments.model)
@@ -87,7 +97,25 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     detected_bytes = find_gpu_bytes() or 80 * GIB
     gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
-    print(format_table(shape, config, gpu_bytes, ranks=arguments.ranks, prompt_tokens=arguments.prompt_tokens))
+    picture_tokens = 0
+    if arguments.pictures:
+        if shape.vision is None:
+            raise ConfigError(f"--pictures {arguments.pictures}: MODEL {arguments.model!r} has no known vision tower")
+        picture_tokens = arguments.pictures * shape.vision.count_tokens(arguments.picture_pixels)
+        print(
+            f"vision tower: {shape.tower / 1e9:.2f} billion of these parameters; {arguments.pictures} pictures of "
+            f"{arguments.picture_pixels:,} pixels have {picture_tokens:,} tokens"
+        )
+    print(
+        format_table(
+            shape,
+            config,
+            gpu_bytes,
+            ranks=arguments.ranks,
+            prompt_tokens=arguments.prompt_tokens + picture_tokens,
+            picture_tokens=picture_tokens,
+        )
+    )
 
 
 def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

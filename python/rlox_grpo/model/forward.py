@@ -117,14 +117,17 @@ class SplitModel:
     softcap: float | None
     excluded_ids: tuple[int, ...] = ()
 
-    def output_head(self, vocabulary: int | None) -> OutputHead:
-        """The head over the first ``vocabulary`` ids, made at each call, because an updater may replace parameters."""
+    def output_head(self, vocabulary: int | None, *, has_all_ids: bool = False) -> OutputHead:
+        """The head over the first ``vocabulary`` ids, made at each call, because an updater may replace parameters.
+
+        ``excluded_ids`` have the probability 0, except with ``has_all_ids``.
+        """
         weight: Tensor = self.head.weight
         bias: Tensor | None = self.head.bias
         if vocabulary is not None and vocabulary < weight.shape[0]:
             # A view of the first rows, so that the whole weight gets a gradient, with zeros for the padding.
             weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
-        if self.excluded_ids:
+        if self.excluded_ids and not has_all_ids:
             # The engine never samples these ids, so they are no part of the distribution.
             bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
             inside = [index for index in self.excluded_ids if index < len(weight)]
@@ -198,16 +201,18 @@ def make_forward(
                 "prompts need: pass a tokenizer without a processor"
             )
         split = replace(split, excluded_ids=vision.reader.excluded_ids)
+        vision.reader.tower_use.take()  # without the pictures of the trials
     if split is not None and torch_compile:
         # The decoder is compiled after the trials, which set its attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
-    def read(batch: Batch, rows: int | None) -> tuple[TokenDistributions, PackedRow | None]:
+    def read(batch: Batch, *, has_all_ids: bool = False) -> tuple[TokenDistributions, PackedRow | None]:
         """Return the distributions of a packed row's K distinct tokens, or of rows' M tokens under ``loss_mask``.
 
-        The distributions are over the first ``rows`` ids of the output layer; None: over all ids, including padding.
+        The distributions are over the ids that can be sampled; with ``has_all_ids`` over all ids of the output layer.
         """
+        rows = None if has_all_ids else vocabulary
         tree = build_prefix_tree(batch) if packs else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         if vision is None and any(batch.pictures):
@@ -234,7 +239,7 @@ def make_forward(
             return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
         # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
         hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
-        return TokenDistributions(hidden, split.output_head(rows)), row
+        return TokenDistributions(hidden, split.output_head(rows, has_all_ids=has_all_ids)), row
 
     def compute(batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
         has_gradient = torch.is_grad_enabled()
@@ -242,7 +247,7 @@ def make_forward(
         mask = batch.predicted_mask if has_gradient else batch.loss_mask
         if is_unscaled:
             batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
-        policy, row = read(replace(batch, loss_mask=mask), None if is_unscaled else vocabulary)
+        policy, row = read(replace(batch, loss_mask=mask), has_all_ids=is_unscaled)
         if routers is not None:
             routers.last.predicting = _locate_predicting(batch, mask, row)
             routers.last.sources = None if row is None else row.sources
@@ -274,7 +279,7 @@ def make_forward(
         return (*outputs, scatter_to_rectangle(kl, batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
-        policy, row = read(batch, vocabulary)
+        policy, row = read(batch)
         return policy if row is None else replace(policy, hidden=_select_rows(policy.hidden, row.prediction_indices))
 
     return Forward(compute, packs, distributions, is_split=split is not None, routers=routers)

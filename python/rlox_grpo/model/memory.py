@@ -21,6 +21,7 @@ from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.quantize import BYTES, count_weights
 from rlox_grpo.model.vision import find_language_model
+from rlox_grpo.model.vision_memory import VisionMemory, VisionShape, estimate_vision, measure_vision
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class ModelShape:
         heads: number of query heads.
         experts_per_token: number of experts that the router chooses for each token; 0 without experts.
         routed_intermediate: the part of ``intermediate`` that belongs to these experts.
+        vision: sizes of the vision tower; None for a model without one.
     """
 
     parameters: int
@@ -56,11 +58,17 @@ class ModelShape:
     heads: int
     experts_per_token: int = 0
     routed_intermediate: int = 0
+    vision: VisionShape | None = None
+
+    @property
+    def tower(self) -> int:
+        """Parameters of the vision tower and its projection."""
+        return 0 if self.vision is None else self.vision.parameters
 
     @property
     def body(self) -> int:
         """Parameters of the decoder's layers."""
-        return self.parameters - self.embedding - self.head
+        return self.parameters - self.embedding - self.head - self.tower
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class UpdateLayout:
         ranks: number of ranks.
         accumulates: whether a step has several micro-batches.
         tile_bytes: maximum size of a tile of float32 logits.
+        picture_tokens: those of ``tokens`` that are tokens of distinct pictures.
     """
 
     tokens: int
@@ -82,6 +91,7 @@ class UpdateLayout:
     ranks: int = 1
     accumulates: bool = True
     tile_bytes: int = GPU_TILE_BYTES[1]
+    picture_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,8 @@ class UpdateMemory:
         gradients: gradients at the end of the backward pass.
         moments: AdamW's moments on the device.
         reference: weights of a frozen reference model.
-        activations: activations saved for the backward pass, and the working memory of one layer.
+        activations: activations saved for the backward pass, those of the vision tower too, and the working memory of
+            one layer.
         logits: tiles of logits, and the gradients of the output layer's operands.
         held: memory allocated between two updates.
         peak: maximum memory allocated at one time.
@@ -145,6 +156,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
         heads=heads,
         experts_per_token=experts,
         routed_intermediate=experts * _find_expert_width(text),
+        vision=measure_vision(base) if reads_pictures(base) else None,
     )
 
 
@@ -210,14 +222,14 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     stage = config.zero_stage if deepspeed else 3 if config.shard_parameters and layout.ranks > 1 else 0
     # Trained parameters: those of a new adapter, of the existing one, or without an adapter all weights.
     lora = shape.adapter or config.lora_rank * shape.adapted_width
-    trained = lora or shape.parameters
+    trained = lora or shape.parameters - (shape.tower if config.freeze_vision else 0)
     in_bfloat16 = bfloat16 and (offload or deepspeed or (lora > 0 and stage == 0))
     weight_bytes = 2 if in_bfloat16 else 4
     # Number of ranks that share moments, gradients and weights.
     moment_shards, gradient_shards, weight_shards = (layout.ranks if stage >= least else 1 for least in (1, 2, 3))
     frozen = shape.parameters * weight_bytes
     if config.load_in_4bit:
-        frozen = int(shape.body * BYTES) + (shape.embedding + shape.head) * weight_bytes
+        frozen = int(shape.body * BYTES) + (shape.embedding + shape.head + shape.tower) * weight_bytes
     weights = (frozen + (0 if offload else 4 * lora)) // weight_shards
     # DeepSpeed accumulates micro-batches in bfloat16 unless it shards gradients.
     gradient_bytes = 2 if deepspeed and in_bfloat16 and gradient_shards == 1 else 4
@@ -248,15 +260,19 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     if layout.checkpointing:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
     forward_head, backward_head = _estimate_head(shape, layout, bfloat16, weight_bytes, trains_head=not lora)
+    vision = _estimate_pictures(shape, layout, config, trains_tower=not lora and not config.freeze_vision)
+    held_pictures = vision.saved + vision.features
     before = gradients if layout.accumulates else 0
     # When the backward pass reaches the first layer, its gradients and the embeddings' are not allocated yet.
     missing = (shape.embedding + shape.body // shape.layers) / shape.parameters if shape.head else 0.0
     phases = (
-        saved + before + forward_head,
-        saved + before + backward_head,
-        saved + before + layer + working,
-        before + copies + layer,
-        max(before, int(gradients * (1 - missing))) + layer + working + stream,
+        held_pictures + vision.layer + before,
+        held_pictures + saved + before + forward_head,
+        held_pictures + saved + before + backward_head,
+        held_pictures + saved + before + layer + working,
+        held_pictures + before + copies + layer,
+        held_pictures + max(before, int(gradients * (1 - missing))) + layer + working + stream,
+        held_pictures + vision.layer + max(before, gradients - 4 * shape.tower) if vision.saved else 0,
         gradients,
     )
     held = weights + moments + reference
@@ -265,10 +281,24 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
         gradients=gradients,
         moments=moments,
         reference=reference,
-        activations=saved + layer + working + gathered,
+        activations=saved + layer + working + gathered + held_pictures,
         logits=max(forward_head, backward_head),
         held=held,
         peak=held + gathered + max(phases),
+    )
+
+
+def _estimate_pictures(
+    shape: ModelShape, layout: UpdateLayout, config: GRPOConfig, *, trains_tower: bool
+) -> VisionMemory:
+    if shape.vision is None or not layout.picture_tokens:
+        return VisionMemory()
+    return estimate_vision(
+        shape.vision,
+        layout.picture_tokens,
+        in_bfloat16=config.dtype == "bfloat16",
+        is_trained=trains_tower,
+        checkpointing=layout.checkpointing,
     )
 
 

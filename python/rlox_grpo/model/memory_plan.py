@@ -15,6 +15,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_gpu
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
 from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
+from rlox_grpo.model.vision_memory import estimate_vision
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def estimate_run(
     checkpointing: bool,
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
+    picture_tokens: int = 0,
 ) -> RunMemory:
     """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``.
 
@@ -68,6 +70,7 @@ def estimate_run(
         checkpointing: whether activations are recomputed.
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
+        picture_tokens: those of these tokens that are tokens of pictures.
     """
     # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
     longest = prompt_tokens + config.max_new_tokens
@@ -75,7 +78,16 @@ def estimate_run(
     least, most = GPU_TILE_BYTES
     tile_bytes = min(max(gpu_bytes // 64, least), most)
     # In the worst case every token is predicted.
-    layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, ranks=ranks, tile_bytes=tile_bytes)
+    # Each prompt of a micro-batch has pictures of its own, which all its completions share.
+    groups = max(1, tokens // (config.group_size * longest))
+    layout = UpdateLayout(
+        tokens,
+        tokens,
+        checkpointing=checkpointing,
+        ranks=ranks,
+        tile_bytes=tile_bytes,
+        picture_tokens=groups * picture_tokens,
+    )
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
     copied = 0
@@ -92,6 +104,13 @@ def estimate_run(
         rows = min(-(-config.prompts_per_step // ranks) * config.group_size, config.max_rollout_rows or _HF_ROWS)
         # For each row: keys and values of every layer, and two float32 rows of the vocabulary, logits and weights.
         cache = rows * (longest * shape.layers * 2 * shape.key_width * number + 8 * shape.vocabulary)
+        if shape.vision is not None and picture_tokens:
+            # The tower runs for the pictures of all prompts that are prefilled together.
+            shown = -(-rows // config.group_size) * picture_tokens
+            vision = estimate_vision(
+                shape.vision, shown, in_bfloat16=number == 2, is_trained=False, checkpointing=False
+            )
+            cache = max(cache + vision.features, vision.layer + vision.features)
     elif config.engine == "vllm":
         cache = int(config.gpu_memory_utilization * gpu_bytes)
     # Update and engine take turns with the memory, so the larger counts. An engine that samples beside the update, or
@@ -121,7 +140,13 @@ def choose_checkpointing(
 
 
 def check_fit(
-    model: nn.Module, config: GRPOConfig, *, checkpointing: bool, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
+    model: nn.Module,
+    config: GRPOConfig,
+    *,
+    checkpointing: bool,
+    ranks: int = 1,
+    prompt_tokens: int = PROMPT_TOKENS,
+    picture_tokens: int = 0,
 ) -> None:
     """Warn if the run is estimated not to fit on this process's GPU. Without a GPU, do nothing.
 
@@ -133,7 +158,13 @@ def check_fit(
     if shape is None or gpu_bytes is None:
         return
     memory = estimate_run(
-        shape, config, gpu_bytes, checkpointing=checkpointing, ranks=ranks, prompt_tokens=prompt_tokens
+        shape,
+        config,
+        gpu_bytes,
+        checkpointing=checkpointing,
+        ranks=ranks,
+        prompt_tokens=prompt_tokens,
+        picture_tokens=picture_tokens,
     )
     # The memory that no change of the batch can reduce.
     least = memory.update.held + memory.update.gradients
@@ -218,7 +249,13 @@ def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig,
 
 
 def format_table(
-    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
+    shape: ModelShape,
+    config: GRPOConfig,
+    gpu_bytes: int,
+    *,
+    ranks: int = 1,
+    prompt_tokens: int = PROMPT_TOKENS,
+    picture_tokens: int = 0,
 ) -> str:
     """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end."""
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
@@ -226,7 +263,13 @@ def format_table(
     for label, options, count in list_rows(config, ranks):
         checkpointing = choose_checkpointing(shape, options, gpu_bytes, ranks=count)
         memory = estimate_run(
-            shape, options, gpu_bytes, checkpointing=checkpointing, ranks=count, prompt_tokens=prompt_tokens
+            shape,
+            options,
+            gpu_bytes,
+            checkpointing=checkpointing,
+            ranks=count,
+            prompt_tokens=prompt_tokens,
+            picture_tokens=picture_tokens,
         )
         update = memory.update
         sizes = (

@@ -78,8 +78,8 @@ def _find_conflict(config: GRPOConfig) -> str | None:
     """Return why these options take no pictures yet; None if they do."""
     stages = config.split()
     yet = "pictures in prompts are not supported yet"
-    if config.engine != "hf":
-        return f"{yet} with engine={config.engine!r}: set engine='hf'"
+    if config.engine not in ("hf", "vllm"):
+        return f"{yet} with engine={config.engine!r}: set engine='hf' or engine='vllm'"
     if stages.sharding.updater != "torch":
         return f"{yet} with updater={stages.sharding.updater!r}: set updater='torch'"
     if config.mutual_information_steps:

@@ -220,7 +220,8 @@ class Vision:
         for several in alike.values():
             names = several[0][1].keys()
             inputs = {name: torch.cat([tensors[name] for _, tensors in several]) for name in names}
-            output = self.core.get_image_features(**inputs, return_dict=True)
+            with self.reader.tower_use.measuring(len(several), self.device):
+                output = self.core.get_image_features(**inputs, return_dict=True)
             counts = [picture.num_features for picture, _ in several]
             is_list = isinstance(output.pooler_output, (list, tuple))
             pooled = _split(output.pooler_output, counts)

@@ -22,6 +22,7 @@ import numpy as np
 
 from rlox_grpo.errors import import_extra
 from rlox_grpo.prompts.tensor_cache import TensorCache
+from rlox_grpo.prompts.tower_use import TowerUse
 from rlox_grpo.types import Int64Array, Picture
 
 if TYPE_CHECKING:
@@ -70,15 +71,21 @@ def read_picture(value: Any, folder: Path, where: str) -> Image:
     if hasattr(value, "__array_interface__"):
         return _read_array(pillow, np.asarray(value), where)
     data = _read_bytes(value, folder, where)
+    with warnings.catch_warnings():
+        # Of broken metadata, without which a picture can be read, and of its size, whose check follows.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        return _open(pillow, data, where)
+
+
+def _open(pillow: Any, data: bytes, where: str) -> Image:
+    """Return an encoded picture as RGB and upright; errors are as in :func:`read_picture`."""
     try:
-        with warnings.catch_warnings():  # the check of the size follows
-            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-            opened = pillow.open(io.BytesIO(data), formats=_FORMATS)
+        opened = pillow.open(io.BytesIO(data), formats=_FORMATS)
     except pillow.UnidentifiedImageError:
         raise ValueError(f"{where} is no picture: expected {', '.join(_FORMATS)}") from None
     except pillow.DecompressionBombError as error:
         raise ValueError(f"{where} has more than {MAX_PIXELS} pixels: make it smaller ({error})") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001  whatever a reader of a format raises
         raise ValueError(f"{where} cannot be read: {error}") from None
     with opened:
         if opened.format in ("JPEG", "MPO") and (scans := data.count(_SCAN_START)) > MAX_SCANS:
@@ -204,6 +211,7 @@ class PictureReader:
         chat_template: the template of the processor, or of the tokenizer if the processor has none; None if there is no
             template.
         features: the features of pictures under a frozen tower (:mod:`rlox_grpo.model.vision`).
+        tower_use: counts the pictures that the tower reads.
     """
 
     def __init__(
@@ -239,6 +247,7 @@ class PictureReader:
         self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
         self._tensors = TensorCache(cache_bytes)
         self.features = TensorCache(cache_bytes)
+        self.tower_use = TowerUse()
 
     def render(self, messages: Sequence[Any], **variables: Any) -> str:
         """Write messages by the chat template; contents are lists of entries if the template needs such lists."""
@@ -264,17 +273,20 @@ class PictureReader:
                 return before
             token_ids = self._process(digest, image, where)
 
+        def read_again() -> Image:
+            again = self._read_image(value, folder, where)
+            if digest_picture(again) != digest:
+                raise ValueError(f"{where} has changed since it was read first: training needs the same pixels")
+            return again
+
         def read_tensors() -> Mapping[str, Tensor]:
             with self._lock:
                 if digest not in self._tensors:
-                    again = self._read_image(value, folder, where)
-                    if digest_picture(again) != digest:
-                        raise ValueError(f"{where} has changed since it was read first: training needs the same pixels")
-                    self._process(digest, again, where)
+                    self._process(digest, read_again(), where)
                 tensors: Mapping[str, Tensor] = self._tensors[digest]
                 return tensors
 
-        picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors)
+        picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors, read_again)
         return self._pictures.setdefault(digest, picture)
 
     def _read_image(self, value: Any, folder: Path, where: str) -> Image:
@@ -322,6 +334,27 @@ class PictureReader:
         for picture, piece in zip(pictures, pieces[1:], strict=True):
             expanded += [picture.token_ids, piece[1:]]
         return np.concatenate(expanded)
+
+    def collapse(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
+        """Replace the ids of each picture by its placeholder: the inverse of :meth:`expand`.
+
+        Raises:
+            ValueError: the ids are not those of these pictures, in order.
+        """
+        pieces, end = [], 0
+        for index, picture in enumerate(pictures):
+            # The features of a picture begin some ids after its first id, such as a mark of its start.
+            features = np.flatnonzero(token_ids[end:] == self.image_token_id)
+            offset = int((picture.token_ids == self.image_token_id).argmax())
+            start = end + int(features[0]) - offset if len(features) else -1
+            stop = start + len(picture.token_ids)
+            if start < end or not np.array_equal(token_ids[start:stop], picture.token_ids):
+                raise ValueError(f"{where}: the token ids after index {end} are not those of its picture {index}")
+            pieces += [token_ids[end:start], np.array([self.placeholder_id], np.int64)]
+            end = stop
+        if (token_ids[end:] == self.image_token_id).any():
+            raise ValueError(f"{where} has more pictures in its token ids than the {len(pictures)} that it comes with")
+        return np.concatenate([*pieces, token_ids[end:]])
 
 
 def _needs_entries(tokenizer: Any, template: str | None) -> bool:

@@ -186,9 +186,13 @@ def by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Combine the values of all ranks: sums of rates and counts, maxima and minima, means of the rest."""
-    ways = (("_per_s", sum), ("/restarts", sum), ("_max", max), ("/transfer_s", max), ("_min", min))
+    ways: list[tuple[tuple[str, ...], Callable[[Sequence[float]], float]]] = [
+        (("_per_s", "/restarts", "/tower_pictures"), sum),
+        (("_max", "/transfer_s", "/tower_seconds"), max),
+        (("_min",), min),
+    ]
     return {
-        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(rank_values))
+        name: float(next((way for endings, way in ways if name.endswith(endings)), _mean)(rank_values))
         for name, rank_values in values.items()
     }
 

@@ -42,6 +42,7 @@ from rlox_grpo.run.plan import Plan, Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
 from rlox_grpo.run.sinks import Sinks, make_sinks
+from rlox_grpo.run.thumbnails import write_thumbnails
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.protocol import Updater, gather_weights
 
@@ -294,6 +295,8 @@ class Run:
         if folder is not None and limit > 0:
             with self._warning_once("completions"):
                 write_completions(folder, self._progress.step, groups, advantages, limit=limit)
+            with self._warning_once("thumbnails"):
+                write_thumbnails(folder, groups)
 
     def find_checkpoint_to_restore(self) -> Path | None:
         """Return the newest checkpoint from before the reward collapsed; None without a collapse or such a checkpoint.
@@ -324,6 +327,9 @@ class Run:
                 for name, scored in groups.items():
                     kind = f"eval_{name}_step" if name else "eval_step"
                     write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
+            with self._warning_once("thumbnails"):
+                for scored in groups.values():
+                    write_thumbnails(self._written_folder, scored)
         if self._best is not None:
             value = metrics.get(self._best.metric.removeprefix("eval/"))
             # The checkpoint is written after the step's metrics, which it holds.

@@ -363,6 +363,9 @@ class GRPO:
                 checkpointing=self.policy.recomputes,
                 ranks=self.ranks.size,
                 prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
+                picture_tokens=max(
+                    sum(picture.num_features for picture in prompt.pictures) for prompt in train_prompts
+                ),
             )
         reference = None if self.reference is None else self.reference.fingerprint
         teacher = step.fixed_tensors.teacher

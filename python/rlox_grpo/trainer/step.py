@@ -416,6 +416,7 @@ class TrainStep:
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
             **mismatch_metrics(batches),
+            **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
         everywhere = by_name(self.ranks.gather(measured))
         # Ranks wait for each other at collectives, so the slowest rank's time is the step's.

@@ -6,14 +6,14 @@ was sent. Only the engine's log-probs show which weights it uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.types import Float32Array
+from rlox_grpo.types import Float32Array, Picture, UInt8Array
 
 LENGTH = 17
 """Tokens of the canary prompt. The first one has no log-prob."""
@@ -36,7 +36,8 @@ class Canary:
 
     Attributes:
         token_ids: the T token ids of the prompt.
-        log_probs: ``float32 [T − 1]`` of all tokens but the first, at temperature 1 over every id of the output layer.
+        log_probs: ``float32`` of all tokens but the first, or with pictures of the tokens after them, at temperature 1
+            over every id of the output layer.
         dtype: the dtype in which the trainer computes.
         tolerance: tolerance set by the user, in nats; None: the value of :data:`TOLERANCES`.
     """
@@ -45,16 +46,30 @@ class Canary:
     log_probs: Float32Array
     dtype: str
     tolerance: float | None = None
+    pictures: tuple[Picture, ...] = ()
+    """At the beginning of ``token_ids``; without one, an engine with an old vision tower would not be noticed."""
 
 
-def choose_tokens(vocabulary: int, max_length: int | None = None) -> list[int]:
+def choose_tokens(vocabulary: int, max_length: int | None = None, excluded: Collection[int] = ()) -> list[int]:
     """Return the canary prompt: :data:`LENGTH` ids evenly spread over ``vocabulary``, the same in every run.
 
     With a small ``max_length`` (tokens of a prompt and its completion in the engine) there are fewer ids. A prompt of
-    one token has no log-prob to compare.
+    one token has no log-prob to compare. The ids ``excluded`` are not among them.
     """
     count = LENGTH if max_length is None else min(LENGTH, max_length - 1)
-    return [(2 * index + 1) * vocabulary // (2 * count) for index in range(count)]
+    left_out = sorted(set(excluded).intersection(range(vocabulary)))
+    chosen = [(2 * index + 1) * (vocabulary - len(left_out)) // (2 * count) for index in range(count)]
+    for token in left_out:
+        chosen = [index + (index >= token) for index in chosen]
+    return chosen
+
+
+def draw_canary() -> UInt8Array:
+    """Return the picture of the canary prompt, ``uint8 [64, 64, 3]``: a grid of colours, the same in every run."""
+    side = np.arange(64)
+    red, green = np.meshgrid(side * 4, side // 8 * 32, indexing="ij")
+    blue = (red + 3 * green) % 256
+    return np.stack([red, green, blue], axis=-1).astype(np.uint8)
 
 
 class CanaryCheck:

@@ -190,12 +190,16 @@ def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a causal LM's checkpoint, from its transformers ``config``. No weight is allocated."""
-    from transformers import AutoModelForCausalLM
+    """Return names and shapes of the checkpoint of a causal or vision-language model, from its ``config``."""
+    return {name: tuple(tensor.shape) for name, tensor in collect_weights(make_empty(config))}
+
+
+def make_empty(config: Any) -> Any:
+    """Return the model of a transformers ``config`` without memory for its weights."""
+    from rlox_grpo.model.blank import call_auto_class
 
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return {name: tuple(tensor.shape) for name, tensor in collect_weights(model)}
+        return call_auto_class("from_config", config)
 
 
 def untie_output_layer(config: Any) -> Any:
@@ -212,8 +216,11 @@ def untie_output_layer(config: Any) -> Any:
 
 def find_tied_layers(config: Any) -> dict[str, str]:
     """Return {name of the output layer that :func:`untie_output_layer` adds: name of its embeddings}; {} if none."""
-    names = list(build_manifest(config))  # embeddings come first
-    return {name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names}
+    model = make_empty(config)
+    table = model.get_input_embeddings().weight
+    embeddings = next(name for name, weight in model.named_parameters() if weight is table)
+    names = {name for name, _ in collect_weights(model)}
+    return {name: embeddings for name in build_manifest(untie_output_layer(config)) if name not in names}
 
 
 def add_tied_layers(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import chart_evaluations, curves
 from rlox_grpo.run.report.evaluations import COLUMNS, compare_runs, list_accuracies
+from rlox_grpo.run.report.pictures import PicturesShown
 from rlox_grpo.run.report.read import Run, read_metric, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import breakable, escape, number
@@ -45,17 +46,18 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
         OSError: A file is not a regular file or is too large, or the page cannot be written.
     """
     run = read_run(Path(run_dir))
+    pictures = PicturesShown(Path(run_dir))
     sections = {
         "Warnings": _warnings(run),
         "Curves": curves([run]),
         "Evaluation sets": _table(COLUMNS, list_accuracies(run.evaluations)) + chart_evaluations([run]),
-        "Before and after": before_and_after(run.held_out),
-        "Training completions": training_samples(run.samples),
+        "Before and after": before_and_after(run.held_out, pictures),
+        "Training completions": training_samples(run.samples, pictures),
         "Numbers": _last_step(run),
         "Configuration": _details("All settings", run.config.items()),
     }
     head = f"<h1>{escape(run.name)}</h1>{_headline(run)}{_tiles(run)}{_missing(run)}"
-    return _write(Path(run_dir) / "report.html", run.name, head, sections, refresh_s)
+    return _write(Path(run_dir) / "report.html", run.name, head, sections, refresh_s, pictures.style)
 
 
 def write_comparison(
@@ -104,12 +106,15 @@ def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Call
         write(None)
 
 
-def _write(path: Path, title: str, head: str, sections: dict[str, str], refresh_s: int | None) -> Path:
+def _write(
+    path: Path, title: str, head: str, sections: dict[str, str], refresh_s: int | None, pictures: str = ""
+) -> Path:
     script = f"{_read_uplot('uPlot.iife.js')}\n{_read_asset('page.js')}"
-    style = f"{_read_uplot('uPlot.min.css')}\n{_read_asset('page.css')}"
+    style = f"{_read_uplot('uPlot.min.css')}\n{_read_asset('page.css')}{pictures}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Second line of defence after escaping: the browser runs only this script and loads nothing.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    policy += "; img-src data:" if pictures else ""
     sections = {title: body for title, body in sections.items() if body}
     anchors = {title: title.lower().replace(" ", "-") for title in sections}
     links = "".join(f'<a href="#{anchors[title]}">{title}</a>' for title in sections)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox_grpo.groups import RIGHT
+from rlox_grpo.run.report.pictures import PicturesShown
 from rlox_grpo.run.report.read import read_rows
 from rlox_grpo.run.report.text import escape, model_text, number
 
@@ -24,20 +25,21 @@ _MAX_ROWS = 32
 Row = dict[str, Any]
 
 
-def before_and_after(held_out: Mapping[str, Mapping[int, Path]]) -> str:
+def before_and_after(held_out: Mapping[str, Mapping[int, Path]], pictures: PicturesShown) -> str:
     """Show the samples of each evaluation set at its first and its last evaluation; empty with fewer than two.
 
     Args:
         held_out: name of a set → step of an evaluation → file of completions.
+        pictures: the thumbnails of the page.
     """
     compared = {name: files for name, files in held_out.items() if len(files) > 1}
     return "".join(
-        (f'<p class="quiet">Set <b><bdi>{escape(name)}</bdi></b></p>' if name else "") + _compare(files)
+        (f'<p class="quiet">Set <b><bdi>{escape(name)}</bdi></b></p>' if name else "") + _compare(files, pictures)
         for name, files in compared.items()
     )
 
 
-def _compare(held_out: Mapping[int, Path]) -> str:
+def _compare(held_out: Mapping[int, Path], pictures: PicturesShown) -> str:
     """Show the samples of the first and the last evaluation, side by side.
 
     First the samples that became right or wrong, then the first sample of each prompt. Draws depend on the prompt and
@@ -57,10 +59,12 @@ def _compare(held_out: Mapping[int, Path]) -> str:
     order = f'<p class="quiet">{which} held-out prompts in both files, in their order, not chosen.</p>'
     return (
         (f'<p class="quiet">{note}</p>' if learned or lost else "")
-        + _show_changed("Wrong before, right after", learned, steps)
-        + _show_changed("Right before, wrong after", lost, steps)
+        + _show_changed("Wrong before, right after", learned, steps, pictures)
+        + _show_changed("Right before, wrong after", lost, steps, pictures)
         + order
-        + "".join(_pair(f"Prompt {number}", pair, steps) for number, pair in enumerate(firsts[:_MAX_PAIRS], start=1))
+        + "".join(
+            _pair(f"Prompt {number}", pair, steps, pictures) for number, pair in enumerate(firsts[:_MAX_PAIRS], start=1)
+        )
     )
 
 
@@ -76,21 +80,21 @@ def read_verdicts(path: Path) -> dict[str, list[bool]]:
     return verdicts
 
 
-def _show_changed(title: str, pairs: list[tuple[Row, Row]], steps: tuple[int, int]) -> str:
+def _show_changed(title: str, pairs: list[tuple[Row, Row]], steps: tuple[int, int], pictures: PicturesShown) -> str:
     """Show the first pairs of samples that changed in one way, folded; empty without any."""
     if not pairs:
         return ""
     shown = pairs[:_MAX_CHANGED]
     count = f"{len(pairs):,}" if len(pairs) == len(shown) else f"the first {len(shown)} of {len(pairs):,}"
-    body = "".join(_pair(f"Sample {number}", pair, steps) for number, pair in enumerate(shown, start=1))
+    body = "".join(_pair(f"Sample {number}", pair, steps, pictures) for number, pair in enumerate(shown, start=1))
     return f"<details><summary><h3>{title}: {count}</h3></summary>{body}</details>"
 
 
-def _pair(title: str, pair: tuple[Row, Row], steps: tuple[int, int]) -> str:
+def _pair(title: str, pair: tuple[Row, Row], steps: tuple[int, int], pictures: PicturesShown) -> str:
     completions = "".join(_completion(row, f"Step {step:,}") for row, step in zip(pair, steps, strict=True))
     return (
-        f'<article class="pair"><h3>{title}</h3>{model_text(pair[0]["prompt"])}<div class="columns">{completions}</div>'
-        "</article>"
+        f'<article class="pair"><h3>{title}</h3>{pictures.show(pair[0])}{model_text(pair[0]["prompt"])}'
+        f'<div class="columns">{completions}</div></article>'
     )
 
 
@@ -101,22 +105,22 @@ def _is_right(row: Row) -> bool | None:
     return first >= RIGHT if isinstance(first, (int, float)) else None
 
 
-def training_samples(samples: Mapping[int, Path]) -> str:
+def training_samples(samples: Mapping[int, Path], pictures: PicturesShown) -> str:
     """Show groups of completions with rewards and advantages, from a few steps spread over the run."""
     if not samples:
         return ""
     steps = sorted(samples)
     chosen = sorted({steps[round(k * (len(steps) - 1) / (_MAX_STEPS - 1))] for k in range(_MAX_STEPS)})
-    bodies = "".join(_step(step, samples[step], is_open=step == chosen[-1]) for step in chosen)
+    bodies = "".join(_step(step, samples[step], pictures, is_open=step == chosen[-1]) for step in chosen)
     note = "The first groups of a few steps spread over the run. A green edge: positive advantage; a red one: negative."
     return f'<p class="quiet">{note}</p>{bodies}'
 
 
-def _step(step: int, path: Path, *, is_open: bool) -> str:
+def _step(step: int, path: Path, pictures: PicturesShown, *, is_open: bool) -> str:
     rows = [{**row, "prompt": row.get("prompt")} for row in read_rows(path, limit=_MAX_ROWS)]
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: json.dumps(row["prompt"]))]
+    groups = [list(group) for _, group in groupby(rows, key=_name_prompt)]
     body = "".join(
-        f'<article class="group">{model_text(group[0]["prompt"])}'
+        f'<article class="group">{pictures.show(group[0])}{model_text(group[0]["prompt"])}'
         + '<div class="columns">'
         + "".join(_completion(row, f"Completion {number}") for number, row in enumerate(group, start=1))
         + "</div></article>"
@@ -213,12 +217,18 @@ def _sign(advantage: Any) -> str:
     return "up" if advantage > 0 else "down"
 
 
+def _name_prompt(row: Row) -> str:
+    """Return the JSON of a row's prompt, with its pictures: prompts of equal text may show other pictures."""
+    pictures = row.get("pictures")
+    return json.dumps([row.get("prompt"), pictures] if pictures else row.get("prompt"))
+
+
 def _by_sample(rows: list[Row]) -> dict[tuple[str, int], Row]:
     """Return the completions by prompt and by index among those of the prompt, in the order of the file."""
     samples: dict[tuple[str, int], Row] = {}
     counts: Counter[str] = Counter()
     for row in rows:
-        prompt = json.dumps(row.get("prompt"))
+        prompt = _name_prompt(row)
         samples[prompt, counts[prompt]] = {**row, "prompt": row.get("prompt")}
         counts[prompt] += 1
     return samples

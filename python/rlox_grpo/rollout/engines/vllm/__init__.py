@@ -32,4 +32,5 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
         sharing_ranks=ranks.new_host_group(ranks.engine_size),
         router_layers=() if routers is None else routers.layers,
         return_masks=config.sampling_mask != "none" and (config.top_p < 1 or config.top_k > 0 or config.min_p > 0),
+        reader=policy.reader,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import gc
 import json
 import logging
@@ -14,15 +15,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.model.adapted_layers import get_base
+from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
+from rlox_grpo.rollout.engines.vllm.blank_start import register_loader
 from rlox_grpo.rollout.engines.vllm.experts import make_converter, repack_experts, use_checkpoint_names
+from rlox_grpo.rollout.engines.vllm.pictures import (
+    check_prompt_ids,
+    make_picture_settings,
+    make_vllm_prompt,
+    refuse_model,
+)
 from rlox_grpo.rollout.engines.vllm.requests import (
     SCORING,
     admit_mask,
@@ -57,6 +68,8 @@ from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 256
+
+_CANARY = "the prompt that checks the weights"
 
 # Errors that vLLM's weight loaders raise.
 _RELOAD_FAILURES = (
@@ -109,11 +122,13 @@ class VLLMEngine:
         sharing_ranks: HostGroup | None = None,
         router_layers: Sequence[int] = (),
         return_masks: bool = False,
+        reader: PictureReader | None = None,
     ) -> None:
         """Check that vLLM can serve ``model``; ``load_weights`` starts it.
 
         Args:
-            model: a transformers causal LM, with or without LoRA adapters. Only its configuration is read here.
+            model: a causal or vision-language model of transformers, with or without LoRA adapters. Only its
+                configuration is read here.
             tokenizer: decodes completions, and is needed for stop strings; may be None.
             eos_token_ids: ids that end a completion.
             vocab_limit: ids from here on are never sampled.
@@ -130,6 +145,7 @@ class VLLMEngine:
             return_masks: whether completions have a :class:`~rlox_grpo.types.SamplingMask`, if
                 ``Sampling.return_sampling_mask`` asks for it. vLLM returns masks only on a GPU, with its newer model
                 runner.
+            reader: reads the pictures of prompts; ids of pictures and videos are never sampled then.
 
         Raises:
             ImportError: vLLM is missing or its version is not supported; the message names the extra.
@@ -143,9 +159,11 @@ class VLLMEngine:
         self._ranks, self._sharing = ranks or HostGroup(), sharing_ranks or HostGroup()
         self.end_ids = tuple(eos_token_ids)
         self._vocab_limit = vocab_limit
-        self._without_text = range(vocab_limit or vocab_size, vocab_size)
+        self._reader = reader
+        marks = () if reader is None else reader.excluded_ids
+        self._without_text = sorted({*range(vocab_limit or vocab_size, vocab_size), *marks})
         self._expected = build_manifest(model.config)
-        self._config = model.config if torch.cuda.is_available() else untie_output_layer(model.config)
+        self._config = copy.deepcopy(model.config) if torch.cuda.is_available() else untie_output_layer(model.config)
         self._tied_layers = {} if torch.cuda.is_available() else find_tied_layers(model.config)
         self._experts = make_converter(self._config)
         self._llm: Any = None
@@ -172,6 +190,11 @@ class VLLMEngine:
             "skip_tokenizer_init": tokenizer is None,
             "seed": 0,
         }
+        if hasattr(self._config, "vision_config"):
+            refuse_model(self._config)
+            self._settings |= make_picture_settings(reader)
+            # A model made from its config does not have the name, by which vLLM chooses its own class.
+            self._config.architectures = self._config.architectures or [type(get_base(model)).__name__]
         self._router_layers = list(router_layers)
         self.returns_experts = bool(router_layers) and torch.cuda.is_available()
         if self.returns_experts:
@@ -198,7 +221,8 @@ class VLLMEngine:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before generate")
         self._limits.check_prompts(prompts, group_size, sampling, seed)
         asked = [prompt.token_ids.tolist() for prompt in prompts]
-        self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
+        shown = [[picture.digest for picture in prompt.pictures] for prompt in prompts]
+        self._refuse_differences("were given different prompts", [asked, shown, group_size, repr(sampling), seed])
         parameters = [
             make_parameters(
                 self._admit(make_request_fields(sampling, group_size, prompt_seed, self.end_ids)), self._without_text
@@ -206,9 +230,14 @@ class VLLMEngine:
             for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
-        requests = [{"prompt_token_ids": token_ids} for token_ids in asked]
+        requests = [
+            make_vllm_prompt(prompt.token_ids, prompt.pictures, self._reader, prompt.name) for prompt in prompts
+        ]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
+        for prompt, output in zip(prompts, outputs, strict=True):
+            if prompt.pictures:
+                check_prompt_ids(output.prompt_token_ids, prompt.token_ids, prompt.name)
         layers = self._router_layers if sampling.return_experts else None
         sampled = [
             read_output(output, sampling, self._vocab_limit, len(token_ids), layers)
@@ -240,6 +269,8 @@ class VLLMEngine:
             sampling,
             self._limits,
             vocab_limit=self._vocab_limit,
+            # Ids of pictures are an error: conversations have no pictures yet, and vLLM would take the ids as text.
+            make_prompt=lambda token_ids: make_vllm_prompt(token_ids, (), self._reader, "a conversation"),
         )
         try:
             yield session
@@ -330,11 +361,15 @@ class VLLMEngine:
         logger.info("vLLM is starting in this process, which takes from ten seconds to minutes")
         from vllm import LLM
 
+        if self._reader is not None:
+            self._settings["load_format"] = register_loader()
         self._joined_groups = dist.is_initialized()
         with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, keep_random_states():
             self._config.save_pretrained(folder)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(folder)
+            if self._reader is not None:
+                self._reader.processor.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
         warn_about_draws_by_row(self._llm.llm_engine.vllm_config)
@@ -362,6 +397,10 @@ class VLLMEngine:
         # The blocks of the cache have keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
+        if self._reader is not None:
+            # The features of pictures are those of the old weights. Cleared after the prefix cache, without which no
+            # picture is encoded again.
+            self._llm.llm_engine.reset_encoder_cache()
 
     def _check_canary(self, version: int) -> None:
         if self._canary is None:
@@ -370,9 +409,13 @@ class VLLMEngine:
         from vllm import SamplingParams
 
         parameters = SamplingParams(**self._admit(dict(SCORING)), detokenize=False)
-        requests = [{"prompt_token_ids": list(self._canary.token_ids)}]
-        (output,) = self._llm.generate(requests, [parameters], use_tqdm=False)
+        token_ids = np.asarray(self._canary.token_ids, np.int64)
+        request = make_vllm_prompt(token_ids, self._canary.pictures, self._reader, _CANARY)
+        (output,) = self._llm.generate([request], [parameters], use_tqdm=False)
+        if self._canary.pictures:
+            check_prompt_ids(output.prompt_token_ids, token_ids, _CANARY)
         answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)
+        answer = answer[-len(self._canary.log_probs) :] if self._canary.pictures else answer
         dtype = str(self._settings["dtype"])
         self._check.compare(self._canary, answer, version, source="vLLM in this process", dtype=dtype)
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlox_grpo.model.experts import count_experts_per_token
+from rlox_grpo.rollout.engines.weight_sync import make_empty
 
 
 def make_converter(config: Any) -> Any:
     """Return what :func:`use_checkpoint_names` needs of a transformers ``config``; None without experts."""
     if not count_experts_per_token(config.get_text_config(decoder=True)):
         return None
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return make_empty(config)
 
 
 def use_checkpoint_names(weights: Iterable[tuple[str, Tensor]], blank: Any) -> Iterator[tuple[str, Tensor]]:

@@ -23,7 +23,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     make_request_fields,
     read_output,
 )
-from rlox_grpo.types import Completion, Sampling
+from rlox_grpo.types import Completion, Int64Array, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class EngineTurns:
         limits: Limits,
         *,
         vocab_limit: int | None,
+        make_prompt: Callable[[Int64Array], Any] = lambda token_ids: {"prompt_token_ids": token_ids.tolist()},
     ) -> None:
         """Begin without requests.
 
@@ -93,8 +94,10 @@ class EngineTurns:
             sampling: the session's sampling parameters.
             limits: the limits of each request.
             vocab_limit: ids from here on are never sampled.
+            make_prompt: makes vLLM's prompt of the ids of a conversation.
         """
         self.prefilled_tokens = 0
+        self._make_prompt = make_prompt
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
         self._limits, self._vocab_limit = limits, vocab_limit
         self._under_way: dict[str, TurnRequest] = {}
@@ -109,7 +112,7 @@ class EngineTurns:
         self._limits.check_turn(request)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
-        self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
+        self._engine.add_request(name, self._make_prompt(request.token_ids), self._make_parameters(request))
         self._under_way[name] = request
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:

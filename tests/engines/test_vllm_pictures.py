@@ -1,0 +1,293 @@
+"""vLLM in this process with pictures in prompts, on the CPU: its ids and log-probs are the trainer's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from byte_model import shake
+
+from rlox_grpo import GRPO
+from rlox_grpo.errors import EngineError
+from rlox_grpo.model.processor import make_reader
+from rlox_grpo.model.vision import Vision, find_language_model
+from rlox_grpo.rollout.engines.canary import draw_canary
+from rlox_grpo.rollout.engines.turns import TurnRequest
+from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+from rlox_grpo.rollout.engines.vllm.pictures import PicturePromptError
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.types import Prompt, Sampling
+from tiny_vlms import draw_picture, make_tiny_vlm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+SCALE = 4  # heads of 32, which vLLM's CPU kernels take
+
+
+def make_parts(family, *, is_tied=False):
+    """A model, the reader of its pictures, and an engine without weights."""
+    from rlox_grpo.config.schema import GRPOConfig
+
+    model, processor = make_tiny_vlm(family, SCALE)
+    if is_tied:
+        model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
+        model = type(model)(model.config).eval()
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    reader, why = make_reader(model, processor.tokenizer, processor, "", GRPOConfig(engine="vllm"))
+    assert reader is not None, why
+    tokenizer = processor.tokenizer
+    engine = VLLMEngine(
+        model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_length=256, max_rows=32, reader=reader
+    )
+    return model, reader, engine
+
+
+def make_prompt(reader, index, *sizes):
+    """A prompt with a picture of noise for each size."""
+    noise = [np.asarray(draw_picture(10 * index + at, *size)) for at, size in enumerate(sizes)]
+    pictures = tuple(reader.read(picture, Path(), f"picture {index}") for picture in noise)
+    entries = [{"type": "image"}] * len(sizes) + [{"type": "text", "text": "how many?"}]
+    text = reader.render([{"role": "user", "content": entries}], add_generation_prompt=True)
+    ids = np.array(reader.processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+    return Prompt(reader.expand(ids, pictures, f"prompt {index}"), index, pictures=pictures)
+
+
+def make_prompts(reader):
+    """One picture, two of different sizes, none, and a picture that another prompt has too."""
+    prompts = [make_prompt(reader, 0, (32, 32)), make_prompt(reader, 1, (48, 32), (32, 32)), make_prompt(reader, 2)]
+    shared = Prompt(prompts[0].token_ids, 3, pictures=prompts[0].pictures)
+    return [*prompts, shared]
+
+
+@torch.no_grad()
+def measure_gap(model, reader, groups):
+    """The largest difference of the completions' log-probs from those of each row forwarded alone, with its pixels."""
+    gaps = []
+    for group in groups:
+        prompt, start = group.prompt, len(group.prompt.token_ids)
+        for completion in group.completions:
+            ids = torch.tensor(np.concatenate([prompt.token_ids, completion.token_ids]))[None]
+            inputs = {}
+            if prompt.pictures:
+                pixels = [picture.read() for picture in prompt.pictures]
+                inputs = {name: torch.cat([tensors[name] for tensors in pixels]) for name in pixels[0]}
+                marks = (ids == reader.image_token_id).int()
+                vision = Vision(model, reader)
+                names = {"mm_token_type_ids": vision.has_axes, "token_type_ids": vision.attends_both_ways}
+                inputs |= {name: marks for name, is_taken in names.items() if is_taken}
+            logits = model(input_ids=ids, **inputs).logits[0, start - 1 : -1]
+            logits[:, list(reader.excluded_ids)] = -torch.inf
+            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            gaps.append(np.abs(expected.numpy() - completion.log_probs).max())
+    return max(gaps)
+
+
+@torch.no_grad()
+def shake_tower(model, scale=0.1):
+    """Move the weights of the vision tower and its projection alone."""
+    generator = torch.Generator().manual_seed(5)
+    inner = {id(parameter) for parameter in find_language_model(model).parameters()}
+    inner |= {id(model.get_output_embeddings().weight)}
+    for parameter in model.parameters():
+        if id(parameter) not in inner:
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    model, reader, engine = make_parts("qwen3_vl")
+    yield model, reader, engine
+    engine.close()
+
+
+def test_prompts_with_and_without_pictures_in_a_batch(parts):
+    model, reader, engine = parts
+    engine.load_weights(collect_weights(model), version=1)
+    groups = engine.generate(make_prompts(reader), 4, Sampling(8), seed=1)
+    assert [len(group.completions) for group in groups] == [4, 4, 4, 4]
+    assert measure_gap(model, reader, groups) < 1e-4
+
+
+def test_the_gap_notices_a_wrong_picture(parts):
+    model, reader, engine = parts
+    engine.load_weights(collect_weights(model), version=1)
+    (group,) = engine.generate([make_prompt(reader, 0, (32, 32))], 4, Sampling(8), seed=1)
+    other = make_prompt(reader, 7, (32, 32))
+    assert measure_gap(model, reader, [type(group)(other, group.completions)]) > 1e-2
+
+
+def test_new_weights_of_the_tower_are_used_for_pictures_that_vllm_has_seen(parts, monkeypatch):
+    model, reader, engine = parts
+    prompts = make_prompts(reader)
+    engine.load_weights(collect_weights(model), version=1)
+    before = engine.generate(prompts, 4, Sampling(8), seed=1)
+    shake_tower(model)
+    assert measure_gap(model, reader, before) > 1e-2
+    engine.load_weights(collect_weights(model), version=2)
+    assert measure_gap(model, reader, engine.generate(prompts, 4, Sampling(8), seed=1)) < 1e-4
+    shake(model, seed=3, scale=0.02)
+    engine.load_weights(collect_weights(model), version=3)
+    assert measure_gap(model, reader, engine.generate(prompts, 4, Sampling(8), seed=1)) < 1e-4
+
+
+def test_the_tower_runs_once_for_a_group_and_again_after_a_sync(parts):
+    model, reader, engine = parts
+    engine.load_weights(collect_weights(model), version=1)
+
+    def watch(served):
+        served.seen = 0
+
+        def count(module, arguments, options):
+            served.seen += len(arguments[0] if arguments else next(iter(options.values())))
+
+        served.visual.register_forward_pre_hook(count, with_kwargs=True)
+
+    engine._llm.apply_model(watch)
+    prompt = make_prompt(reader, 20, (32, 32))
+    patches = len(prompt.pictures[0].read()["pixel_values"])
+
+    def count_rows():
+        return engine._llm.apply_model(lambda served: served.seen)[0]
+
+    engine.generate([prompt], 8, Sampling(4), seed=1)
+    assert count_rows() == patches
+    engine.generate([prompt], 8, Sampling(4), seed=2)
+    assert count_rows() == patches
+    engine.load_weights(collect_weights(model), version=2)
+    engine.generate([prompt], 8, Sampling(4), seed=1)
+    assert count_rows() == 2 * patches
+
+
+def test_a_stale_tower_fails_the_check_of_the_weights(parts, monkeypatch):
+    """Tokens without a picture cannot show it."""
+    from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
+
+    model, reader, engine = parts
+    picture = reader.read(draw_canary(), Path(), "a picture")
+    tail = choose_tokens(102, excluded={*reader.excluded_ids, reader.placeholder_id})
+    ids = [*picture.token_ids.tolist(), *tail]
+
+    @torch.no_grad()
+    def expected():
+        tensors = picture.read()
+        row = torch.tensor([ids])
+        logits = model(input_ids=row, mm_token_type_ids=(row == reader.image_token_id).int(), **tensors).logits[0]
+        values = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0]
+        return values[-len(tail) :].numpy()
+
+    engine.expect_log_probs(Canary(ids, expected(), "float32", None, (picture,)))
+    engine.load_weights(collect_weights(model), version=1)
+    assert engine.take_metrics()["mismatch/canary_gap_max"] < 1e-4
+    old = [(name, tensor.clone()) for name, tensor in collect_weights(model)]
+    shake_tower(model)
+    engine.expect_log_probs(Canary(ids, expected(), "float32", None, (picture,)))
+    with pytest.raises(EngineError, match="log-probs of 17 fixed tokens differ"):
+        engine.load_weights(old, version=2)
+    engine.expect_log_probs(None)
+
+
+def test_ids_of_pictures_are_never_sampled(parts):
+    model, reader, engine = parts
+    weights = dict(collect_weights(model))
+    head = "lm_head.weight"
+    weights[head] = weights[head].clone()
+    weights[head][list(reader.excluded_ids)] *= 100  # large logits of either sign
+    engine.load_weights(list(weights.items()), version=4)
+    groups = engine.generate(make_prompts(reader), 8, Sampling(12), seed=1)
+    drawn = np.concatenate([completion.token_ids for group in groups for completion in group.completions])
+    assert not np.isin(drawn, reader.excluded_ids).any()
+
+
+def test_a_prompt_that_vllm_reads_otherwise_is_an_error(parts, monkeypatch):
+    """Ids that are expanded already are what other libraries send, and vLLM takes them."""
+    model, reader, engine = parts
+    engine.load_weights(collect_weights(model), version=1)
+    monkeypatch.setattr(type(reader), "collapse", lambda self, ids, pictures, where: ids)
+    prompt = make_prompt(reader, 30, (32, 32))
+    expected = (
+        rf"prompts\[30\] has pictures, and vLLM reads \d+ tokens for it where the trainer reads {len(prompt.token_ids)}"
+    )
+    with pytest.raises(PicturePromptError, match=expected):
+        engine.generate([prompt], 2, Sampling(4), seed=1)
+
+
+def test_ids_of_pictures_without_pictures_are_an_error(parts):
+    """In prompts and in conversations: vLLM would embed the ids as text."""
+    model, reader, engine = parts
+    engine.load_weights(collect_weights(model), version=1)
+    prompt = make_prompt(reader, 31, (32, 32))
+    lost = Prompt(prompt.token_ids, 31)
+    with pytest.raises(ValueError, match=r"prompts\[31\] has more pictures in its token ids than the 0"):
+        engine.generate([lost], 2, Sampling(4), seed=1)
+    with engine.open_turns(Sampling(4), 1, 2) as session:
+        with pytest.raises(ValueError, match="a conversation has more pictures in its token ids than the 0"):
+            session.submit(TurnRequest((0, 0), 0, prompt.token_ids, 4))
+        session.submit(TurnRequest((0, 0), 0, prompt.token_ids[:4], 4))
+        assert len(session) == 1
+        while not (turns := session.step()):
+            pass
+    assert len(turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "is_tied"), [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("idefics3", False), ("internvl", False)]
+)
+def test_other_families(family, is_tied):
+    model, reader, engine = make_parts(family, is_tied=is_tied)
+    try:
+        engine.load_weights(collect_weights(model), version=1)
+        prompts = make_prompts(reader)
+        assert measure_gap(model, reader, engine.generate(prompts, 4, Sampling(8), seed=1)) < 1e-4
+        shake_tower(model)
+        engine.load_weights(collect_weights(model), version=2)
+        assert measure_gap(model, reader, engine.generate(prompts, 4, Sampling(8), seed=1)) < 1e-4
+    finally:
+        engine.close()
+
+
+def test_a_family_that_vllm_cannot_serve_is_refused_before_it_starts():
+    with pytest.raises(ValueError, match="engine='vllm' cannot sample from a model of the type 'gemma3'"):
+        make_parts("gemma3")
+
+
+def share_of_letters(completions):
+    texts = [completion[0]["content"] for completion in completions]
+    return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2, "image_max_pixels": 1024}], ids=["whole", "lora"])
+def test_a_run_has_the_ratio_1_at_its_first_update(tmp_path, changes):
+    model, processor = make_tiny_vlm("qwen3_vl", SCALE)
+    rows = [
+        {"prompt": "how many?", "images": [draw_picture(0, 48, 32)]},
+        {"prompt": "<image> or <image>?", "images": [draw_picture(1), draw_picture(0, 48, 32)]},
+        {"prompt": "none"},
+    ]
+    options = {"group_size": 4, "prompts_per_step": 3, "max_new_tokens": 8, "max_steps": 3, "log_to": ()}
+    options |= {"engine": "vllm", "engine_max_length": 256, "learning_rate": 1e-2, "output_dir": str(tmp_path)}
+    trainer = GRPO(model, share_of_letters, processor=processor, **options, **changes)
+    trainer.train(rows)
+    trainer.engine.close()
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 3
+    assert all(step["mismatch/gap_max"] < 1e-4 for step in steps)
+    assert all(step["mismatch/canary_gap_max"] < 1e-4 for step in steps)
+    assert all(step["mismatch/weight_mean"] == pytest.approx(1, abs=1e-4) for step in steps)
+    assert all(step["images/distinct"] == 2 for step in steps)
+
+
+def test_a_vision_model_without_its_processor_is_trained_on_text(tmp_path):
+    model, processor = make_tiny_vlm("qwen3_vl", SCALE)
+    options = {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 8, "max_steps": 2, "log_to": ()}
+    options |= {"engine": "vllm", "engine_max_length": 256, "learning_rate": 1e-2, "output_dir": str(tmp_path)}
+    trainer = GRPO(
+        model, lambda completions: [len(text) for text in completions], tokenizer=processor.tokenizer, **options
+    )
+    assert trainer.policy.reader is None
+    trainer.train(["hello", "you"])
+    trainer.engine.close()
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(step["mismatch/gap_max"] < 1e-4 and step["mismatch/canary_gap_max"] < 1e-4 for step in steps)
