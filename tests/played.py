@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import chatml
 import warm
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.environments import Outcome, Reply
 from rlox_grpo.run.files import read_jsonl
@@ -69,10 +69,24 @@ class Count:
         return f"{'low' if low < 2 else 'high'} {low}", low / 4, self.turn == 3
 
 
-def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
-    """Train a random transformers policy of two layers."""
-    trainer = make(folder, environment=environment, **changes)
-    trainer.train(ROWS)
+def share_of_odd(completion_ids: Any, **_: Any) -> list[float]:
+    """Share of odd tokens of a single reply."""
+    return [sum(int(token) % 2 for token in ids) / 4 for ids in completion_ids]
+
+
+def make_sources() -> dict[str, TrainSource]:
+    """Three sources, two of which have an environment."""
+    return {
+        "count_down": TrainSource(ROWS, environment=count_down),
+        "count": TrainSource(ROWS, environment=Count),
+        "plain": TrainSource([{"prompt": f"go {secret}"} for secret in range(5)], rewards=share_of_odd),
+    }
+
+
+def train(folder: str | Path, *, environment: Any = count_down, mixed: bool = False, **changes: Any) -> GRPO:
+    """Train a random transformers policy of two layers, on several environments if ``mixed``."""
+    trainer = make(folder, environment=False if mixed else environment, **changes)
+    trainer.train(make_sources() if mixed else ROWS)
     return trainer
 
 

@@ -165,3 +165,58 @@ def test_a_dry_run_imports_what_the_file_names(folder, more, capsys):
 def test_an_evaluation_needs_a_reward_or_an_environment(folder, capsys):
     assert main(["eval", str(folder / "model"), "--data", str(folder / "rows.jsonl")]) == 2
     assert "eval needs --reward, or --environment" in capsys.readouterr().err
+
+
+SOURCES = """
+[[rewards]]
+name = "my_environments_of_a_test:half"
+
+[[train]]
+name = "sums"
+data = "rows.jsonl"
+environment = "my_environments_of_a_test:small_answers"
+quota = 1
+
+[[train]]
+name = "steps"
+data = "rows.jsonl"
+environment = "my_environments_of_a_test:Steps"
+quota = 1
+
+[[train]]
+name = "plain"
+data = "prompts.jsonl"
+quota = 2
+"""
+
+
+def test_sources_of_a_run_file_have_environments(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{n} +"}) + "\n" for n in range(1, 5)))
+    lines = (folder / "run.toml").read_text().splitlines()
+    head = [line for line in lines if not line.startswith(("environment", "train_data", "eval_data", "prompts_per"))]
+    head += ["prompts_per_step = 4"]
+    (folder / "run.toml").write_text("\n".join([*head, "environment = false", SOURCES]))
+    assert main(["train", "run.toml", "--max_steps", "1"]) == 0
+    (first,) = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [first[f"source/{name}/prompts"] for name in ("sums", "steps", "plain")] == [1, 1, 2]
+    assert {"rewards/small_answers/mean", "rewards/Steps/mean", "rewards/half/mean"} <= first.keys()
+    assert first["rewards/half/mean"] == 0.5
+    assert first["episode/turns_mean"] == (2 + 1 + 1 + 1) / 4
+    assert main(["train", "run/config.toml", "--max_steps", "2"]) == 0  # which records the sources
+    capsys.readouterr()
+    for change, told in (
+        ("", "train[0] (sums) has an environment, and the run has none: write environment = false"),
+        ("environment = true", "environment"),
+    ):
+        (folder / "run.toml").write_text("\n".join([*head, change, SOURCES]))
+        assert main(["train", "run.toml"]) == 2
+        assert told in capsys.readouterr().err
+    wrong = SOURCES.replace('"my_environments_of_a_test:Steps"', "true")
+    (folder / "run.toml").write_text("\n".join([*head, "environment = false", wrong]))
+    assert main(["train", "run.toml"]) == 2
+    assert "train[1] (steps): environment is True; write module:callable" in capsys.readouterr().err
+    wrong = SOURCES.replace("test:Steps", "test:Stops")
+    (folder / "run.toml").write_text("\n".join([*head, "environment = false", wrong]))
+    assert main(["train", "run.toml"]) == 2
+    assert "[[train]] steps: environment (my_environments_of_a_test:Stops)" in capsys.readouterr().err

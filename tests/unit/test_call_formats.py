@@ -362,7 +362,7 @@ def test_marks_that_are_special_tokens_are_read_and_not_shown(byte_tokenizer: An
 @pytest.mark.parametrize(("option", "form"), [("auto", "mistral"), ("json", "json")])
 def test_the_option_comes_first(option: str, form: str, byte_tokenizer: Any) -> None:
     runner = make_runner(byte_tokenizer, MISTRAL, call_format=option)
-    assert runner._template.call_format == form
+    assert runner.main.template.call_format == form
 
 
 def make_runner(byte_tokenizer: Any, template: str, **options: Any) -> EpisodeRunner:

@@ -16,7 +16,7 @@ import chatml
 from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.environments import Outcome
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -74,8 +74,8 @@ def make_prompts() -> dict[str, Any]:
 
 def make_trainer(model: Any, tokenizer: Any, environment: Any = by_source, **options: Any) -> GRPO:
     return GRPO(
-        copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=2, prompts_per_step=4,
-        max_new_tokens=5, zero_variance="keep", learning_rate=1e-2, log_to=(), **options,
+        copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=2, max_new_tokens=5,
+        zero_variance="keep", learning_rate=1e-2, log_to=(), **{"prompts_per_step": 4, **options},
     )  # fmt: skip
 
 
@@ -168,3 +168,127 @@ def test_a_limit_of_no_source_is_named(model: Any, tokenizer: Any) -> None:
         trainer.train([{"source": "game", "secret": 1}])
     with pytest.raises(ConfigError, match="max_live_by_source has 0 for 'game'"):
         GRPOConfig.create(max_live_by_source={"game": 0})
+
+
+class Doubling:
+    """Pays for a reply of two tokens or more, and for a second one."""
+
+    def reset(self, start: int) -> str:
+        self.turns = 0
+        return f"{start}"
+
+    def step(self, reply: Any) -> tuple[str, float, bool]:
+        self.turns += 1
+        return "more", float(len(reply.token_ids) > 1), self.turns == 2
+
+
+def make_mixed_prompts(**settings: Any) -> dict[str, TrainSource]:
+    doubling = [{"start": number} for number in range(4)]
+    return {
+        "game": TrainSource([{"secret": number} for number in range(4)], environment=game),
+        "doubling": TrainSource(doubling, environment=Doubling, rewards=first_is_even, **settings),
+        "plain": TrainSource([{"prompt": f"q{number}"} for number in range(4)], rewards=first_is_even),
+    }
+
+
+def make_mixed_trainer(model: Any, tokenizer: Any, **options: Any) -> GRPO:
+    return make_trainer(model, tokenizer, False, **{"prompts_per_step": 6, "max_steps": 2, **options})
+
+
+def test_a_source_has_an_environment_of_its_own(model: Any, tokenizer: Any) -> None:
+    trainer = make_mixed_trainer(model, tokenizer)
+    metrics = trainer.train(make_mixed_prompts(weight=2.0) | {"game": make_mixed_prompts()["game"]})
+    turns = {"game": 2, "doubling": 2, "plain": 1}
+    scored = {"game": {"game"}, "doubling": {"Doubling", "first_is_even"}, "plain": {"first_is_even"}}
+    groups = trainer._step.last_rollout[0]
+    for group in groups:
+        source = str(group.group.prompt.data_source)
+        for completion in group.group.completions:
+            assert completion.episode is not None
+            assert len(completion.turns) == turns[source]
+        assert {name for name, values in group.components.items() if not np.isnan(values).all()} == scored[source]
+        np.testing.assert_allclose(group.rewards, sum(group.components[name] for name in scored[source]))
+        asked = tokenizer.decode(group.group.prompt.token_ids)
+        assert asked.startswith("<|im_start|>tools\n1" if source == "game" else "<|im_start|>user\n")
+    assert metrics["source/doubling/prompts"] == 3
+    assert metrics["rewards/Doubling/mean"] == pytest.approx(
+        np.mean([group.components["Doubling"] for group in groups if group.group.prompt.data_source == "doubling"])
+    )
+    assert metrics["environment/turns"] == 2
+
+
+def test_a_single_reply_is_the_reply_of_a_run_without_environments(model: Any, tokenizer: Any) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"q{number}"}]} for number in range(4)]
+    groups = []
+    for environment in (None, False):
+        trainer = GRPO(
+            copy.deepcopy(model), first_is_even, environment=environment, tokenizer=tokenizer, group_size=2,
+            prompts_per_step=4, max_new_tokens=5, max_steps=1, zero_variance="keep", log_to=(),
+        )  # fmt: skip
+        trainer.train(rows)
+        groups.append(trainer._step.last_rollout[0])
+    for alone, played in zip(*groups, strict=True):
+        np.testing.assert_array_equal(alone.group.prompt.token_ids, played.group.prompt.token_ids)
+        for one, other in zip(alone.group.completions, played.group.completions, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert all(completion.episode is not None for completion in played.group.completions)
+
+
+def test_two_environments_with_one_name_are_told_apart(model: Any, tokenizer: Any) -> None:
+    def make(reward: float) -> Any:
+        async def play(row: Any, chat: Any) -> float:
+            await chat.turn("a")
+            return reward
+
+        return play
+
+    trainer = make_trainer(model, tokenizer, False, max_steps=1)
+    one, two = make(1.0), make(2.0)
+    rows = [{"number": number} for number in range(2)]
+    sources = {"a": one, "b": two, "c": two}
+    metrics = trainer.train({name: TrainSource(rows, environment=source) for name, source in sources.items()})
+    assert metrics["rewards/play/mean"] == 1
+    assert metrics["rewards/play_2/mean"] == 2
+    assert "rewards/play_3/mean" not in metrics
+
+
+@pytest.mark.parametrize("options", [{}, {"partial_rollout_turns": 1}, {"turn_timeout": 60.0}])
+def test_a_resumed_run_with_environments_of_sources_ends_with_the_same_weights(
+    model: Any, tokenizer: Any, tmp_path: Path, options: Any
+) -> None:
+    def train(folder: Path) -> dict[str, Any]:
+        trainer = make_mixed_trainer(
+            model, tokenizer, max_steps=3, output_dir=folder, checkpoint_steps=1, keep_checkpoints=9, **options
+        )
+        trainer.train(make_mixed_prompts())
+        return {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
+
+    whole = train(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for later in (2, 3):
+        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{later:06d}")
+    resumed = train(tmp_path / "resumed")
+    assert all(bool((whole[key] == resumed[key]).all()) for key in whole)
+    other = make_mixed_trainer(model, tokenizer, max_steps=4, output_dir=tmp_path / "resumed", **options)
+    with pytest.raises(CheckpointError, match="doubling: game"):
+        other.train({**make_mixed_prompts(), "doubling": TrainSource([{"secret": 1}] * 4, environment=game)})
+
+
+def test_a_source_whose_environment_cannot_be_used_is_named(model: Any, tokenizer: Any) -> None:
+    prompts = make_mixed_prompts()
+    plain = GRPO(copy.deepcopy(model), first_is_even, tokenizer=tokenizer, group_size=2, max_steps=1, log_to=())
+    with pytest.raises(ConfigError, match=r"prompts\['game'\] has an environment, and GRPO was created without one"):
+        plain.train(prompts)
+    trainer = make_mixed_trainer(model, tokenizer)
+    with pytest.raises(ConfigError, match=r"prompts\['game'\]: environment is int"):
+        trainer.train({"game": TrainSource([{"secret": 1}], environment=3)})
+    with pytest.raises(ValueError, match=r"prompts\['plain'\]: prompts\[0\] has no column 'prompt', which reply needs"):
+        trainer.train({**prompts, "plain": TrainSource([{"text": "a"}], rewards=first_is_even)})
+    with pytest.raises(ValueError, match=r"prompts\['doubling'\].* has no column 'start', which Doubling needs"):
+        trainer.train({**prompts, "doubling": TrainSource([{"text": "a"}], environment=Doubling)})
+    with pytest.raises(ConfigError, match=r"prompts\['plain'\]: its environment scores no episode"):
+        trainer.train({**prompts, "plain": TrainSource([{"prompt": "a"}], environment=False)})
+    with pytest.raises(ConfigError, match="environment is True"):
+        TrainSource([{"prompt": "a"}], environment=True)
+    with pytest.raises(ConfigError, match="environment is True"):
+        make_trainer(model, tokenizer, True)

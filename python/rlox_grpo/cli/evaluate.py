@@ -147,7 +147,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     _show_settings(checkpoints[0], recorded, run)
     sets = _list_sets(run, overrides, recorded is not None)
     has_rewards = all(asked.rewards or asked.environment for asked in sets.values())
-    if not has_rewards and not run.sources.get("rewards") and "environment" not in run.sources:
+    if not has_rewards and not run.sources.get("rewards") and not run.sources.get("environment"):
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     evaluations = [_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy) for path in checkpoints]
     metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]

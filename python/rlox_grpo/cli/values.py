@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -64,15 +64,15 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 
 def import_environment(
-    environment: str | None,
+    environment: str | Literal[False] | None,
     tools: Sequence[str],
     folders: Sequence[str | Path],
     arguments: Mapping[str, Any] | None = None,
-) -> tuple[Callable[..., Any] | str | None, list[Callable[..., Any]]]:
+) -> tuple[Callable[..., Any] | str | Literal[False] | None, list[Callable[..., Any]]]:
     """Import an environment and tools named as ``module:callable``, from packages and then from ``folders``.
 
     The environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``, which gets ``arguments``,
-    or ``command: …``, which is returned unchanged.
+    or ``command: …`` or False, which are returned unchanged.
 
     Raises:
         ConfigError: a module or name is not found or not callable, or the environment takes no ``arguments``.
@@ -81,12 +81,16 @@ def import_environment(
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.import_callable import import_callable
 
-    imported: Callable[..., Any] | str | None = None if environment is None else make_adapted(environment, arguments)
+    imported: Callable[..., Any] | str | Literal[False] | None = None
+    if environment:
+        imported = make_adapted(environment, arguments)
     if imported is None and arguments:
         words = ", ".join(f"{word}:" for word in ADAPTERS)
-        shown = "not set" if environment is None else f"{environment!r}, not one of {words}…"
+        shown = "not set" if not environment else f"{environment!r}, not one of {words}…"
         raise ConfigError(f"environment_args is ignored: environment is {shown}")
-    if imported is None and environment is not None:
+    if environment is False:
+        imported = False
+    if imported is None and environment:
         is_command = environment.startswith("command:")
         imported = environment if is_command else import_callable("environment", environment, folders)
     return imported, [import_callable(f"tools[{index}]", name, folders) for index, name in enumerate(tools)]
@@ -125,7 +129,7 @@ def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:
 
 
 def import_sources(train_data: Any, folders: Sequence[str | Path]) -> Any:
-    """Make the rewards that training sources of a run file name; other training data is returned.
+    """Import the environments and make the rewards that training sources name; other training data is returned.
 
     Args:
         train_data: the sources by name, or data without settings.
@@ -143,9 +147,10 @@ def import_sources(train_data: Any, folders: Sequence[str | Path]) -> Any:
     for name, source in train_data.items():
         try:
             rewards = None if source.rewards is None else make_rewards(source.rewards, folders)
+            environment, _ = import_environment(source.environment, (), folders)
         except ConfigError as error:
             raise ConfigError(f"[[train]] {name}: {error}") from None
-        imported[name] = source.model_copy(update={"rewards": rewards})
+        imported[name] = source.model_copy(update={"environment": environment, "rewards": rewards})
     return imported
 
 

@@ -132,10 +132,11 @@ class Origin(Record, title="Run file"):
         None, "Check that the rows are of this data set, and use its prompts unless prompt_template is set."
     )
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
-    environment: str | None = option(
+    environment: str | Literal[False] | None = option(
         None,
         "Environment of several turns: module:callable, an agent program such as `command: python my_agent.py`, or an "
-        "environment of another package, such as gymnasium:FrozenLake-v1.",
+        "environment of another package, such as gymnasium:FrozenLake-v1; false: single replies, where [[train]] has "
+        "environments.",
         hint=_IMPORT_HINT,
     )
     environment_args: dict[str, Any] = option({}, "Arguments of an environment of another package, as a table.")
@@ -217,8 +218,15 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         data = (origin.train_data, origin.eval_data, *trained, *(asked.prompts for asked in sets.values()))
         if origin.data_args and not any(map(reasoning_gym.is_generated, data)):
             raise ConfigError(f"data_args is ignored: train_data is {origin.train_data!r}, not reasoning_gym:<task>")
-        all_have_rewards = bool(sources) and all(source.rewards for source in sources.values())
-        if not all_have_rewards and not origin.rewards and origin.environment is None and origin.teacher is None:
+        if origin.environment is None and not origin.tools:
+            for index, (name, source) in enumerate(sources.items()):
+                if source.environment:
+                    raise ConfigError(
+                        f"train[{index}] ({name}) has an environment, and the run has none: write environment = false "
+                        "above the tables, so that the rows of sources without an environment get single replies"
+                    )
+        all_are_scored = bool(sources) and all(source.rewards or source.environment for source in sources.values())
+        if not all_are_scored and not origin.rewards and not origin.environment and origin.teacher is None:
             raise ConfigError(
                 f"rewards: expected at least one reward function, an environment or a teacher; {_REWARDS_HINT}"
             )
@@ -279,14 +287,19 @@ def list_eval_sets(tables: Sequence[Mapping[str, Any]]) -> dict[str, EvalSet]:
         elif len(tables) > 1:
             raise ConfigError(f'{where} has no name, and there are {len(tables)} sets: write name = "math"')
         data = _take_data(where, name, settings, sets)
-        environment = settings.get("environment")
-        if environment is not None and environment is not False and not isinstance(environment, str):
-            raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
+        _check_environment(where, settings)
         try:
             sets[name] = EvalSet(data, **settings)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return sets
+
+
+def _check_environment(where: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError, which begins with ``where``, if the environment of a table is not a name or false."""
+    environment = settings.get("environment")
+    if environment is not None and environment is not False and not isinstance(environment, str):
+        raise ConfigError(f"{where}: environment is {environment!r}; {_IMPORT_HINT}")
 
 
 def _take_data(where: str, name: str, settings: dict[str, Any], others: Collection[str]) -> str:
@@ -312,7 +325,7 @@ _FOR_DATA = ("task", "data_args")
 def list_train_sources(tables: Sequence[Mapping[str, Any]]) -> dict[str, TrainSource]:
     """Return the sources of the tables of ``[[train]]`` by name, with the file of each as its prompts.
 
-    ``rewards`` are still names and tables.
+    ``environment`` and ``rewards`` are still names and tables.
 
     Raises:
         ConfigError: a table has no name, no data, the name of another, or a wrong setting; the message names the table.
@@ -326,6 +339,7 @@ def list_train_sources(tables: Sequence[Mapping[str, Any]]) -> dict[str, TrainSo
         check_source_name(f"train[{index}].name", name)
         where = f"train[{index}] ({name})"
         data = _take_data(where, name, settings, sources)
+        _check_environment(where, settings)
         try:
             sources[name] = TrainSource(data, **settings)
             Origin.create(model="", **{key: table[key] for key in _FOR_DATA if key in table})

@@ -40,6 +40,11 @@ class TrainSource(Record, title="Training source"):
     rewards: Any = option(
         None, "A reward function or several for the rows of this source alone; the first says whether one is right."
     )
+    environment: Any = option(
+        None,
+        "Environment of the rows of this source alone, in any form that GRPO takes; False: none, one reply to each "
+        "prompt.",
+    )
     prompt_template: str | None = option(None, "Template that writes the prompts of rows without a prompt column.")
     prompt_column: str | None = option(None, "Column of the data that holds the prompt.")
     columns: dict[str, str] | None = option(None, "New name of a column → its name in the data.")
@@ -52,7 +57,7 @@ class TrainSource(Record, title="Training source"):
         """Create a source from its prompts and its settings.
 
         Raises:
-            ConfigError: an unknown setting, a value out of range, or both a weight and a quota.
+            ConfigError: an unknown setting, a value out of range, environment=True, or both a weight and a quota.
         """
         super().__init__(**{"prompts": prompts, **settings})
 
@@ -60,6 +65,12 @@ class TrainSource(Record, title="Training source"):
     def _refuse_two_shares(self) -> Self:
         if self.weight is not None and self.quota is not None:
             raise ConfigError(f"weight={self.weight:g} and quota={self.quota}: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_true(self) -> Self:
+        if self.environment is True:
+            raise ConfigError("environment is True, expected an environment, or False for single replies")
         return self
 
     @property

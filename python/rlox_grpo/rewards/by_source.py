@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import RewardBatch, make_unique_names, reward_weights, score, score_batches
 from rlox_grpo.rewards.verdicts import AsyncRule, Rule
 from rlox_grpo.rewards.workers import InWorkers
@@ -89,8 +90,8 @@ def _match(functions: Sequence[RewardFn], listed: Sequence[RewardFn]) -> list[in
 
 
 def _is_same(function: RewardFn, other: RewardFn) -> bool:
-    """Whether two functions are one; rules of this library, and functions in workers, if they are equal."""
-    compares = isinstance(function, (Rule, AsyncRule, InWorkers)) and type(function) is type(other)
+    """Whether two functions are one; rules and environments, and functions in workers, if they are equal."""
+    compares = isinstance(function, (Rule, AsyncRule, InWorkers, EnvironmentReward)) and type(function) is type(other)
     return function is other or (compares and bool(function == other))
 
 

@@ -40,6 +40,13 @@ class EnvironmentReward:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of the environment with this name."""
+        return isinstance(other, EnvironmentReward) and self.__name__ == other.__name__
+
+    def __hash__(self) -> int:
+        return hash(self.__name__)
+
     def __call__(self, *args: Any, **columns: Any) -> Any:
         """Raise RewardError: an environment scores its own episodes, not texts."""
         raise RewardError(f"{self.__name__} is an environment: it scores its own episodes, not texts")

@@ -81,7 +81,7 @@ class PromptReader:
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             loaded = self._name_source(loaded)
-            self.episodes.check_rows(loaded)
+            self.episodes.check_rows(loaded, None if self.slot is None else self.slot.name)
         else:
             loaded = load_prompts(
                 prompts,

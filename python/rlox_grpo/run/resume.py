@@ -27,7 +27,7 @@ from rlox_grpo.rewards.calls import RewardFn, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.workers import InWorkers
-from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.episodes.run import EpisodeRunner, Prepared
 from rlox_grpo.run.content import digest_content, is_json
 from rlox_grpo.run.history import checkpoints
 from rlox_grpo.run.manifest import STATE, read_object
@@ -295,11 +295,14 @@ def digest_doors(config: GRPOConfig) -> dict[str, str | None]:
     return digests
 
 
-def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | None) -> list[tuple[str, str | None]]:
+def digest_rewards(
+    reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | Prepared | None
+) -> list[tuple[str, str | None]]:
     """Return the name and the digest of each reward function, of the environment and of its tools."""
     sources: list[Any] = [function for function in reward_fns if not isinstance(function, EnvironmentReward)]
     if episodes is not None:
         sources += [source for source in (episodes.source, *episodes.environment.tools) if source is not None]
+        sources = [source for source in sources if source is not False]
     return [
         (source, None) if isinstance(source, str) else (function_name(source), digest_reward(source))
         for source in sources

@@ -29,6 +29,7 @@ from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
+from rlox_grpo.rollout.episodes.adapters import Environment
 from rlox_grpo.run.best import BestCheckpoint
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
@@ -75,7 +76,8 @@ class GRPO:
         ref_model: a reference of your own: a path or hub id, or a model; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
             ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
-            docs/guides/several_turns.md and docs/guides/openai_agents.md.
+            docs/guides/several_turns.md and docs/guides/openai_agents.md. False: single replies, in a run whose
+            sources have environments (:class:`rlox_grpo.TrainSource`).
         tools: functions that the policy may call, with type hints and Google docstrings.
         teacher: a model whose distributions the policy learns: a path or hub id, a model, the URL of a reference
             server, or with ``teacher_prompt`` ``"self"``, the policy, or ``"ema"``, a moving average of it; or
@@ -303,13 +305,25 @@ class GRPO:
                 self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
-    def _prepare_rewards(self, rewards: Any) -> list[RewardFn]:
-        """Return the reward functions of a source of a mixture, after that of the environment."""
-        functions = prepare_rewards(rewards, self._step.stages)
-        if not functions:
-            raise ConfigError("rewards is empty: leave it out for the rewards of the run, or give at least one")
-        connect_rewards(functions, self.model, self.config.output_dir, self.ranks.size)
-        return [*(function for function in self.reward_fns if isinstance(function, EnvironmentReward)), *functions]
+    def _prepare_rewards(self, rewards: Any, environment: Environment | None) -> list[RewardFn]:
+        """Return the reward functions of a source of a mixture: that of its environment, then its own or the run's.
+
+        Args:
+            rewards: the source's own; None: those of the run.
+            environment: the source's own; None: that of the run.
+        """
+        scoring = [function for function in self.reward_fns if isinstance(function, EnvironmentReward)]
+        functions = [function for function in self.reward_fns if function not in scoring]
+        if rewards is not None:
+            functions = prepare_rewards(rewards, self._step.stages)
+            if not functions:
+                raise ConfigError("rewards is empty: leave it out for the rewards of the run, or give at least one")
+            connect_rewards(functions, self.model, self.config.output_dir, self.ranks.size)
+        if environment is not None:
+            scoring = [EnvironmentReward(environment.name)] if environment.has_reward else []
+        if not scoring and not functions:
+            raise ConfigError("its environment scores no episode, and there is no reward function: give rewards")
+        return [*scoring, *functions]
 
     def _draw_prompts(self, plan: Plan, draws: Draws, step: int) -> list[Prompt]:
         """Draw the prompts of ``step``; no prompts after the last step."""

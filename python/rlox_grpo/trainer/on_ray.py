@@ -108,7 +108,7 @@ def launch_on_ray(
         "model": resolve_path(model),
     }
     if environment is not None:
-        document["environment"] = name_callable("environment", environment)
+        document["environment"] = environment and name_callable("environment", environment)
     if ref_model is not None:
         document["ref_model"] = _resolve_scorer("ref_model", ref_model, "folder")
     if isinstance(teacher, Mapping):

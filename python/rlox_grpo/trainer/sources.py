@@ -85,9 +85,12 @@ def make_train_table(where: str, name: str, source: TrainSource, data: str) -> d
     """Return the table of ``[[train]]`` for the source ``name``, whose rows are in the file ``data``.
 
     Raises:
-        ConfigError: other processes cannot import one of its reward functions; begins with ``where``.
+        ConfigError: other processes cannot import its environment or one of its reward functions; begins with
+            ``where``.
     """
     settings = {key: getattr(source, key) for key in TrainSource.model_fields if key != "prompts"}
+    if source.environment:
+        settings["environment"] = name_callable(f"{where}: environment", source.environment)
     if source.rewards is not None:
         settings["rewards"] = _make_tables(where, source.rewards)
     return {"name": name, "data": data, **{key: value for key, value in settings.items() if value is not None}}
@@ -133,7 +136,7 @@ def record_sources(reward_fn: Any, environment: Any, tools: Sequence[Any]) -> di
         return named
 
     rewards = name_each("rewards", list_rewards(reward_fn), make_table)
-    environments = name_each("environment", [] if environment is None else [environment], name_callable)
+    environments = name_each("environment", [environment] if environment else [], name_callable)
     named = {"rewards": rewards, "environment": next(iter(environments), None)}
     named["tools"] = name_each("tools", tools, name_callable)
     recorded = {key: value for key, value in named.items() if value and key not in unrecorded}

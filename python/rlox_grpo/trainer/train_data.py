@@ -15,6 +15,8 @@ from rlox_grpo.prompts.load import PromptDraws
 from rlox_grpo.prompts.mixture import MixtureDraws, Slot, count_draws, derive_source_seed, describe_shares
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rollout.episodes.adapters import Environment
+from rlox_grpo.rollout.episodes.run import Prepared
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.resume import SHARES, digest_rewards
@@ -73,12 +75,14 @@ class TrainData:
     Attributes:
         sources: by name; rows that are not a mixture have the name ``""``.
         shares: share of each source of a mixture; None without a mixture.
-        rewards: the reward functions of the sources that have their own.
+        rewards: the reward functions of the sources that have their own, or their own environment.
+        environments: the environments of the sources that have their own.
     """
 
     sources: Mapping[str, OpenSource]
     shares: Mapping[str, float] | None = None
     rewards: Mapping[str, Sequence[RewardFn]] = field(default_factory=dict)
+    environments: Mapping[str, Prepared] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -97,11 +101,11 @@ class TrainData:
         return {} if self.shares is None else {SHARES: describe_shares(self.shares)}
 
     def digest_rewards(self) -> list[tuple[str, str | None]]:
-        """Return the names and the digests of the reward functions of the sources."""
+        """Return the names and the digests of the reward functions and the environments of the sources."""
         return [
             (f"{source}: {name}", digest)
             for source, functions in self.rewards.items()
-            for name, digest in digest_rewards(functions, None)
+            for name, digest in digest_rewards(functions, self.environments.get(source))
         ]
 
     def begin(self, progress: Progress, under_way: Collection[int], seed: int, chance: Callable[[int], float]) -> Draws:
@@ -144,11 +148,12 @@ class DataReader:
 
     Attributes:
         reader: reads prompts with the options of the run.
-        prepare: makes a source's own reward functions ready.
+        prepare: makes the reward functions of a source ready: ``prepare(rewards, environment)``, each of them None
+            if the source does not have its own.
     """
 
     reader: PromptReader
-    prepare: Callable[[Any], Sequence[RewardFn]]
+    prepare: Callable[[Any, Environment | None], Sequence[RewardFn]]
     _readers: dict[str, PromptReader] = field(default_factory=dict)  # which hold the streams that they have opened
 
     def open(self, prompts: Any, progress: Progress) -> TrainData:
@@ -174,11 +179,13 @@ class DataReader:
         asked = list_sources(prompts, self.reader.config.prompts_per_step)
         shares = {name: float(source.share) for name, source in asked.items()}
         counts = count_draws(shares, progress.draws, progress.skipped)
+        environments = self._use_environments(asked)
         sources, rewards = {}, {}
         for position, (name, source) in enumerate(asked.items()):
             try:
-                if source.rewards is not None:
-                    rewards[name] = self.prepare(source.rewards)
+                if source.rewards is not None or name in environments:
+                    prepared = environments.get(name)
+                    rewards[name] = self.prepare(source.rewards, None if prepared is None else prepared.environment)
                 reader = self._make_reader(source, Slot(name, position, len(asked)), rewards.get(name))
                 sources[name] = open_source(reader, source.prompts, counts[name])
             except (ValueError, TypeError, OSError, RuntimeError) as error:  # a RewardError is a RuntimeError
@@ -186,7 +193,19 @@ class DataReader:
                 raise
         if self.reader.episodes is None:
             refuse_different_forms([source.prompts[0] for source in sources.values()], continue_final_message=True)
-        return TrainData(sources, shares, rewards)
+        return TrainData(sources, shares, rewards, environments)
+
+    def _use_environments(self, sources: Mapping[str, TrainSource]) -> Mapping[str, Prepared]:
+        """Let the sources that have an environment of their own use it. Raises ConfigError if one cannot be used."""
+        by_source = {name: source.environment for name, source in sources.items() if source.environment is not None}
+        if self.reader.episodes is not None:
+            return self.reader.episodes.use_environments(by_source)
+        if asked := [name for name, environment in by_source.items() if environment is not False]:
+            raise ConfigError(
+                f"prompts[{asked[0]!r}] has an environment, and GRPO was created without one: pass environment=False "
+                "to GRPO, so that the rows of sources without an environment get single replies"
+            )
+        return {}
 
     def _make_reader(self, source: TrainSource, slot: Slot, rewards: Sequence[RewardFn] | None) -> PromptReader:
         """Return the reader of a source: the reader that has already opened its stream, if there is one."""

@@ -51,11 +51,11 @@ class Environment:
 def adapt_environment(
     environment: Any, tools: Sequence[Callable[..., Any]] = (), *, check_tools: bool = True
 ) -> Environment:
-    """Convert ``environment``: an async or sync function, a class or factory, a command, or None.
+    """Convert ``environment``: an async or sync function, a class or factory, a command, False, or None.
 
     A class has ``reset(**row)`` and ``step(reply)``, or is a TRL environment: ``reset``, methods that are tools, and an
-    optional ``get_reward``. None lets the policy call ``tools`` until it answers without a call. ``check_tools=False``
-    skips the check of a class's tools, which imports transformers.
+    optional ``get_reward``. None lets the policy call ``tools`` until it answers without a call. False samples one
+    reply, without tools. ``check_tools=False`` skips the check of a class's tools, which imports transformers.
 
     Raises:
         ConfigError: another kind of object, or tools without hints or descriptions.
@@ -68,6 +68,8 @@ def adapt_environment(
         words = read_command(environment)
         play = functools.partial(play_command, words)
         return Environment(play, name_command(words), tools=tuple(tools), max_live=MAX_COMMANDS)
+    if environment is False:
+        return Environment(_reply_once, "reply", has_reward=False, needs=("prompt",))
     if environment is None:
         return Environment(_use_tools, "tools", has_reward=False, tools=tuple(tools), needs=("prompt",))
     name = _find_name(environment)
@@ -143,6 +145,12 @@ def _call_sync(function: Callable[..., Any], row: Mapping[str, Any], chat: SyncC
         return function(row, chat)
     except StopIteration as error:  # a future cannot hold it, so the episode would never end
         raise RuntimeError(f"the environment raised StopIteration: {error}") from error
+
+
+async def _reply_once(row: Mapping[str, Any], chat: Chat) -> Outcome:
+    """Sample one reply to the row's prompt."""
+    await chat.turn(row["prompt"])
+    return Outcome(None)
 
 
 async def _use_tools(row: Mapping[str, Any], chat: Chat) -> Outcome:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rlox_grpo.rollout.engines.custom_engine import TurnCheck
 from rlox_grpo.rollout.engines.turns import runs_turns
 from rlox_grpo.rollout.episodes.adapters import (
     Environment,
+    EpisodeFn,
     adapt_environment,
     check_columns,
     check_outcome,
@@ -37,16 +38,42 @@ from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
+from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An environment that is ready to play.
+
+    Attributes:
+        source: the user's environment.
+        environment: the adapted environment.
+        play: plays an episode, in a worker process if there is a deadline for sync code.
+        template: the chat template for the tools of the environment.
+        processes: the worker processes; None without.
+        max_live: maximum number of concurrent episodes; None: no limit.
+    """
+
+    source: Any
+    environment: Environment
+    play: EpisodeFn
+    template: Template
+    processes: ProcessPool | None
+    max_live: int | None
+
+    def close(self) -> None:
+        """End the worker processes; later episodes start new ones."""
+        if self.processes is not None:
+            self.processes.close()
 
 
 class EpisodeRunner:
     """Samples groups by running episodes; called in place of :func:`rlox_grpo.rollout.generate.generate`.
 
     Attributes:
-        environment: the adapted environment.
-        source: the user's ``environment``, or None for tools only.
+        main: the environment of the run, which plays the rows of sources without their own.
         prefilled_tokens: tokens that the last call prefilled for its replies.
     """
 
@@ -74,8 +101,6 @@ class EpisodeRunner:
         Raises:
             ConfigError: one of these cannot be used.
         """
-        self.environment: Environment = adapt_environment(environment, tools)
-        self.source = environment
         self.prefilled_tokens = 0
         self._on_ended, self._check_turn = on_ended, check_turn
         self._config = config
@@ -89,36 +114,67 @@ class EpisodeRunner:
         self._tokenizer = tokenizer
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
-        self._environment_processes = None
-        self._play_row = self.environment.play
-        self._max_live = config.max_live_episodes or self.environment.max_live
-        # Maximum time between two turns of a sync environment. Without a deadline, the environment needs no process.
-        timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
-        if timeouts and not self.environment.is_async:
-            foreign = WorkerSetup(environment, tuple(tools), self._limits, min(timeouts))
-            self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
-            self._play_row = functools.partial(play_in_process, self._environment_processes)
-            if config.partial_rollout_turns is not None:
-                # An episode keeps its process while it waits for its next round.
-                self._max_live = min(self._max_live or size, size)
-        self._make_tools(self.environment.tools)
-        self._template = self._templates.give(make_schemas(self.environment.tools))
+        self._tools = tools
+        self._by_source: dict[str, Prepared] = {}
+        self.main = self._prepare(adapt_environment(environment, tools), environment)
+
+    @property
+    def environment(self) -> Environment:
+        """The adapted environment of the run."""
+        return self.main.environment
+
+    @property
+    def source(self) -> Any:
+        """The user's ``environment``; None for tools only, False for single replies."""
+        return self.main.source
 
     @property
     def rewrites_history(self) -> bool:
         """Whether the chat template rewrites earlier messages, so that episodes may have branches."""
-        return self._template.rewrites
+        return self.main.template.rewrites
+
+    def use_environments(self, by_source: Mapping[str, Any]) -> Mapping[str, Prepared]:
+        """Play the rows of these sources of a mixture in environments of their own, from now on.
+
+        Of two different environments with one name, the second becomes ``name_2``.
+
+        Args:
+            by_source: the environments by the name of the source, in any form that :class:`rlox_grpo.GRPO` takes.
+
+        Raises:
+            ConfigError: an environment cannot be used; the message names the source.
+        """
+        chosen: dict[str, Prepared] = {}
+        for name, source in by_source.items():
+            others = [self.main, *chosen.values()]
+            same = next((other for other in others if _is_same(other.source, source)), None)
+            try:
+                chosen[name] = same or self._prepare(
+                    _rename(adapt_environment(source, self._tools), [other.environment.name for other in others]),
+                    source,
+                )
+            except (ConfigError, TypeError) as error:
+                raise ConfigError(f"prompts[{name!r}]: {error}") from error
+        for each in self._by_source.values():
+            each.close()
+        self._by_source = chosen
+        return chosen
+
+    def choose(self, source: str | None) -> Prepared:
+        """Return the environment of the rows of a source; of the run for rows that are not of a mixture."""
+        return self.main if source is None else self._by_source.get(source, self.main)
 
     def close(self) -> None:
         """End the worker processes; later episodes start new ones."""
-        for processes in (self._environment_processes, self._tool_processes):
-            if processes is not None:
-                processes.close()
+        for prepared in (self.main, *self._by_source.values()):
+            prepared.close()
+        if self._tool_processes is not None:
+            self._tool_processes.close()
 
-    def check_rows(self, prompts: Sequence[Prompt]) -> None:
-        """Raise ValueError if a row lacks a column that the environment needs."""
+    def check_rows(self, prompts: Sequence[Prompt], source: str | None = None) -> None:
+        """Raise ValueError if a row lacks a column that the environment of ``source`` needs."""
         for prompt in prompts:
-            check_columns(self.environment, make_row(prompt), prompt.name)
+            check_columns(self.choose(source).environment, make_row(prompt), prompt.name)
 
     def __call__(
         self,
@@ -215,9 +271,50 @@ class EpisodeRunner:
                 )
         return Tools(functions, self._limits, self._tool_processes.call)
 
-    async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
+    def _prepare(self, environment: Environment, source: Any) -> Prepared:
+        """Make an environment ready: its worker processes, its template, and its limit of concurrent episodes.
+
+        Raises:
+            ConfigError: its tools, its template or its worker processes cannot be made.
+        """
+        config, size, most = self._config, self._config.episode_workers, environment.max_live
+        play, processes = environment.play, None
+        if config.max_live_episodes is not None:
+            most = None
+        # Maximum time between two turns of a sync environment. Without a deadline, the environment needs no process.
+        timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
+        if timeouts and not environment.is_async:
+            foreign = WorkerSetup(source, tuple(self._tools), self._limits, min(timeouts))
+            processes = ProcessPool(f"environment {environment.name}", foreign, size)
+            play = functools.partial(play_in_process, processes)
+            if config.partial_rollout_turns is not None:
+                # An episode keeps its process while it waits for its next round.
+                most = min(most or size, size)
+        self._make_tools(environment.tools)
+        template = self._templates.give(make_schemas(environment.tools))
+        return Prepared(source, environment, play, template, processes, most)
+
+    def _list_limits(self, source: str | None) -> list[tuple[str, int]]:
+        """Return the limits of concurrent episodes of a source: that of the option, and that of its environment."""
+        limits = []
+        if source is not None and source in self._config.max_live_by_source:
+            limits.append((f"source {source}", self._config.max_live_by_source[source]))
+        prepared = self.choose(source)
+        if prepared.max_live is not None:
+            limits.append((f"environment {prepared.environment.name}", prepared.max_live))
+        return limits
+
+    def _count_live(self, sources: Collection[str | None]) -> int | None:
+        """Return the largest number of concurrent episodes of these sources; None: no limit."""
+        if self._config.max_live_episodes is not None:
+            return self._config.max_live_episodes
+        each = {id(prepared): prepared.max_live for prepared in map(self.choose, sources)}
+        limits = [most for most in each.values() if most is not None]
+        return sum(limits) if len(limits) == len(each) else None
+
+    async def _play_environment(self, row: Mapping[str, Any], chat: Chat, play: EpisodeFn) -> Any:
         try:
-            returned = await self._play_row(row, chat)
+            returned = await play(row, chat)
         except Exception:  # not if the episode is cancelled
             await chat.finish_streams()
             raise
@@ -237,20 +334,21 @@ class EpisodeRunner:
         """Run an episode for each prompt and key of ``asked``, and append the episodes to ``running``."""
         if not runs_turns(engine):
             raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
-        config, most = self._config, self._max_live
+        config, most = self._config, self._count_live({prompt.data_source for prompt, _ in asked})
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
         with engine.open_turns(sampling, seed, min(len(asked), most or len(asked))) as session:
             check = None if self._check_turn is None else functools.partial(self._check_turn, engine)
             replies = Replies(session, gate, check)
             for prompt, key in asked:
+                prepared = self.choose(prompt.data_source)
                 chat = Chat(
-                    self._template,
+                    prepared.template,
                     replies.sample,
                     budget,
                     episode=key,
                     seed=derive_episode_seed(seed, *key),
-                    tools=self._make_tools(self.environment.tools),
+                    tools=self._make_tools(prepared.environment.tools),
                     end_ids=engine.end_ids,
                     make_tools=self._make_tools,
                     give_template=self._templates.give,
@@ -258,7 +356,8 @@ class EpisodeRunner:
                     open_endpoint=endpoints.open,
                     compaction=draw_compaction(config, seed, key[0]),
                 )
-                running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
+                end_endpoint = functools.partial(endpoints.end_episode, chat)
+                running.append(Running(prompt, key, chat, end_endpoint, self._list_limits(prompt.data_source)))
             try:
                 await run_episodes(
                     running, replies, self._play, config, max_live=most, on_ended=self._on_ended, must_stop=must_stop
@@ -269,11 +368,11 @@ class EpisodeRunner:
 
     async def _play(self, state: Running) -> Episode:
         """Run one episode to its end, and describe the end, whether a limit, an error or the environment ended it."""
-        chat, error = state.chat, None
-        end = functools.partial(end_episode, self.environment, self._config)
+        chat, error, prepared = state.chat, None, self.choose(state.prompt.data_source)
+        end = functools.partial(end_episode, prepared.environment, self._config)
         try:
             row = copy_row(make_row(state.prompt), state.prompt.name)
-            returned = await self._play_environment(row, chat)
+            returned = await self._play_environment(row, chat, prepared.play)
             outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)
@@ -294,15 +393,15 @@ class EpisodeRunner:
         Raises:
             EpisodeError: ``on_environment_error`` is ``"stop"``.
         """
-        chat = state.chat
+        chat, environment = state.chat, self.choose(state.prompt.data_source).environment
         reported_end = chat.ended if chat.has_reported_end else None  # the agent failed because its call was refused
         failure = describe_failure(cause)
         if reported_end is None and self._config.on_environment_error == "stop":
             raise EpisodeError(
-                f"environment {self.environment.name} failed at {state.prompt.name}, episode {state.key[1]}, "
+                f"environment {environment.name} failed at {state.prompt.name}, episode {state.key[1]}, "
                 f"turn {chat.turns}: {failure}"
             ) from cause
-        return end_episode(self.environment, self._config, reported_end or "environment_error"), failure[:2000]
+        return end_episode(environment, self._config, reported_end or "environment_error"), failure[:2000]
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
         def as_json(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -326,6 +425,19 @@ class EpisodeRunner:
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
         )
+
+
+def _is_same(source: Any, other: Any) -> bool:
+    """Whether two sources of environments are one object, or one command."""
+    return source is other or (isinstance(source, str) and isinstance(other, str) and source == other)
+
+
+def _rename(environment: Environment, taken: Collection[str]) -> Environment:
+    """Return the environment, with a number after its name if the name is taken."""
+    name, number = environment.name, 2
+    while name in taken:
+        name, number = f"{environment.name}_{number}", number + 1
+    return replace(environment, name=name)
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Running:
         prompt, chat: the prompt and the chat of the episode.
         key: index of the prompt in its step, and of the completion in its group.
         end_endpoint: closes the episode's endpoint.
+        limits: the limits of concurrent episodes that it counts in, as name and number.
         task: the task that runs it; None before it starts.
         is_cancelled: whether this module has cancelled the task. If not, a CancelledError comes from the environment.
         started: ``time.monotonic()`` of its start; None while it waits for a worker process.
@@ -42,6 +43,7 @@ class Running:
     key: tuple[int, int]
     chat: Chat
     end_endpoint: Callable[[], None]
+    limits: Sequence[tuple[str, int]] = ()
     task: asyncio.Task[Episode] | None = None
     is_cancelled: bool = False
     started: float | None = None
@@ -129,7 +131,7 @@ async def run_episodes(
     on_ended: Callable[[int, int], None] | None,
     must_stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Run every episode to its end, at most ``max_live`` at a time, and of a source as ``config`` says.
+    """Run every episode to its end, at most ``max_live`` at a time and within the limits of each.
 
     The first exception cancels all episodes. With a gate, episodes run in rounds. ``must_stop()`` is called after each
     round; True cancels unfinished episodes.
@@ -138,7 +140,7 @@ async def run_episodes(
         running: the episodes, in the order in which they start.
         replies: the pending requests of the episodes.
         play: runs one episode.
-        config: options of the episodes; only the timeouts and ``max_live_by_source`` are used.
+        config: options of the episodes; only the timeouts are used.
         max_live: maximum number of concurrent episodes; None: all.
         on_ended: called with the numbers of finished and of all episodes.
         must_stop: see above.
@@ -151,7 +153,7 @@ async def run_episodes(
         """Return the first waiting episode that may start now."""
         if len(live) >= (max_live or len(running)):
             return None
-        return _find_startable(waiting, live.values(), config)
+        return _find_startable(waiting, live.values())
 
     try:
         while waiting or live:
@@ -206,14 +208,12 @@ def _note_end(episode: Running, changed: asyncio.Event, _: object) -> None:
     changed.set()
 
 
-def _find_startable(waiting: Collection[Running], live: Iterable[Running], config: EpisodeConfig) -> Running | None:
-    """Return the first waiting episode whose source has fewer live episodes than ``max_live_by_source``."""
-    limits = config.max_live_by_source
-    if not limits:
+def _find_startable(waiting: Collection[Running], live: Iterable[Running]) -> Running | None:
+    """Return the first waiting episode none of whose limits is reached by the live episodes."""
+    if not any(episode.limits for episode in waiting):
         return next(iter(waiting), None)
-    counts = Counter(episode.prompt.data_source for episode in live)
-    sources = ((episode, episode.prompt.data_source) for episode in waiting)
-    return next((episode for episode, name in sources if name not in limits or counts[name] < limits[name]), None)
+    counts = Counter(name for episode in live for name, _ in episode.limits)
+    return next((episode for episode in waiting if all(counts[name] < most for name, most in episode.limits)), None)
 
 
 async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> None:
