@@ -90,10 +90,11 @@ def train(folder: str | Path, *, environment: Any = count_down, mixed: bool = Fa
     return trainer
 
 
-def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
-    """A trainer of a random transformers policy of two layers."""
+def make(folder: str | Path, *, environment: Any = count_down, reads_any_text: bool = False, **changes: Any) -> GRPO:
+    """A trainer of a random transformers policy of two layers, of a few words or of bytes."""
+    reads_any_text |= "compact_at_tokens" in changes  # summaries are encoded again, and no word may be missing
     tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE)
-    if "compact_at_tokens" in changes:  # summaries are encoded again, and no word may be missing
+    if reads_any_text:
         from conftest import build_byte_tokenizer
 
         tokenizer = chatml.make_tokenizer(build_byte_tokenizer())
@@ -106,7 +107,7 @@ def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512 if "compact_at_tokens" in changes else 128,
+        max_position_embeddings=512 if reads_any_text else 128,
         initializer_range=0.2,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

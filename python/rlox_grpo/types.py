@@ -158,6 +158,7 @@ class Episode:
             not trained on.
         parse_errors: Number of replies with a tool call that cannot be parsed.
         compactions: For each compaction, the tokens of the conversation before and after it, and of the summary.
+        environment: Name of the environment.
     """
 
     stop_reason: str
@@ -175,6 +176,7 @@ class Episode:
     cancelled_calls: int = 0
     parse_errors: int = 0
     compactions: tuple[tuple[int, int, int], ...] = ()
+    environment: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,6 +64,9 @@ class Guarded:
         return float(self.secret)
 
 
+leaked: list[bytes] = []
+
+
 def misbehaves(row: Any, chat: Any) -> Any:
     """What the row names, after one turn."""
     chat.turn("x")
@@ -119,6 +122,12 @@ def misbehaves(row: Any, chat: Any) -> Any:
                 chat.turn("x")
         except EpisodeEnded as ended:
             return Outcome(0.25, stop_reason=ended.reason)
+    if what == "leak":
+        leaked.append(b"x" * (20 * 2**20))
+        return Outcome(1.0, metrics={"pid": float(os.getpid())})
+    if what == "oom score":
+        with open("/proc/self/oom_score_adj") as file:
+            return float(file.read())
     if what == "bad message":
         chat.turn({"role": "user"})
     return 1.0

@@ -18,6 +18,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.types import Sampling
@@ -292,3 +293,41 @@ def test_a_source_whose_environment_cannot_be_used_is_named(model: Any, tokenize
         TrainSource([{"prompt": "a"}], environment=True)
     with pytest.raises(ConfigError, match="environment is True"):
         make_trainer(model, tokenizer, True)
+
+
+def test_a_source_whose_environment_is_down_does_not_stop_the_others(
+    model: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first step has a service that fails in all its episodes, the second has it back."""
+    down: list[bool] = [True]
+
+    async def service(row: Any, chat: Any) -> float:
+        reply = await chat.turn("a")
+        if down[0]:
+            raise ConnectionError("the service is down")
+        return float(len(reply.token_ids))
+
+    class Restart:
+        def on_step(self, step: int, metrics: Any) -> None:
+            down[0] = False
+            counts.append({name: value for name, value in metrics.items() if name.startswith("environments/service")})
+            rewards.append(metrics.get("rewards/service/mean"))
+
+    counts: list[dict[str, float]] = []
+    rewards: list[float | None] = []
+    sources = {
+        "service": TrainSource([{"number": number} for number in range(4)], environment=service),
+        "plain": make_mixed_prompts()["plain"],
+    }
+    options = {"on_environment_error": "end", "callbacks": [Restart()], "max_steps": 2}
+    make_trainer(model, tokenizer, False, **options).train(sources)
+    assert counts == [
+        {"environments/service/episodes": 4, "environments/service/environment_error": 4},
+        {"environments/service/episodes": 4},
+    ]
+    assert rewards[0] is None
+    assert rewards[1] is not None
+    assert "all episodes of a source failed, and are not trained on: service: 4 episodes" in caplog.text
+    down[0] = True
+    with pytest.raises(RewardError, match="the service is down"):
+        make_trainer(model, tokenizer, False, **options).train({"service": sources["service"]})

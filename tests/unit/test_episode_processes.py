@@ -7,6 +7,7 @@ import contextlib
 import copy
 import gc
 import os
+import sys
 import threading
 import time
 import types
@@ -284,7 +285,7 @@ def test_a_sync_tool_that_looks_like_one_of_the_run_is_refused(play: Any) -> Non
 class Started:
     """Stands for a worker process."""
 
-    broken = None
+    broken, pid = None, None
 
     def __init__(self, *_: Any) -> None:
         self.ended = False
@@ -375,3 +376,24 @@ def test_a_call_of_a_sync_environment_begins_before_its_episode_ends_or_not_at_a
         finally:
             never.cancel()
     ender.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
+def test_a_process_that_leaks_is_replaced(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_processes(largest_growth: int) -> int:
+        monkeypatch.setattr(processes, "LARGEST_GROWTH", largest_growth)
+        rows = [{"what": "leak", "seconds": 0}] * 4
+        groups = play(misbehaving_turns.misbehaves, rows, 1, turn_timeout=60.0, episode_workers=1)
+        episodes = [group.completions[0].episode for group in groups]
+        assert [episode.reward for episode in episodes] == [1.0] * 4
+        return len({episode.metrics["pid"] for episode in episodes})
+
+    assert count_processes(2**40) == 1
+    # 20 MiB in each episode: two are 40 MiB more than after the first.
+    assert count_processes(30 * 2**20) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the score is of Linux")
+def test_a_worker_is_killed_before_the_trainer_where_memory_runs_out(play: Any) -> None:
+    (group,) = play(misbehaving_turns.misbehaves, [{"what": "oom score"}], 1, turn_timeout=60.0)
+    assert group.completions[0].episode.reward == 500.0

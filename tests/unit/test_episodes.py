@@ -289,7 +289,7 @@ async def own_word(row: Any, chat: Any) -> Outcome:
         (never_stops, {"max_turns": 2}, "max_turns", 0.0, 2),
         (hangs, {"turn_timeout": 0.2}, "timeout", None, 1),
         (hangs_at_once, {"turn_timeout": 0.2, "failure_reward": 0.5}, "timeout", 0.5, 0),
-        (swallows, {"turn_timeout": 0.2}, "timeout", 0.75, 1),
+        (swallows, {"turn_timeout": 0.2}, "timeout", None, 1),
         (fails, {"on_environment_error": "end"}, "environment_error", None, 1),
         (own_word, {}, "gave_up", None, 1),
     ],

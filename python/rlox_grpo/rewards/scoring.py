@@ -122,9 +122,11 @@ def score_batches(
 ) -> list[list[ScoredGroup]]:
     """Score several batches, each with its own functions, as :func:`score` does. The async functions wait together."""
     calls: list[_Calls] = []
+    # One environment of several may be down: the others go on, as long as some episode has not failed.
+    others_go_on = len(batches) > 1 and not all(find_failed(batch.groups).all() for batch in batches)
     try:
         for batch in batches:
-            calls.append(_Calls(batch))
+            calls.append(_Calls(batch, others_go_on=others_go_on))
             calls[-1].begin(on_error)
         waiting = [(call, name, awaitable) for call in calls for name, awaitable in call.waiting.items()]
         results = gather([(name, awaitable) for _, name, awaitable in waiting])
@@ -150,8 +152,9 @@ class _Calls:
         waiting: what async functions have returned, by name.
     """
 
-    def __init__(self, batch: RewardBatch) -> None:
+    def __init__(self, batch: RewardBatch, *, others_go_on: bool) -> None:
         self.batch = batch
+        self._is_down = others_go_on and bool(find_failed(batch.groups).all())
         self._names = make_unique_names(batch.functions) if batch.names is None else batch.names
         self._factors = reward_weights(batch.functions, batch.weights)
         rows = sum(len(group.completions) for group in batch.groups)
@@ -174,7 +177,7 @@ class _Calls:
                 self.waiting[name] = function.gather_verdicts(arguments["completions"], columns)
                 continue
             elif isinstance(function, EnvironmentReward):
-                if len(functions) == 1:
+                if len(functions) == 1 and not self._is_down:
                     function.refuse_unscored(groups)
                 by_function[name] = _FunctionScores(function.read(groups))
             elif isinstance(function, InWorkers):
@@ -198,7 +201,13 @@ class _Calls:
             return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
         ordered = {name: self.by_function[name] for name in self._names}
         failed = [find_failed(groups), *(function_scores.failed for function_scores in ordered.values())]
-        _refuse_all_failed(groups, ordered, failed, functions, on_error)
+        if self._is_down:
+            logger.warning(
+                "all episodes of a source failed, and are not trained on: %s: %s",
+                *(groups[0].prompt.data_source, describe_failed(groups)),
+            )
+        else:
+            _refuse_all_failed(groups, ordered, failed, functions, on_error)
         components = leave_out_failed([function_scores.scores for function_scores in ordered.values()], failed)
         ordered = {
             name: replace(function_scores, scores=component)

@@ -187,6 +187,11 @@ class Worker:
         self._deadline = math.inf
         self._expired = False
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None before it was started."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process if it is not running, and wait until it has loaded the function."""
         if self._process is not None and self._process.poll() is None and not self._expired:

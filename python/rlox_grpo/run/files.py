@@ -243,9 +243,9 @@ def write_completions(
     ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this step; its ``policy_version`` is
     the version of its group's samples. ``measures`` has what functions measured of the completion, by
     ``function/name``, such as the criteria of a judge, and ``feedback`` what rules say about it, by name; each is left
-    out if it is empty. An episode of several turns also has ``stop_reason``, ``turns``, ``turn_rewards`` and
-    ``messages``, and with partial rollouts ``turn_versions``. Text is written as ASCII with escapes, so that lone
-    surrogates are restored.
+    out if it is empty. An episode of several turns also has ``stop_reason``, ``turns``, ``turn_rewards``,
+    ``environment`` and ``messages``, after a failure ``error``, and with partial rollouts ``turn_versions``. Text is
+    written as ASCII with escapes, so that lone surrogates are restored.
 
     Args:
         groups: Scored groups, N completions in all.
@@ -313,6 +313,9 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     shown: dict[str, Any] = {"stop_reason": episode.stop_reason, "turns": turns, "turn_rewards": paid}
     if completion.versions:
         shown["turn_versions"] = [version for row in list_rows(completion) for version in row.versions]
+    shown["environment"] = episode.environment
+    if episode.error is not None:
+        shown["error"] = episode.error
     shown["messages"] = [dict(message) for message in episode.messages]
     if episode.branch_messages:
         shown["branches"] = [[dict(message) for message in messages] for messages in episode.branch_messages]

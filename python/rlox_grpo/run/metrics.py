@@ -12,7 +12,7 @@ from rlox_grpo.groups import RIGHT, count_sampled, has_zero_variance, list_rows,
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
-from rlox_grpo.types import Episode, Float32Array, Int64Array, ScoredGroup, UpdateStats
+from rlox_grpo.types import FAILURES, Episode, Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
 """Repetition is measured on at most this many completions of a step: 0.1 s for completions of 8,192 tokens."""
@@ -262,8 +262,9 @@ def add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float])
 def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Compute the metrics of the episodes of a step; empty without an environment.
 
-    Shares and means are over episodes; ``episode/observation_token_share`` is over the tokens after the prompts. A
-    metric of the environment is the mean over the episodes that returned it.
+    ``environments/<name>/episodes`` counts the episodes of an environment, and ``environments/<name>/<reason>`` those
+    that failed. Shares and means are over episodes; ``episode/observation_token_share`` is over the tokens after the
+    prompts. A metric of the environment is the mean over the episodes that returned it.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     played = [(c, c.episode) for c in completions if c.episode is not None]
@@ -280,6 +281,11 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "episode/turns_max": float(turns.max()),
         "episode/observation_token_share": observed / max(1, tokens),
     }
+    for name in dict.fromkeys(episode.environment for episode in episodes):
+        reasons = [episode.stop_reason for episode in episodes if episode.environment == name]
+        metrics[f"environments/{name}/episodes"] = float(len(reasons))
+        failures = [reason for reason in FAILURES if reason in reasons]
+        metrics |= {f"environments/{name}/{reason}": float(reasons.count(reason)) for reason in failures}
     for reason in dict.fromkeys(episode.stop_reason for episode in episodes):
         metrics[f"episode/stop/{reason}"] = _mean([episode.stop_reason == reason for episode in episodes])
     if any(completion.branches for completion in completions):

@@ -28,6 +28,9 @@ _ENTRY = "rlox_grpo.rollout.episodes.process_main"
 _ABANDON_SECONDS = 1.0
 """Seconds to wait for the pipe of a killed worker, because a process that the worker started may keep it open."""
 
+LARGEST_GROWTH = 512 * 2**20
+"""A worker process that has grown by more bytes since its first use is replaced: its environment leaks memory."""
+
 
 class EpisodeWorkerError(RuntimeError):
     """An environment or a tool failed in its worker process. ``worker_message`` is the worker's message."""
@@ -62,6 +65,7 @@ class ProcessPool:
         self._idle: list[Worker] = []
         self._lock = threading.Lock()  # of both lists: with async_steps, close() may be called in another thread
         self._closed = 0
+        self._first_sizes: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._finalizer = weakref.finalize(self, end_all, self._workers, os.getpid())
 
@@ -87,7 +91,7 @@ class ProcessPool:
             yield lent
         finally:
             with self._lock:
-                stays_open = lent.clean and closed == self._closed
+                stays_open = lent.clean and closed == self._closed and not self._leaks(worker)
                 if stays_open:
                     self._idle.append(worker)
                 else:
@@ -115,6 +119,11 @@ class ProcessPool:
             worker = Worker(self._name, self._payload, self._import_path, _ENTRY, LONGEST_ANSWER + 1)
             self._workers.append(worker)
             return worker
+
+    def _leaks(self, worker: Worker) -> bool:
+        """Whether a process has grown by more than :data:`LARGEST_GROWTH` since the end of its first use."""
+        size = read_memory(worker.pid)
+        return size - self._first_sizes.setdefault(worker, size) > LARGEST_GROWTH
 
     def _wake_next(self) -> None:
         """Give the turn to the first waiting user."""
@@ -180,6 +189,15 @@ class LentWorker:
 
         threading.Thread(target=run, name="episode worker", daemon=True).start()
         return await asyncio.wrap_future(future)
+
+
+def read_memory(pid: int | None) -> int:
+    """Return the resident memory of a process in bytes; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 async def play_in_process(pool: ProcessPool, row: Mapping[str, Any], chat: Chat) -> Outcome:

@@ -40,7 +40,7 @@ from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
-from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import FAILURES, Episode, Prompt, RolloutGroup, Sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,6 +374,8 @@ class EpisodeRunner:
             row = copy_row(make_row(state.prompt), state.prompt.name)
             returned = await self._play_environment(row, chat, prepared.play)
             outcome = check_outcome(returned, chat.turns, chat.ended)
+            if chat.ended in FAILURES:  # it caught the cancellation, and its answer is late
+                outcome = end(chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)
         except asyncio.CancelledError as cause:
@@ -385,7 +387,7 @@ class EpisodeRunner:
                 outcome, error = self._judge_failure(state, cause)
         except (Exception, *EXITS) as cause:  # noqa: BLE001  the environment is the user's
             outcome, error = self._judge_failure(state, cause)
-        return self._describe(chat, outcome, error)
+        return self._describe(chat, outcome, error, prepared.environment.name)
 
     def _judge_failure(self, state: Running, cause: BaseException) -> tuple[Outcome, str]:
         """Return the outcome of an episode whose environment raised ``cause``, and its description.
@@ -403,7 +405,7 @@ class EpisodeRunner:
             ) from cause
         return end_episode(environment, self._config, reported_end or "environment_error"), failure[:2000]
 
-    def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
+    def _describe(self, chat: Chat, outcome: Outcome, error: str | None, environment: str) -> Episode:
         def as_json(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
             return tuple(json.loads(json.dumps(messages, default=str)))
 
@@ -424,6 +426,7 @@ class EpisodeRunner:
             error=error,
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
+            environment=environment,
         )
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from rlox_grpo.run.console import duration, list_set_accuracies, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import chart_evaluations, curves
+from rlox_grpo.run.report.environments import COLUMNS as ENVIRONMENT_COLUMNS
+from rlox_grpo.run.report.environments import list_environments
 from rlox_grpo.run.report.evaluations import COLUMNS, compare_runs, list_accuracies
 from rlox_grpo.run.report.pictures import PicturesShown
 from rlox_grpo.run.report.read import Run, read_metric, read_run
@@ -51,6 +53,7 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
         "Warnings": _warnings(run),
         "Curves": curves([run]),
         "Evaluation sets": _table(COLUMNS, list_accuracies(run.evaluations)) + chart_evaluations([run]),
+        "Environments": _table(ENVIRONMENT_COLUMNS, list_environments(run)),
         "Before and after": before_and_after(run.held_out, pictures),
         "Training completions": training_samples(run.samples, pictures),
         "Numbers": _last_step(run),
