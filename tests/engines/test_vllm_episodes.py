@@ -14,7 +14,7 @@ from byte_model import CHATML, END, SERVED, SIZES, log_probs, training
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Outcome
-from rlox_grpo.groups import check_turns
+from rlox_grpo.groups import check_turns, list_rows
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import TurnEngine, TurnRequest
 from rlox_grpo.rollout.engines.vllm import in_flight
@@ -212,6 +212,37 @@ def play(engine, tokenizer, environment, seed=7):
     check_turns([completion for group in groups for completion in group.completions])
     assert runner.prefilled_tokens > 0
     return groups
+
+
+async def talk_long(row, chat):
+    for turn in range(4):
+        await chat.turn(f"{row['secret']} {'dust ' * 3}{turn}")
+    return 1.0
+
+
+def test_conversations_are_compacted(served, tokenizer):
+    """The summary is sampled and its context rebuilt as with the built-in engine; log-probs are the model's."""
+    model, engine = served
+    options = {"compact_at_tokens": 90, "compact_prompt": "sum up"}
+    runner = EpisodeRunner(talk_long, (), GRPOConfig.create(**options).split().episodes, tokenizer)
+    groups = runner(engine, load_rows(ROWS), [2, 2], SAMPLING, 7)
+    completions = [completion for group in groups for completion in group.completions]
+    assert all(completion.episode.compactions for completion in completions)
+    again = runner(engine, load_rows(ROWS), [2, 2], SAMPLING, 7)
+    assert list_rows_ids(groups) == list_rows_ids(again)
+    for group in groups:
+        for completion in group.completions:
+            rows = list_rows(completion)
+            assert sum(len(row.turns) for row in rows) == 4 + len(completion.episode.compactions)
+            for row in rows:
+                prompt = group.prompt if row.prompt_ids is None else Prompt(row.prompt_ids, 0)
+                expected = log_probs(model, prompt, row.token_ids)
+                mask = row.sampled
+                np.testing.assert_allclose(row.log_probs[mask], expected[mask], atol=2e-4, rtol=0)
+
+
+def list_rows_ids(groups):
+    return [row.token_ids.tolist() for group in groups for c in group.completions for row in list_rows(c)]
 
 
 def test_episodes_do_not_depend_on_timing(served, tokenizer):

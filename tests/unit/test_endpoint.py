@@ -23,7 +23,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.distributed import http_server
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
-from rlox_grpo.groups import check_turns, list_rows
+from rlox_grpo.groups import check_turns, count_sampled, list_rows
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
 from rlox_grpo.rollout.episodes.openai_format import read_completion_request
@@ -143,6 +143,46 @@ def test_calls_that_do_not_extend_the_last_one_are_branches(model: Any, tokenize
         first = int(completion.turns[1])
         shared = [row.token_ids.tolist()[: first - 40] for row in rows]
         assert shared[0] == shared[1] == shared[2]
+
+
+async def compacts_by_itself(row: Any, chat: Any) -> float:
+    """Asks for a summary when its history is long, and goes on from the summary, twice."""
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0) as client:
+        system = {"role": "system", "content": "be brief"}
+        messages: list[Any] = [system]
+
+        async def say(text: str) -> str:
+            messages.append(user(text))
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            messages.append(answer.choices[0].message)
+            return answer.choices[0].message.content or ""
+
+        for turn in range(6):
+            if len(messages) >= 5:
+                summary = await say("Sum up.")
+                messages[:] = [system, user(f"So far: {summary.encode().hex()}")]
+            said = await say(f"{row['secret']} {turn}")
+    return chatml.pay(said)
+
+
+def test_an_agent_that_compacts_its_history_keeps_working(model: Any, tokenizer: Any) -> None:
+    """Each part is a row of the episode, with the summary as a sampled reply of the part that it ends."""
+    trainer = GRPO(
+        copy.deepcopy(model), environment=compacts_by_itself, tokenizer=tokenizer, group_size=2, prompts_per_step=2,
+        max_new_tokens=5, max_turns=10, zero_variance="keep", kl_coef=0.0, log_to=(),
+    )  # fmt: skip
+    scored = trainer.evaluate_sets(ROWS, samples=2)[""][1]
+    completions = [completion for group in scored for completion in group.group.completions]
+    for completion in completions:
+        assert completion.episode is not None
+        assert completion.episode.stop_reason == "completed"
+        rows = list_rows(completion)
+        check_turns(rows)
+        # 6 replies and 2 summaries, in three parts: 2 + 1, 2 + 1 and 2.
+        assert [len(row.turns) for row in rows] == [3, 3, 2]
+        texts = [tokenizer.decode([*row.token_ids]) for row in rows]
+        assert ["Sum up." in text for text in texts] == [True, True, False]
+    assert chatml.count_trained_tokens(trainer, scored, num_sequences=4) == sum(map(count_sampled, completions))
 
 
 async def other_forms(row: Any, chat: Any) -> Outcome:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UNNAMED = ""
 """The name of a single set, whose metrics are ``eval/accuracy`` and so on."""
 
-TAKEN = ("environment", "episode", "rewards")
+TAKEN = ("environment", "environments", "episode", "rewards")
 """Names that would hide the metrics of the same name."""
 
 
