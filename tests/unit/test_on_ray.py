@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import played
 import rlox_grpo.trainer.on_ray as on_ray
 from rlox_grpo import GRPO, EvalSet, GRPOConfig, TrainSource, launch_on_ray
 from rlox_grpo.config.run_file import read_run_file
@@ -106,6 +107,19 @@ def test_sources_are_tables_of_the_run_file(started, tmp_path):
         make(tmp_path).train({"math": TrainSource(["a"], rewards=lambda completions: [1.0])})
     with pytest.raises(ConfigError, match=r"prompts\['math'\] is a stream: launch_on_ray starts other processes"):
         make(tmp_path).train({"math": iter(["a"])})
+
+
+def test_environments_of_sources_are_named_in_the_run_file(started, tmp_path):
+    sources = {
+        "go": TrainSource([{"secret": 1}], environment=played.Count),
+        "plain": TrainSource(["2 + 2"], environment=False),
+    }
+    make(tmp_path, environment=False).train(sources)
+    origin, _ = read_run_file(tmp_path / "run" / "launch" / "run.toml", {})
+    assert origin.environment is False
+    assert [table["environment"] for table in origin.train] == ["played:Count", False]
+    with pytest.raises(ConfigError, match=r"prompts\['go'\]: environment is \S*<lambda>, which no module"):
+        make(tmp_path, environment=False).train({"go": TrainSource(["a"], environment=lambda row, chat: 1.0)})
 
 
 @pytest.mark.parametrize(
