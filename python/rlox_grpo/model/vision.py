@@ -160,6 +160,10 @@ class Vision:
         located: Int64Array = positions[:, 0].numpy()
         return located, int(delta.item())
 
+    def check_pictures(self, token_ids: Int64Array, pictures: Sequence[Picture]) -> None:
+        """Raise ValueError unless ``token_ids`` have as many ids of pictures as ``pictures`` have features."""
+        self._check_counts(int((token_ids == self.reader.image_token_id).sum()), pictures)
+
     @staticmethod
     def _check_counts(count: int, shown: Sequence[Picture]) -> None:
         """Raise ValueError unless there are as many ids of pictures as features: no row is run without its pictures."""
