@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_picture_rows import EXCLUDED, make_reader
 from torch import Tensor
 
 from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.types import Int64Array, Picture, Sampling
-from test_picture_rows import EXCLUDED, make_reader
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
