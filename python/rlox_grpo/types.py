@@ -482,7 +482,7 @@ class Batch:
         policy: masks and weights of the policy term.
         environment: the tokens of ``environment_loss_coef``; None: no such tokens are trained on.
         branches: which rows belong to the same episode; None: no completion has branches, and each row is a sequence.
-        pictures: the pictures of each row's prompt, in order; (): no row has pictures.
+        pictures: the pictures of each row, in order, of its prompt and then of its completion; (): no row has pictures.
     """
 
     input_ids: Tensor

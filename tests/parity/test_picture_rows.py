@@ -7,6 +7,7 @@ float64; the norms of the models compute in float32, whose rounding is left.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,31 @@ def test_packed_and_padded_rows_equal_rows_forwarded_whole(family: str, monkeypa
     if packed.shares_prompts:
         monkeypatch.setattr(forward_module, "is_worth_packing", lambda tree, batch: True)
         compare(model, batch, packed, expected.detach(), gradients)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_completions_with_pictures_equal_rows_forwarded_whole(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two completions of a prompt have equal ids and different pictures, as of a tool; their picture is not trained."""
+    model, _, reader, prompts = make(family)
+    pictures = [reader.read(draw_picture(seed), Path(), "picture") for seed in (2, 3)]
+    assert np.array_equal(pictures[0].token_ids, pictures[1].token_ids)
+    ids = np.concatenate([[30, 31, 32], pictures[0].token_ids, [33, 34, 35]])
+    batch = build_batch([group_prompt(prompts[0], [ids, ids]), group_prompt(prompts[1], [ids, ids[:3]])], np.zeros(4))
+    shown = [prompts[0].pictures] * 2 + [()] * 2
+    later = [(pictures[0],), (pictures[1],), (pictures[1],), ()]
+    both = tuple(first + second for first, second in zip(shown, later, strict=True))
+    loss_mask = batch.loss_mask.clone()
+    loss_mask[:, 3:-3] = False
+    batch = replace(batch, pictures=both, loss_mask=loss_mask)
+    rows = [replace(prompts[0], pictures=several) for several in both]
+    alone = replace(batch, prompt_index=torch.arange(4))
+    expected = run_whole(model, rows, alone, reader.excluded_ids)[loss_mask[batch.completion_mask]]
+    gradients = take_gradients(model, expected)
+    monkeypatch.setattr(forward_module, "is_worth_packing", lambda tree, batch: True)
+    compare(model, batch, make_forward(model, reader=reader), expected.detach(), gradients)
+    swapped = replace(batch, pictures=(both[1], both[0], *both[2:]))
+    moved = make_forward(model, reader=reader)(swapped)[0][loss_mask]
+    assert (moved - expected).abs().max() > 100 * CLOSE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -213,7 +213,8 @@ def make_forward(
         The distributions are over the ids that can be sampled; with ``has_all_ids`` over all ids of the output layer.
         """
         rows = None if has_all_ids else vocabulary
-        tree = build_prefix_tree(batch) if packs else None
+        is_shared = packs and not (vision is not None and vision.shows_later(batch))
+        tree = build_prefix_tree(batch) if is_shared else None
         row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
         if vision is None and any(batch.pictures):
             raise ValueError("a prompt has pictures, and this forward pass has no processor: the model is text only")

@@ -73,7 +73,8 @@ class Vision:
 
         Without pictures there are none.
 
-        ``rows`` are the prompts at the beginning of the rows, or with ``padded_left`` at their end.
+        ``rows`` are the tokens at the beginning of the rows up to the last picture or further, or with ``padded_left``
+        the tokens at their end.
         """
         shown = [picture for _, pictures in rows for picture in pictures]
         self._check_counts(sum(int((ids == self.reader.image_token_id).sum()) for ids, _ in rows), shown)
@@ -108,9 +109,18 @@ class Vision:
         self._check_counts(int((ids == self.reader.image_token_id).sum()), shown)
         if not shown:
             return {}
-        lengths = batch.prompt_lengths.tolist()
+        ends = batch.prompt_lengths
+        if self.shows_later(batch):
+            ends = ends + batch.completion_mask.sum(1)
+        lengths = ends.tolist()
         rows = [(row[:length], pictures) for row, length, pictures in zip(ids, lengths, batch.pictures, strict=True)]
         return self.prepare_rows(rows, ids.shape[1])
+
+    def shows_later(self, batch: Batch) -> bool:
+        """Whether a completion shows pictures. Such rows share no tokens: equal ids may stand for other pictures."""
+        if not any(batch.pictures):
+            return False
+        return bool(((batch.completion_ids == self.reader.image_token_id) & batch.completion_mask).any())
 
     def prepare_packed(self, row: PackedRow, batch: Batch, first_rows: Int64Array) -> dict[str, Any]:
         """Return the inputs other than ``row.input_ids[None]``.
@@ -159,6 +169,10 @@ class Vision:
         )
         located: Int64Array = positions[:, 0].numpy()
         return located, int(delta.item())
+
+    def check_pictures(self, token_ids: Int64Array, pictures: Sequence[Picture]) -> None:
+        """Raise ValueError unless ``token_ids`` have as many ids of pictures as ``pictures`` have features."""
+        self._check_counts(int((token_ids == self.reader.image_token_id).sum()), pictures)
 
     @staticmethod
     def _check_counts(count: int, shown: Sequence[Picture]) -> None:

@@ -79,8 +79,10 @@ class Limits:
                 )
             self._check_vocabulary(f"prompts[{position}].", ids)
 
-    def check_turn(self, request: TurnRequest) -> None:
-        """Check the request of one reply."""
+    def check_turn(self, request: TurnRequest, *, takes_pictures: bool = False) -> None:
+        """Check the request of one reply. ``takes_pictures`` says whether the session reads pictures."""
+        if request.pictures and not takes_pictures:
+            raise ValueError(f"{len(request.pictures)} pictures in a conversation, and this engine reads none")
         ids = request.token_ids
         if request.max_new_tokens < 1 or not len(ids):
             raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")

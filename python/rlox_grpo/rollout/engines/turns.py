@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from rlox_grpo.types import Completion, Float32Array, Int32Array, Int64Array, Sampling, SamplingMask
+from rlox_grpo.types import Completion, Float32Array, Int32Array, Int64Array, Picture, Sampling, SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,8 @@ class TurnRequest:
             its prefix cache finds equal tokens of any request.
         on_tokens: called with new tokens of the reply as they are sampled, in the thread of ``step``. An engine that
             cannot stream does not call it.
+        pictures: the pictures of ``token_ids``, in order, in any turn. An engine that cannot read them refuses the
+            request.
     """
 
     episode: tuple[int, int]
@@ -38,6 +40,7 @@ class TurnRequest:
     branch: int = 0
     replaces: int | None = None
     on_tokens: Callable[[Sequence[int]], None] | None = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def draw(self) -> int:
@@ -48,6 +51,11 @@ class TurnRequest:
     def key(self) -> tuple[int, int, int]:
         """The pair of episode and branch."""
         return (*self.episode, self.branch)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of :attr:`pictures`. Equal token ids mean equal contexts only if these are equal too."""
+        return tuple(picture.digest for picture in self.pictures)
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,6 +218,7 @@ class HFEngine:
                 self._limits,
                 autocast=self._autocast,
                 window=_find_sliding_window(self._model) if self.uses_cache else None,
+                vision=self._vision,
             )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -239,6 +239,10 @@ class RowCache:
         keys = [layer.keys[row, :, columns].clone() for layer in self._layers]
         return keys, [layer.values[row, :, columns].clone() for layer in self._layers]
 
+    def read_delta(self, row: int) -> int:
+        """Return the position of the next token of a row minus its number of tokens; pictures change it."""
+        return int(self._starts[row] - self._origins[row])
+
     def make_room(self) -> None:
         """Reserve space for one more column."""
         if self._extent.end == self._layers[0].keys.shape[2]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from rlox_grpo.model.vision import Vision
 from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
@@ -27,18 +28,24 @@ _START_FRACTION, _START_STEPS = 1 / 8, 4
 
 @dataclass(frozen=True, eq=False)
 class _TurnCache:
-    """Keys and values of an episode's tokens ``ids`` between its turns, ``[heads, n, head_dim]`` for each layer."""
+    """Keys and values of an episode's tokens ``ids`` between its turns, ``[heads, n, head_dim]`` for each layer.
+
+    ``digests`` are those of the pictures among the tokens, and ``delta`` is the position of the next token minus n.
+    """
 
     ids: Int64Array
     keys: list[Tensor]
     values: list[Tensor]
+    digests: tuple[str, ...] = ()
+    delta: int = 0
 
 
 class TurnDecoder:
     """Samples the replies of many episodes together; see :class:`rlox_grpo.rollout.engines.turns.TurnSession`.
 
     With a key-value cache, the keys and values of a reply are stored when it ends, and the next turn runs only the
-    later tokens through the model. Without a cache, the model runs the whole sequence again for each token.
+    later tokens through the model, unless these have a new picture: then the whole conversation runs again. Without a
+    cache, the model runs the whole sequence again for each token.
 
     Attributes:
         prefilled_tokens: Tokens in prefills so far, without padding.
@@ -52,6 +59,7 @@ class TurnDecoder:
         *,
         autocast: Callable[[], AbstractContextManager[Any]],
         window: float | None,
+        vision: Vision | None = None,
     ) -> None:
         """Begin without requests.
 
@@ -61,9 +69,11 @@ class TurnDecoder:
             limits: the limits of each request.
             autocast: makes the context of a forward.
             window: tokens that every layer attends to; None: decode without a cache.
+            vision: what pictures need; None: requests with pictures are refused.
         """
         self.prefilled_tokens = 0
         self._model, self._rows, self._limits, self._autocast, self._window = model, rows, limits, autocast, window
+        self._vision = vision
         self._cache = None if window is None else RowCache(rows.max_rows, rows.device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
@@ -74,8 +84,14 @@ class TurnDecoder:
         return len(self._waiting) + len(self._rows)
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request. Raises ValueError if the request does not fit the model."""
-        self._limits.check_turn(request)
+        """Add a request.
+
+        Raises:
+            ValueError: the request does not fit the model, or its ids of pictures are not those of its pictures.
+        """
+        self._limits.check_turn(request, takes_pictures=self._vision is not None)
+        if self._vision is not None:
+            self._vision.check_pictures(request.token_ids, request.pictures)
         self._waiting.append(request)
 
     def drop(self, request: TurnRequest) -> None:
@@ -129,12 +145,15 @@ class TurnDecoder:
                     self._caches.pop((*request.episode, request.replaces), None)
             logits = self._add(self._continue(batch, olds), np.arange(len(batch)))
         else:
-            # Requests with the same tokens, such as the first turns of a group, share one prefill.
-            distinct: dict[bytes, int] = {}
-            which = [distinct.setdefault(request.token_ids.tobytes(), len(distinct)) for request in batch]
-            prompts = [batch[which.index(index)].token_ids for index in range(len(distinct))]
+            # Requests with the same tokens and pictures, such as the first turns of a group, share one prefill.
+            distinct: dict[tuple[bytes, tuple[str, ...]], int] = {}
+            contexts = [(request.token_ids.tobytes(), request.digests) for request in batch]
+            which = [distinct.setdefault(context, len(distinct)) for context in contexts]
+            first = [batch[which.index(index)] for index in range(len(distinct))]
+            prompts, pictures = [request.token_ids for request in first], [request.pictures for request in first]
             self.prefilled_tokens += sum(map(len, prompts))
-            logits = self._add(prefill(self._model, prompts, self._rows.device), np.array(which))
+            prefilled = prefill(self._model, prompts, self._rows.device, vision=self._vision, pictures=pictures)
+            logits = self._add(prefilled, np.array(which))
         self._sample(logits, self._rows.add(batch))
 
     def _sample(self, logits: Tensor, first: int) -> None:
@@ -156,8 +175,11 @@ class TurnDecoder:
     def _find_cache(self, request: TurnRequest) -> _TurnCache | None:
         cache = self._caches.get(request.key)
         if cache is None and request.replaces is not None:
-            cache = _cut(self._caches.get((*request.episode, request.replaces)), request.token_ids)
-        if cache is None or not np.array_equal(request.token_ids[: len(cache.ids)], cache.ids):
+            cache = _cut(self._caches.get((*request.episode, request.replaces)), request)
+        # Equal ids of other pictures have other keys and values, and a new picture needs a prefill of its own.
+        if cache is None or cache.digests != request.digests:
+            return None
+        if not np.array_equal(request.token_ids[: len(cache.ids)], cache.ids):
             return None
         # New tokens are padded: distances between columns then differ from distances between tokens, which a sliding
         # window needs.
@@ -183,6 +205,7 @@ class TurnDecoder:
         past = np.array([len(old.ids) for old in olds])
         news = [request.token_ids[count:] for request, count in zip(batch, past, strict=True)]
         added = np.array([len(new) for new in news])
+        deltas = np.array([old.delta for old in olds])
         self.prefilled_tokens += int(added.sum())
         before, behind = int(past.max()), int(added.max())
         cache, rows = DynamicCache(), len(batch)
@@ -202,7 +225,7 @@ class TurnDecoder:
         options: dict[str, Any] = {"logits_to_keep": 1} if takes(self._model, "logits_to_keep") else {}
         output = self._model(
             input_ids=torch.from_numpy(input_ids).to(self._rows.device),
-            position_ids=torch.from_numpy(np.maximum(column, 0) + past[:, None]).to(self._rows.device),
+            position_ids=torch.from_numpy(np.maximum(column, 0) + (past + deltas)[:, None]).to(self._rows.device),
             attention_mask=torch.from_numpy(mask).to(self._rows.device),
             past_key_values=cache,
             use_cache=True,
@@ -221,6 +244,7 @@ class TurnDecoder:
             values=[gather_columns(layer.values, index) for layer in layers],
             logits=output.logits[:, -1].clone(),
             lengths=lengths,
+            deltas=deltas,
         )
 
     def _pad(self, tensors: Sequence[Tensor], width: int) -> Tensor:
@@ -269,7 +293,11 @@ class TurnDecoder:
     def _retire(self) -> list[tuple[TurnRequest, SampledTurn]]:
         """Remove the rows that are done, store their keys and values, and move the last rows into the gaps."""
         cache, ended = self._cache, self._rows.list_finished().tolist()
-        read = {} if cache is None else {self._rows.keys[row]: cache.read_row(row) for row in ended}
+        read = (
+            {}
+            if cache is None
+            else {self._rows.keys[row]: (*cache.read_row(row), cache.read_delta(row)) for row in ended}
+        )
         moved = self._rows.retire()
         if cache is not None and moved is not None:
             cache.move_rows(*moved, remaining=len(self._rows))
@@ -278,17 +306,21 @@ class TurnDecoder:
         for request, reply in finished.items():
             if cache is not None:
                 # The model has not run the newest token yet, so the next turn starts with this token.
-                self._caches[request.key] = _TurnCache(
-                    np.concatenate([request.token_ids, reply.token_ids[:-1]]), *read[request]
-                )
+                keys, values, delta = read[request]
+                ids = np.concatenate([request.token_ids, reply.token_ids[:-1]])
+                self._caches[request.key] = _TurnCache(ids, keys, values, request.digests, delta)
             turns.append((request, read_turn(reply)))
         return turns
 
 
-def _cut(cache: _TurnCache | None, token_ids: Int64Array) -> _TurnCache | None:
-    """Cut ``cache`` to its common prefix with ``token_ids`` without their last token; None if nothing remains."""
-    if cache is None:
+def _cut(cache: _TurnCache | None, request: TurnRequest) -> _TurnCache | None:
+    """Cut ``cache`` to its common prefix with ``request.token_ids`` without their last token; None if nothing remains.
+
+    With pictures it is None too: the prefix may end within a picture, or hold the equal ids of another one.
+    """
+    if cache is None or cache.digests or request.pictures:
         return None
+    token_ids = request.token_ids
     shorter = min(len(cache.ids), len(token_ids) - 1)
     # Keys and values depend only on the tokens before them, so those of a common prefix are still valid.
     differs = np.flatnonzero(cache.ids[:shorter] != token_ids[:shorter])
