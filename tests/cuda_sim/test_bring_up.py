@@ -15,7 +15,8 @@ def test_every_part_of_the_bring_up_passes(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     page = (tmp_path / "gpu.md").read_text()
     reports = json.loads((tmp_path / "gpu.json").read_text())
-    assert {name: report["status"] for name, report in reports.items()} == dict.fromkeys(reports, "passed"), page
+    expected = dict.fromkeys(reports, "passed") | dict.fromkeys(("tests of vLLM", "vLLM"), "skipped")
+    assert {name: report["status"] for name, report in reports.items()} == expected, page
     assert done.returncode == 0
-    assert len(reports) == 8
+    assert len(reports) == 10
     assert all(f"## {name}\n" in page for name in reports)
