@@ -170,6 +170,17 @@ def train_pictures(folder: Path, **changes: Any) -> None:
     pictured.train(folder, **{**TINY, **changes})
 
 
+def train_compacted(folder: Path, **changes: Any) -> None:
+    """Episodes whose conversations outgrow their limit and are summarised by the policy."""
+    options = {"compact_at_tokens": (90, 130), "compact_prompt": "sum up", "max_steps": 6, "keep_checkpoints": 2}
+    played.train(folder, **{**options, **changes})
+
+
+def train_sources(folder: Path, **changes: Any) -> None:
+    """A mixture of two sources with an environment and one with single replies."""
+    played.train(folder, mixed=True, **{"max_steps": 8, "keep_checkpoints": 2, **changes})
+
+
 FORKED: dict[str, Callable[[Path], None]] = {
     "toy": train_toy,
     "evaluations": lambda folder: train_toy(folder, held_out=True, eval_steps=2),
@@ -206,6 +217,10 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "episodes in workers": lambda folder: played.train(
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
+    "episodes compacted": train_compacted,
+    "episodes compacted async": lambda folder: train_compacted(folder, async_steps=1),
+    "environments of sources": train_sources,
+    "environments of sources async": lambda folder: train_sources(folder, async_steps=1),
     "demonstrations and replay": train_off_policy,
     "demonstrations and replay async": lambda folder: train_off_policy(folder, async_steps=1),
     "judge and keep_best": train_judged,
