@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from thorough import THOROUGH
+
 if "REQUIRE_PACKAGES" in os.environ and sys.version_info >= (3, 11):
     # `make test` has every package of the lock file: one that is missing is an error there, and skips no test.
     pytest.importorskip = lambda name, **_: importlib.import_module(name)
@@ -16,6 +18,14 @@ if "REQUIRE_PACKAGES" in os.environ and sys.version_info >= (3, 11):
 if "PYTEST_XDIST_WORKER" in os.environ:
     # `pytest -n 2` has one worker for each core: more threads would only wait for each other. Before torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leave out the tests marked ``thorough``, unless they are asked for."""
+    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_configure(config: Any) -> None:

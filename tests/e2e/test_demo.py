@@ -86,6 +86,7 @@ demo.run_demo(Path({str(out)!r}), **{SHORT})
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_kill_9_in_the_middle_and_a_second_start(tmp_path, monkeypatch, capsys):
     for name, size in SIZES.items():

@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import edit_files
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
+sys.path.insert(0, EXAMPLES)  # as for a script that runs there; not for later tests, because rlox.py is there too
+try:
+    import edit_files
+finally:
+    sys.path.remove(EXAMPLES)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 

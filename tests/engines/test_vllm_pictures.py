@@ -233,7 +233,13 @@ def test_ids_of_pictures_without_pictures_are_an_error(parts):
 
 
 @pytest.mark.parametrize(
-    ("family", "is_tied"), [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("idefics3", False), ("internvl", False)]
+    ("family", "is_tied"),
+    [
+        ("qwen2_5_vl", True),
+        pytest.param("qwen2_5_vl", False, marks=pytest.mark.thorough),
+        ("idefics3", False),
+        pytest.param("internvl", False, marks=pytest.mark.thorough),
+    ],
 )
 def test_other_families(family, is_tied):
     model, reader, engine = make_parts(family, is_tied=is_tied)
@@ -258,7 +264,13 @@ def share_of_letters(completions):
     return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2, "image_max_pixels": 1024}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="whole", marks=pytest.mark.thorough),
+        pytest.param({"lora_rank": 2, "image_max_pixels": 1024}, id="lora"),
+    ],
+)
 def test_a_run_has_the_ratio_1_at_its_first_update(tmp_path, changes):
     model, processor = make_tiny_vlm("qwen3_vl", SCALE)
     rows = [

@@ -32,9 +32,9 @@ CLOSE = 1e-3
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_vllm():
-    pytest.importorskip("vllm")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    pytest.importorskip("vllm")
 
 
 def make_engine(model: Any, **changes: Any) -> VLLMEngine:

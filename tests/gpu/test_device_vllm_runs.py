@@ -34,9 +34,9 @@ pytestmark = [
 )
 def test_a_run_trains(options: dict[str, Any], gap: float, byte_tokenizer: Any):
     """The engine's memory is free after each run: vLLM refuses a second engine that sleeps in one process."""
-    pytest.importorskip("vllm")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    pytest.importorskip("vllm")
     options = training(gpu_memory_utilization=0.05, max_steps=3, check_weights=True, **options)
     trainer = GRPO(make_byte_model(), share_of_low_bytes, tokenizer=byte_tokenizer, engine="vllm", **options)
     try:

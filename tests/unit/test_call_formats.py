@@ -374,7 +374,7 @@ def make_runner(byte_tokenizer: Any, template: str, **options: Any) -> EpisodeRu
 
 def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert make_runner(byte_tokenizer, XML)._template.call_format == "hermes"
+        assert make_runner(byte_tokenizer, XML).main.template.call_format == "hermes"
     assert "in an unknown format" in caplog.text
 
 

@@ -29,6 +29,7 @@ from rlox_grpo.rollout.generate import refill_groups
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.files import write_completions
 from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.run.report.pictures import PicturesShown
 from rlox_grpo.run.report.samples import training_samples
 from rlox_grpo.trainer.step import take_optimizer_step
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
@@ -217,7 +218,7 @@ def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
     path = write_completions(tmp_path, 1, groups, advantages)
     rows = [json.loads(line)["advantage"] for line in path.read_text().splitlines()]
     assert rows == [*advantages[:4].tolist(), [0], [0]]
-    assert "0 · -0.5" in training_samples({1: path}).replace("−", "-")
+    assert "0 · -0.5" in training_samples({1: path}, PicturesShown(path.parent)).replace("−", "-")
 
 
 def test_the_rows_of_shorter_episodes_have_no_place_for_later_turns(tmp_path):
@@ -293,7 +294,7 @@ def test_the_report_shows_a_conversation(tmp_path):
     }
     path = tmp_path / "step_000001.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    page = training_samples({1: path})
+    page = training_samples({1: path}, PicturesShown(path.parent))
     assert page.count('class="message sampled"') == page.count('class="message observed"') == 2
     assert "assistant · sampled · reward 0.25" in page
     assert page.index("Guess") < page.index("reward 0.25") < page.index("higher") < page.index("reward 1")
@@ -322,7 +323,7 @@ def test_the_report_shows_calls_tools_reasoning_and_the_stop_reason(tmp_path):
     }
     path = tmp_path / "step_000001.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    page = training_samples({1: path})
+    page = training_samples({1: path}, PicturesShown(path.parent))
     text = html.unescape(re.sub("<[^>]*>", "", page))
     assert 'call: search(query="a </b> b", limit=3)' in text
     assert '"odd"' in text
@@ -338,13 +339,13 @@ def test_the_report_shows_calls_tools_reasoning_and_the_stop_reason(tmp_path):
 def test_rows_without_a_conversation_show_their_completion(tmp_path, messages):
     path = tmp_path / "step_000001.jsonl"
     path.write_text(json.dumps({"prompt": "p", "completion": "whole", "messages": messages}) + "\n")
-    assert "whole" in training_samples({1: path})
+    assert "whole" in training_samples({1: path}, PicturesShown(path.parent))
 
 
 def test_a_long_conversation_is_cut(tmp_path):
     row = {"prompt": "p", "messages": [{"role": "user", "content": str(place)} for place in range(100)]}
     path = tmp_path / "step_000001.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    page = training_samples({1: path})
+    page = training_samples({1: path}, PicturesShown(path.parent))
     assert page.count('class="message observed"') == 64
     assert "… and 36 more messages" in page
