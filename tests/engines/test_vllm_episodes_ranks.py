@@ -32,7 +32,7 @@ def list_episodes(folder, step):
     return [[one[key] for key in keys] for one in read_jsonl(folder / "completions" / f"step_{step:06d}.jsonl")]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("vllm_server", marks=pytest.mark.thorough)])
 def test_an_agent_trains_on_two_ranks_as_on_one(engine, make_tiny_model, byte_tokenizer, request, tmp_path):
     """The episodes and the first updates do not depend on the number of ranks.
 

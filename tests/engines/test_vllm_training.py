@@ -130,7 +130,7 @@ def largest_gap(model, groups):
         # One engine of two ranks, and 7 prompts, which the ranks share as 3 and 4.
         {"tensor_parallel_size": 2},
         # An engine in each rank, in a thread beside the update. So small a step that older weights sample the same.
-        {"async_steps": 1, "learning_rate": 1e-7},
+        pytest.param({"async_steps": 1, "learning_rate": 1e-7}, marks=pytest.mark.thorough),
     ],
 )
 def test_two_ranks_sample_from_the_trainers_weights(changes, make_tiny_model, byte_tokenizer, tmp_path):
