@@ -116,9 +116,7 @@ class Rows:
             by_token=is_by_token or rows.ndim == 2,
             completion_indices=completion_indices,
             branch_indices=np.array([branch for rows in completion_rows for branch in range(len(rows))], np.int64),
-            observed=_mark_observed(sampled, id_offsets, train) & ~_mark_shown(groups)
-            if with_environment
-            else None,
+            observed=_mark_observed(sampled, id_offsets, train) & ~_mark_shown(groups) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
             experts=_check_experts(completions, np.diff(prompt_offsets)[prompt_indices] + np.diff(id_offsets)),

@@ -194,8 +194,7 @@ def load_rows(
             )
     nothing = np.empty(0, dtype=np.int64)
     return [
-        Prompt(nothing, index, None, source, row, pictures=pictures[index])
-        for index, (source, row) in enumerate(rows)
+        Prompt(nothing, index, None, source, row, pictures=pictures[index]) for index, (source, row) in enumerate(rows)
     ]
 
 

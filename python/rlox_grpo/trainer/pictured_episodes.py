@@ -13,7 +13,6 @@ def explain_refusal(config: GRPOConfig, num_ranks: int) -> str | None:
         f"async_steps={config.async_steps}": config.async_steps > 0,
         f"partial_rollout_turns={config.partial_rollout_turns}": config.partial_rollout_turns is not None,
         f"compact_at_tokens={config.compact_at_tokens}": config.compact_at_tokens is not None,
-        f"replay={config.replay!r}": config.replay != "none",
     }
     reason = next((option for option, is_set in refused.items() if is_set), None)
     return None if reason is None else f"pictures in episodes of several turns are not supported with {reason}"

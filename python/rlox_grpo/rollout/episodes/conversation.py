@@ -195,9 +195,7 @@ class Conversation:
         if not new and self.can_go_on:
             return np.empty(0, dtype=np.int64)
         has_reply = self._state.spans == len(self._spans)  # else the call of its last message was cancelled
-        return self._read_pictures.expand(
-            self.template.extend(new, self._state.ended_by if has_reply else None), new
-        )
+        return self._read_pictures.expand(self.template.extend(new, self._state.ended_by if has_reply else None), new)
 
     def is_rewritten_by(self, new: Sequence[Message]) -> bool:
         """Whether the chat template changes earlier tokens when ``new`` messages are appended.
