@@ -231,13 +231,15 @@ def test_a_tool_shows_pictures(tmp_path: Path) -> None:
     assert score_rows(copy.deepcopy(trainer.model).double(), batches) < CLOSE
 
 
-def test_a_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    """Two steps in one run, and one step and a resume: the same weights; the first update has ratio 1."""
-    whole = make_trainer(tmp_path / "whole", max_steps=2, checkpoint_steps=1)
+def test_a_run_resumes_to_the_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two steps, and the second one again from the checkpoint of the first: equal weights. The update has ratio 1."""
+    options = {"max_steps": 2, "checkpoint_steps": 1, "keep_checkpoints": 9}
+    whole = make_trainer(tmp_path, **options)
     metrics = whole.train(ROWS[:2])
     assert metrics["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    make_trainer(tmp_path / "parts", max_steps=1, checkpoint_steps=1).train(ROWS[:2])
-    resumed = make_trainer(tmp_path / "parts", max_steps=2, checkpoint_steps=1)
-    resumed.train(ROWS[:2], resume=True)
+    resumed = make_trainer(tmp_path, resume=str(tmp_path / "checkpoints" / "step_000001"), **options)
+    with caplog.at_level("INFO"):
+        resumed.train(ROWS[:2])
+    assert "step 1 of 2" in caplog.text
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name

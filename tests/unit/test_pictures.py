@@ -809,8 +809,8 @@ def test_the_guide_runs(qwen: tuple[Any, Any], tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     sizes = {**SETTINGS, "group_size": 2}
 
-    def make(model: Any, reward: Any = None, **options: Any) -> GRPO:
-        return GRPO(model, reward and score, **{**options, **sizes})
+    def make(model: Any, *rewards: Any, **options: Any) -> GRPO:
+        return GRPO(model, *([score] if rewards else []), **{**options, **sizes})
 
     monkeypatch.setattr(rlox_grpo, "GRPO", make)
     names = runpy.run_path("page.py")
