@@ -176,7 +176,7 @@ def _list_texts(value: Any) -> Iterator[str]:
             yield from _list_texts(entry)
 
 
-def list_parts(result: Any) -> list[Any] | None:
+def list_entries(result: Any) -> list[Any] | None:
     """Return the parts of a tool's result that has a picture; None: it has none."""
     if any(base.__module__.startswith("PIL.") for base in type(result).__mro__):
         return [{"type": "image", "image": result}]

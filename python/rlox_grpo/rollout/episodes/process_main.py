@@ -20,7 +20,7 @@ from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.environments.outcome import read_outcome
 from rlox_grpo.rewards.worker import ORPHAN_GRACE, describe_error, read_frame, set_alarm, take_streams
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
-from rlox_grpo.rollout.episodes.pictures import RefusedPictures, list_parts
+from rlox_grpo.rollout.episodes.pictures import RefusedPictures, list_entries
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
 
@@ -227,7 +227,7 @@ def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
         tool = setup.tools[job.tool_index]
         result = tool(**job.arguments)
-        if setup.reads_pictures and list_parts(result) is not None:
+        if setup.reads_pictures and list_entries(result) is not None:
             pipe.answer(refused=f"{getattr(tool, '__name__', 'a tool')} returned a picture: {STAYS_IN_WORKER}")
             return
         text = show_result(result)

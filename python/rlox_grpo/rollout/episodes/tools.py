@@ -15,7 +15,7 @@ from rlox_grpo.config.records.episodes import EpisodeConfig, ObservationCut
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.copies import copy_value
-from rlox_grpo.rollout.episodes.pictures import EpisodePictures, RefusedPictureError, list_parts
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures, RefusedPictureError, list_entries
 
 CUT_MARK = "\n[… {count} characters cut …]\n"
 _CUT = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}"))
@@ -189,8 +189,8 @@ class Tools:
             result = function(**copy_value(dict(call.arguments)))
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self._limits.timeout)
-            if pictures is not None and pictures.are_read and (parts := list_parts(result)) is not None:
-                shown = pictures.read_message({"content": parts}, f"the result of {call.name}")
+            if pictures is not None and pictures.are_read and (entries := list_entries(result)) is not None:
+                shown = pictures.read_message({"content": entries}, f"the result of {call.name}")
                 return shown["content"], None, False
             return show_result(result), None, False
         except RefusedPictureError:  # of this run, which the policy cannot change
