@@ -212,8 +212,9 @@ def test_a_mark_fails_the_episode(vlm: Any, tmp_path: Path) -> None:
     with pytest.raises(EpisodeError, match=r"messages\[0\], of the role 'user', holds the text '<\|image_pad\|>'"):
         make_trainer(vlm, tmp_path).evaluate_sets(rows, samples=1)
     trainer = make_trainer(vlm, tmp_path, on_environment_error="end")
-    (scored,) = trainer.evaluate_sets(rows, samples=1)[""][1]
-    assert scored.group.completions[0].episode.stop_reason == "environment_error"
+    scored = trainer.evaluate_sets([*rows, {"prompt": "x", "later": "y"}], samples=1)[""][1]
+    reasons = [group.group.completions[0].episode.stop_reason for group in scored]
+    assert reasons == ["environment_error", "completed"]
 
 
 @pytest.mark.parametrize(
