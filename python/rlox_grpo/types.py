@@ -206,6 +206,8 @@ class Completion:
         experts: ``int16 [P + T, layers, k]``, in a mixture of experts the experts to which the engine routed each token
             of the prompt and the completion; −1 for a token that it did not run, such as the last. None: the engine
             does not say.
+        pictures: The pictures of the row, in order, of its prompt and then of its ``token_ids``. None: those of its
+            group's prompt.
         origin: The source of a completion that was not sampled in this step: ``"demonstration"``, or ``"replay"`` of an
             earlier step. None: the completion was sampled in this step.
     """
@@ -223,6 +225,7 @@ class Completion:
     sampling_mask: SamplingMask[Int32Array] | None = None
     experts: Int16Array | None = None
     origin: Origin | None = None
+    pictures: tuple[Picture, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -808,7 +808,11 @@ def test_the_guide_runs(qwen: tuple[Any, Any], tmp_path: Path, monkeypatch: pyte
     (tmp_path / "page.py").write_text(program, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     sizes = {**SETTINGS, "group_size": 2}
-    monkeypatch.setattr(rlox_grpo, "GRPO", lambda model, reward, **options: GRPO(model, score, **{**options, **sizes}))
+
+    def make(model: Any, *rewards: Any, **options: Any) -> GRPO:
+        return GRPO(model, *([score] if rewards else []), **{**options, **sizes})
+
+    monkeypatch.setattr(rlox_grpo, "GRPO", make)
     names = runpy.run_path("page.py")
     assert (tmp_path / "out" / "preprocessor_config.json").exists() or (
         tmp_path / "out" / "processor_config.json"

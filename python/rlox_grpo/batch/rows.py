@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
+from rlox_grpo.batch.pictures import mark_pictures
 from rlox_grpo.batch.ragged import check_at_least, concatenate
 from rlox_grpo.batch.sampling_mask import find_outside, join_masks
 from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
@@ -48,7 +49,7 @@ class Rows:
     if ``by_token``. A completion has one row, and one more for each branch: ``completion_indices`` is the completion of
     each row, ascending, and ``branch_indices`` is 0 for the completion itself and b for its branch b. ``observed``
     marks the tokens of ``Batch.environment``; None: the marks are not requested. ``pictures`` are the pictures of each
-    prompt. ``sampling_mask`` is the sampling mask of all tokens; None: all ids. ``experts`` are the experts of each
+    row. ``sampling_mask`` is the sampling mask of all tokens; None: all ids. ``experts`` are the experts of each
     row, ``[P + T, layers, k]``; (): no row has any. ``origins`` are positions in ``ORIGINS``, ``int8 [N]``.
     """
 
@@ -115,7 +116,7 @@ class Rows:
             by_token=is_by_token or rows.ndim == 2,
             completion_indices=completion_indices,
             branch_indices=np.array([branch for rows in completion_rows for branch in range(len(rows))], np.int64),
-            observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
+            observed=_mark_observed(sampled, id_offsets, train) & ~_mark_shown(groups) if with_environment else None,
             pictures=tuple(pictures) if any(pictures) else (),
             sampling_mask=_join_checked(completions, ids, id_offsets),
             experts=_check_experts(completions, np.diff(prompt_offsets)[prompt_indices] + np.diff(id_offsets)),
@@ -243,7 +244,7 @@ class Rows:
             policy=PolicyWeights(routing=Routing(self._lay_out_experts(rows, input_ids.shape, tensor))),
             environment=environment,
             branches=branches,
-            pictures=tuple(self.pictures[index] for index in self.prompt_indices[rows]) if self.pictures else (),
+            pictures=tuple(self.pictures[row] for row in rows.tolist()) if self.pictures else (),
         )
 
     def _lay_out(self, values: NDArray[Any], rows: Int64Array, completion_mask: BoolArray) -> NDArray[Any]:
@@ -351,26 +352,50 @@ def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolAr
 def _list_prompts(
     groups: Sequence[RolloutGroup],
 ) -> tuple[list[Int64Array], Int64Array, list[tuple[Picture, ...]]]:
-    """Return the distinct prompts, the index of each row's prompt, and the pictures of the prompts.
+    """Return the distinct prompts, the index of each row's prompt, and the pictures of each row.
 
     A row with ``prompt_ids`` has these ids as its prompt, any other row has the prompt of its group. Prompts of two
-    groups are distinct, even if they have the same tokens, because their pictures may differ.
+    groups are distinct, even if they have the same tokens, because their pictures may differ. Rows with ``prompt_ids``
+    share a prompt only if all their pictures are the same.
     """
     prompts: list[Int64Array] = []
     pictures: list[tuple[Picture, ...]] = []
     indices: list[int] = []
     for group in groups:
-        last = None
+        last, last_shown = None, None
         for completion in group.completions:
             for row in list_rows(completion):
                 token_ids = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
+                pictures.append(_list_shown(row, group))
+                shown = group.prompt.pictures if row.prompt_ids is None else pictures[-1]
+                digests = [picture.digest for picture in shown]
                 # Rows of a group mostly have the same array object: compare identities first.
-                if last is None or not (token_ids is last or np.array_equal(token_ids, last)):
+                if last is None or digests != last_shown or not (token_ids is last or np.array_equal(token_ids, last)):
                     prompts.append(token_ids)
-                    pictures.append(group.prompt.pictures)
-                last = token_ids
+                last, last_shown = token_ids, digests
                 indices.append(len(prompts) - 1)
     return prompts, np.array(indices, np.int64), pictures
+
+
+def _list_shown(row: Completion, group: RolloutGroup) -> tuple[Picture, ...]:
+    """Return the pictures of a row, of its prompt and then of its completion."""
+    return group.prompt.pictures if row.pictures is None else row.pictures
+
+
+def _mark_shown(groups: Sequence[RolloutGroup]) -> BoolArray:
+    """``bool [sum T]``, True on the tokens of pictures in completions, which no model predicts."""
+    marks = [
+        mark_pictures(
+            np.concatenate([group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids, row.token_ids]),
+            row.pictures,
+        )[-len(row.token_ids) :]
+        if row.pictures
+        else np.zeros(len(row.token_ids), np.bool_)
+        for group in groups
+        for completion in group.completions
+        for row in list_rows(completion)
+    ]
+    return np.concatenate([np.zeros(0, np.bool_), *marks])
 
 
 def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:

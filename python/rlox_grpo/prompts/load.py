@@ -149,18 +149,41 @@ def _read_pictures(
 
 
 def load_rows(
-    prompts: PromptsLike, *, prompt_column: str = "prompt", columns: Mapping[str, str] = MappingProxyType({})
+    prompts: PromptsLike,
+    *,
+    prompt_column: str = "prompt",
+    columns: Mapping[str, str] = MappingProxyType({}),
+    reader: PictureReader | None = None,
+    no_pictures: str = NO_PROCESSOR,
 ) -> list[Prompt]:
     """Load rows for an environment, which writes the prompts itself. ``token_ids`` are empty.
 
-    The column ``prompt``, text or chat messages, is optional and is passed to the environment unchanged. For the
-    arguments see :func:`load_prompts`.
+    The column ``prompt``, text or chat messages, is optional and is passed to the environment unchanged. With pictures
+    it is passed as messages whose entries of pictures have their digests. For the arguments see :func:`load_prompts`.
 
     Raises:
-        ValueError: there is no row, or a row lacks a column that ``columns`` renames.
+        ValueError: there is no row, a row lacks a column that ``columns`` renames, or a row has pictures that cannot be
+            read, or pictures and no prompt.
         TypeError: as :func:`load_prompts`, or a prompt is token ids.
     """
-    rows = list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
+    rows = list_rows(
+        prompts,
+        None,
+        prompt_column,
+        columns,
+        needs_prompt=False,
+        no_pictures="" if reader is not None else no_pictures,
+    )
+    pictures: list[tuple[Picture, ...]] = [()] * len(rows)
+    if reader is not None:
+        for index, (source, row) in enumerate(rows):
+            if source is None and list_pictures(row, f"prompts[{index}]"):
+                raise ValueError(
+                    f"prompts[{index}] has pictures and no prompt that shows them: add the column 'prompt', or if the "
+                    "environment alone reads them, rename the column: columns={'reference_images': 'images'}"
+                )
+        folder = Path(prompts).parent if isinstance(prompts, (str, Path)) else Path()
+        rows, pictures = _read_pictures(rows, reader, folder)
     for index, (source, _) in enumerate(rows):
         if isinstance(source, str):
             _refuse_written_messages(source, index)
@@ -170,7 +193,9 @@ def load_rows(
                 f"prompts[{index}] is {type(source).__name__}: an environment takes rows, texts or messages"
             )
     nothing = np.empty(0, dtype=np.int64)
-    return [Prompt(nothing, index, None, source, row) for index, (source, row) in enumerate(rows)]
+    return [
+        Prompt(nothing, index, None, source, row, pictures=pictures[index]) for index, (source, row) in enumerate(rows)
+    ]
 
 
 def list_entries(prompts: PromptsLike) -> list[Any]:

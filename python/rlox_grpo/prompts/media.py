@@ -10,7 +10,7 @@ MEDIA_COLUMNS = frozenset(f"{kind}{plural}" for kind in ("image", "video", "audi
 """Columns and keys of messages that other libraries show to the model. Paths and URLs in them are refused too."""
 
 NOT_SUPPORTED = "pictures, video and audio are not supported yet"
-"""Why pictures are errors in episodes and at endpoints."""
+"""Why pictures are errors in episodes of models of text and at endpoints, and video and audio in all episodes."""
 
 NO_PROCESSOR = "pictures need a vision-language model with its processor, and video and audio are not supported yet"
 """Text of the error for pictures in prompts."""

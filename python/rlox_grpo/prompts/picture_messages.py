@@ -66,11 +66,7 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
     else:
         return source, []
     for entry in filter(is_picture, _list_entries(messages)):
-        if names := sorted(str(key) for key in entry.keys() - _READ_KEYS if entry[key] is not None):
-            raise ValueError(
-                f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
-                "its picture under 'image', set the size of all pictures by the processor, or drop the key"
-            )
+        _refuse_other_keys(entry, where)
     waiting, ordered = list(pictures), []
     count = sum(_is_empty_picture(entry) for entry in _list_entries(messages))
     if count == 0 and pictures:
@@ -170,6 +166,26 @@ def label_pictures(source: Any, pictures: Sequence[Picture]) -> Any:
 def is_picture(entry: Any) -> bool:
     """Whether an entry of a message's content is a picture."""
     return isinstance(entry, Mapping) and entry.get("type") in ("image", "image_url")
+
+
+def take_picture(entry: Mapping[str, Any], where: str) -> Any:
+    """Return the picture that an entry holds.
+
+    Raises:
+        ValueError: the entry has no picture or several, a key that is not read, or an address of a picture.
+    """
+    _refuse_other_keys(entry, where)
+    if _is_empty_picture(entry):
+        raise ValueError(f"{where} is an entry of the type {entry['type']!r} without a picture: put it under 'image'")
+    return _take_picture(entry, where)
+
+
+def _refuse_other_keys(entry: Mapping[str, Any], where: str) -> None:
+    if names := sorted(str(key) for key in entry.keys() - _READ_KEYS if entry[key] is not None):
+        raise ValueError(
+            f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
+            "its picture under 'image', set the size of all pictures by the processor, or drop the key"
+        )
 
 
 def _is_empty_picture(entry: Any) -> bool:

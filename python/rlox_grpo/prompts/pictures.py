@@ -242,6 +242,9 @@ class PictureReader:
         self.placeholder_id = int(ids[0])
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
         self._tokenizer, self._max_pixels = tokenizer, max_pixels
+        self._marks = tuple(
+            dict.fromkeys([self.placeholder, *map(str, tokenizer.convert_ids_to_tokens([*self.excluded_ids]))])
+        )
         self._lock = threading.Lock()
         # The prompts hold the records. Those of a stream, with the pictures of their rows, go after their step.
         self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
@@ -334,6 +337,10 @@ class PictureReader:
         for picture, piece in zip(pictures, pieces[1:], strict=True):
             expanded += [picture.token_ids, piece[1:]]
         return np.concatenate(expanded)
+
+    def find_mark(self, text: str) -> str | None:
+        """Return a mark of pictures or videos in a text, which the tokenizer would read as one; None without."""
+        return next((mark for mark in self._marks if mark in text), None)
 
     def collapse(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
         """Replace the ids of each picture by its placeholder: the inverse of :meth:`expand`.

@@ -154,6 +154,8 @@ def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
 
 def _encode_completion(completion: Completion) -> dict[str, Any]:
     """Encode a completion. Empty fields are left out, because most completions have one turn and no branches."""
+    if completion.pictures is not None:
+        raise ValueError("a completion with pictures of its own cannot be stored: its pictures are not in the data")
     record = encode_fields(replace(completion, episode=None, branches=()))
     record = {name: content for name, content in record.items() if content not in (None, []) or name == "text"}
     if completion.episode is not None:

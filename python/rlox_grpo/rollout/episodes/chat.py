@@ -28,6 +28,7 @@ from rlox_grpo.rollout.episodes.messages import (
     refuse_late_tools,
     refuse_long_prompt,
 )
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 from rlox_grpo.rollout.episodes.streaming import Delta, ReplyPieces, begin_pieces
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
@@ -64,6 +65,7 @@ class Chat:
         system_prompt: str | None = None,
         open_endpoint: Callable[[Chat], tuple[str, str]] | None = None,
         compaction: Compaction | None = None,
+        pictures: EpisodePictures | None = None,
     ) -> None:
         """Begin an empty conversation.
 
@@ -80,6 +82,7 @@ class Chat:
             system_prompt: text of a system message before the first message, or None.
             open_endpoint: opens the episode's OpenAI-compatible endpoint; returns its URL and key.
             compaction: when :meth:`turn` compacts the conversation; None: never.
+            pictures: reads the pictures of messages; None: they are errors.
         """
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
@@ -95,7 +98,8 @@ class Chat:
         self._open_endpoint, self._compaction = open_endpoint, compaction
         self._template = template
         self._end_ids = frozenset(end_ids)
-        self._conversations = Conversations(template, self._end_ids)
+        self._pictures = pictures or EpisodePictures()
+        self._conversations = Conversations(template, self._end_ids, self._pictures)
         self._streamed: set[ReplyPieces] = set()  # the replies that are being streamed
         self._unsent: list[dict[str, Any]] = []  # messages of a turn that was cancelled while a summary was sampled
 
@@ -203,7 +207,7 @@ class Chat:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
         current = self._conversations.current
         first = not current.messages
-        new = [*self._unsent, *self._bound(list_messages(messages), first=first)]
+        new = [*self._unsent, *self._bound(list_messages(messages, self._pictures), first=first)]
         self._unsent = []
         if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
@@ -248,7 +252,7 @@ class Chat:
             raise EpisodeEnded(self.ended)
         check_room(max_new_tokens)
         stop = read_stop(stop)
-        history = list_messages(messages)
+        history = list_messages(messages, self._pictures)
         if history and self._system_prompt is not None:
             history = add_system_message(history, self._system_prompt, self._episode[0])
         template = self._template if tools is None else self._give_template(tools)
@@ -295,6 +299,7 @@ class Chat:
         size = len(self._template.tokenizer)
         if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
+        self._pictures.check_ids(token_ids)
         check_room(max_new_tokens)
         stop = read_stop(stop)
         match = self._conversations.find_longest(lambda candidate: candidate.find_ids(token_ids))
@@ -381,7 +386,17 @@ class Chat:
             self._streamed.add(pieces)
         watch = pieces.add if pieces else None
         branch, replaces = conversation.branch, conversation.replaces
-        request = TurnRequest(self._episode, conversation.turns, context, room, stop, branch, replaces, watch)
+        request = TurnRequest(
+            self._episode,
+            conversation.turns,
+            context,
+            room,
+            stop,
+            branch,
+            replaces,
+            watch,
+            pictures=conversation.pictures,
+        )
         self.waiting_since = None
         conversation.busy = True
         try:
@@ -419,14 +434,15 @@ class Chat:
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply`` concurrently; return their messages in the order of the calls.
 
-        An error becomes a message for the policy. The list is empty if ``reply`` has no call.
+        An error becomes a message for the policy. The list is empty if ``reply`` has no call. A result that is a
+        ``PIL.Image``, or a list of parts with one ``{"type": "image", "image": …}``, shows its pictures.
 
         Raises:
             EpisodeEnded: there was an error, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
         """
         self.waiting_since = None
         try:
-            return await self.tools.answer(reply)
+            return await self.tools.answer(reply, self._pictures)
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise

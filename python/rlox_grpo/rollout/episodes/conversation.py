@@ -29,8 +29,9 @@ from rlox_grpo.rollout.episodes.messages import (
     make_reply_message,
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.types import FinishReason, Float32Array, Int32Array, Int64Array, SamplingMask
+from rlox_grpo.types import FinishReason, Float32Array, Int32Array, Int64Array, Picture, SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,8 @@ class ChatTokens:
         truncated: whether the last reply has no end token or stop string.
         versions: the policy version of each of ``turns``, with partial rollouts; otherwise empty.
         sampling_mask: the ids from which each token was drawn; None: all, or the engine does not say.
+        prompt_pictures: the pictures of the first prompt, in order.
+        pictures: the pictures of ``token_ids``, in order.
     """
 
     prompt_ids: Int64Array
@@ -56,17 +59,20 @@ class ChatTokens:
     truncated: bool
     versions: tuple[int, ...] = ()
     sampling_mask: SamplingMask[Int32Array] | None = None
+    prompt_pictures: tuple[Picture, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A reply, or the tokens between two replies: ``int64 [n]`` and ``float32 [n]``."""
+    """A reply, or the tokens between two replies with their pictures: ``int64 [n]`` and ``float32 [n]``."""
 
     token_ids: Int64Array
     log_probs: Float32Array
     sampled: bool
     policy_version: int | None = None
     sampling_mask: SamplingMask[Int32Array] | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,12 @@ class Conversation:
     """
 
     def __init__(
-        self, template: Template, end_ids: Collection[int], branch: int = 0, rewrites: Conversation | None = None
+        self,
+        template: Template,
+        end_ids: Collection[int],
+        pictures: EpisodePictures,
+        branch: int = 0,
+        rewrites: Conversation | None = None,
     ) -> None:
         self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
@@ -115,7 +126,8 @@ class Conversation:
         self.num_repeated = 0
         self.prompt_messages = 0
         self.busy = self.is_cancelled = False
-        self._end_ids = end_ids
+        self._end_ids, self._read_pictures = end_ids, pictures
+        self._prompt_pictures: tuple[Picture, ...] = ()
         self._keys: list[MessageKey] = []  # keys of the messages from before the cut
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
@@ -150,6 +162,11 @@ class Conversation:
         return np.concatenate([self._first_prompt, *(span.token_ids for span in self._spans)])
 
     @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The pictures of :attr:`token_ids`, in order."""
+        return (*self._prompt_pictures, *(picture for span in self._spans for picture in span.pictures))
+
+    @property
     def length(self) -> int:
         """Number of :attr:`token_ids`."""
         return (
@@ -167,17 +184,18 @@ class Conversation:
         """Encode ``new`` messages as a continuation of this conversation.
 
         Raises:
-            ValueError: there is no message in a new conversation.
+            ValueError: there is no message in a new conversation, or the tokens have marks of pictures that no message
+                has.
             TemplateError: the template refuses the messages.
         """
         if not self.messages:
             if not new:
                 raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
-            return self.template.encode(self.template.render(new))
+            return self._read_pictures.expand(self.template.encode(self.template.render(new)), new)
         if not new and self.can_go_on:
             return np.empty(0, dtype=np.int64)
         has_reply = self._state.spans == len(self._spans)  # else the call of its last message was cancelled
-        return self.template.extend(new, self._state.ended_by if has_reply else None)
+        return self._read_pictures.expand(self.template.extend(new, self._state.ended_by if has_reply else None), new)
 
     def is_rewritten_by(self, new: Sequence[Message]) -> bool:
         """Whether the chat template changes earlier tokens when ``new`` messages are appended.
@@ -195,7 +213,7 @@ class Conversation:
     ) -> tuple[Conversation, list[dict[str, Any]], list[MessageKey]]:
         """Return an empty conversation for the rewritten history, the messages of that history, and their keys."""
         message_keys = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
-        conversation = Conversation(self.template, self._end_ids, -1, self)
+        conversation = Conversation(self.template, self._end_ids, self._read_pictures, -1, self)
         conversation.earlier, conversation.num_repeated = self.earlier, self.num_repeated
         return conversation, [dict(message) for message in (*self.messages, *new)], message_keys
 
@@ -204,7 +222,7 @@ class Conversation:
 
         ``num_rebuilt`` is the number of its first messages that repeat or replace those of this conversation.
         """
-        conversation = Conversation(self.template, self._end_ids, -1, self)
+        conversation = Conversation(self.template, self._end_ids, self._read_pictures, -1, self)
         conversation.earlier, conversation.num_repeated = self.transcript, num_rebuilt
         return conversation
 
@@ -222,8 +240,10 @@ class Conversation:
         if not self.messages:
             self._prompt_ids = added
             self.prompt_messages = len(new)
+            self._prompt_pictures = self._read_pictures.list_shown(new)
         elif len(added):
-            self._spans.append(Span(added, np.zeros(len(added), dtype=np.float32), False))
+            shown = self._read_pictures.list_shown(new)
+            self._spans.append(Span(added, np.zeros(len(added), dtype=np.float32), False, pictures=shown))
         self._keys += map(make_message_key, new) if keys is None else keys
         self.messages += [dict(message) for message in new]
 
@@ -305,7 +325,8 @@ class Conversation:
 
     def fork(self, mark: Mark) -> Conversation:
         """Return a new branch with the same messages and spans up to ``mark``."""
-        conversation = Conversation(self.template, self._end_ids, -1)
+        conversation = Conversation(self.template, self._end_ids, self._read_pictures, -1)
+        conversation._prompt_pictures = self._prompt_pictures
         conversation.messages, conversation._keys = self.messages[: mark.messages], self._keys[: mark.messages]
         conversation.prompt_messages, conversation._prompt_ids = self.prompt_messages, self._prompt_ids
         conversation._spans = self._spans[: mark.spans]
@@ -341,6 +362,8 @@ class Conversation:
             self._state.truncated,
             tuple(span.policy_version for span in replies if span.policy_version is not None),
             None if all(mask is None for mask in masks) else join_masks(masks, lengths),
+            self._prompt_pictures,
+            tuple(picture for span in spans for picture in span.pictures),
         )
 
     @property

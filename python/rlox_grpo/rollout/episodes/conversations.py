@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation, Mark
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.types import Int64Array
+from rlox_grpo.types import Int64Array, Picture
 
 
 class Conversations:
@@ -20,9 +21,9 @@ class Conversations:
         current: the conversation that ``chat.turn`` continues: the first one, or its latest rewritten form.
     """
 
-    def __init__(self, template: Template, end_ids: Collection[int]) -> None:
-        self._end_ids = end_ids
-        self.first = self.current = Conversation(template, end_ids)
+    def __init__(self, template: Template, end_ids: Collection[int], pictures: EpisodePictures) -> None:
+        self._end_ids, self._pictures = end_ids, pictures
+        self.first = self.current = Conversation(template, end_ids, pictures)
         self._all = [self.first]
         self._counts: dict[bytes, int] = {}  # number of branches that begin with the same tokens, by their digest
 
@@ -44,7 +45,7 @@ class Conversations:
     def begin(self, template: Template) -> Conversation:
         """Return the first conversation if it is empty, else a new branch with its own prompt."""
         if self.first.messages or self.first.busy:
-            return Conversation(template, self._end_ids, -1)
+            return Conversation(template, self._end_ids, self._pictures, -1)
         self.first.template = template
         return self.first
 
@@ -52,7 +53,7 @@ class Conversations:
         """Store ``conversation`` as a new numbered branch that begins with ``context``, unless it is stored already."""
         if conversation.branch >= 0:
             return
-        conversation.branch = self._derive_branch(context)
+        conversation.branch = self._derive_branch(context, conversation.pictures)
         self._all.append(conversation)
         if conversation.rewrites is self.current:
             self.current = conversation
@@ -66,7 +67,8 @@ class Conversations:
         if not is_new:
             return
         if conversation is self.first:  # replaced by an empty one, with the seed of a branch
-            self.first = Conversation(conversation.template, self._end_ids, self._derive_branch(conversation.token_ids))
+            branch = self._derive_branch(conversation.token_ids, conversation.pictures)
+            self.first = Conversation(conversation.template, self._end_ids, self._pictures, branch)
             self._all[0] = self.first
             self.current = self.first if conversation is self.current else self.current
             return
@@ -104,8 +106,9 @@ class Conversations:
             if conversation is not self.current and id(conversation) not in rewritten
         ]
 
-    def _derive_branch(self, context: Int64Array) -> int:
+    def _derive_branch(self, context: Int64Array, pictures: Sequence[Picture]) -> int:
         """Derive a branch's 47-bit number from its first tokens, so that seeds do not depend on the order of calls."""
-        digest = hashlib.sha256(context.astype("<i8").tobytes()).digest()
+        shown = "".join(picture.digest for picture in pictures)
+        digest = hashlib.sha256(context.astype("<i8").tobytes() + shown.encode()).digest()
         count = self._counts[digest] = self._counts.get(digest, -1) + 1
         return 1 + (int.from_bytes(hashlib.sha256(digest + count.to_bytes(8, "little")).digest()[:6], "little") >> 1)

@@ -28,15 +28,16 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
     """Make the group of one prompt.
 
     The group's prompt is the longest common prefix of the first prompts of all rows. The rest of a first prompt is the
-    beginning of its row, marked as not sampled. Without a common prefix, each row has its own prompt. An episode that
-    failed before its first reply becomes one end token, which is not sampled.
+    beginning of its row, marked as not sampled. Without a common prefix, each row has its own prompt, and also if first
+    prompts have pictures and are not all the same. An episode that failed before its first reply becomes one end token,
+    which is not sampled.
 
     Example: first prompts ``1 2 3`` and ``1 2 4`` give the group's prompt ``1 2``, and rows that begin with ``3`` and
     with ``4``.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     rows = [episode.rows for episode in played]
-    shared = _find_common_prefix([row.prompt_ids for episode_rows in rows for row in episode_rows])
+    shared = _find_common_prefix([row for episode_rows in rows for row in episode_rows])
     has_row_prompts = not len(shared)
     if has_row_prompts:
         shared = next(
@@ -45,14 +46,18 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
     first = next((episode for episode, episode_rows in zip(played, rows, strict=True) if episode_rows), played[0])
     asked = first.episode.messages[: first.episode.prompt_messages]
     end_ids, zeros = np.array([end], dtype=np.int64), np.zeros(1, dtype=np.float32)
-    empty = ChatTokens(shared, end_ids, zeros, sampled=zeros.astype(bool), turns=(), truncated=False)
+    pictures = next((episode_rows[0].prompt_pictures for episode_rows in rows if episode_rows), ())
+    empty = ChatTokens(
+        shared, end_ids, zeros, sampled=zeros.astype(bool), turns=(), truncated=False, prompt_pictures=pictures
+    )
     completions = tuple(
         _make_completion(episode.episode, episode_rows or [empty], None if has_row_prompts else len(shared), tokenizer)
         for episode, episode_rows in zip(played, rows, strict=True)
     )
     text = tokenizer.decode(shared.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     source = prompt.source if prompt.source is not None else [dict(message) for message in asked]
-    return RolloutGroup(replace(prompt, token_ids=shared, text=text, source=source), completions, policy_version)
+    asked_prompt = replace(prompt, token_ids=shared, text=text, source=source, pictures=pictures)
+    return RolloutGroup(asked_prompt, completions, policy_version)
 
 
 def _make_completion(episode: Episode, rows: Sequence[ChatTokens], shared: int | None, tokenizer: Any) -> Completion:
@@ -78,11 +83,19 @@ def _make_row(episode: Episode, tokens: ChatTokens, shared: int | None, tokenize
         prompt_ids=tokens.prompt_ids if shared is None else None,
         versions=tokens.versions,
         sampling_mask=mask,
+        pictures=(*tokens.prompt_pictures, *tokens.pictures) if shared is None or tokens.pictures else None,
     )
 
 
-def _find_common_prefix(rows: Sequence[Int64Array]) -> Int64Array:
+def _find_common_prefix(chats: Sequence[ChatTokens]) -> Int64Array:
+    rows = [chat.prompt_ids for chat in chats]
     if not rows:
+        return np.empty(0, dtype=np.int64)
+    shown = [[picture.digest for picture in chat.prompt_pictures] for chat in chats]
+    if any(shown) and not all(
+        digests == shown[0] and np.array_equal(row, rows[0]) for digests, row in zip(shown, rows, strict=True)
+    ):
+        # Equal ids may stand for other pictures, and a prefix may end within one.
         return np.empty(0, dtype=np.int64)
     shortest = min(map(len, rows))
     same = np.ones(shortest, dtype=bool)

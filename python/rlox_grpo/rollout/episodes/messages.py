@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rlox_grpo.environments import Reply, ToolCall
-from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
 from rlox_grpo.rewards.copies import copy_value
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 
 Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000
@@ -74,12 +74,16 @@ def is_same_message(ours: MessageKey, theirs: MessageKey) -> bool:
     return ours[0] == theirs[0] and theirs[1][0] in ours[1] and ours[2:4] == theirs[2:4] and reasoning
 
 
-def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, Any]]:
-    """Return messages to the policy as a list of dicts; a text is one user message.
+def list_messages(
+    messages: str | Sequence[Message] | None, pictures: EpisodePictures | None = None
+) -> list[dict[str, Any]]:
+    """Return messages to the policy as a list of dicts, with their ``pictures`` read; a text is one user message.
+
+    Without ``pictures``, every picture is an error.
 
     Raises:
-        ValueError: a message without role or content, with a picture or with a lone surrogate, or an assistant message
-            at the end.
+        ValueError: a message without role or content, with a picture that cannot be read or with a lone surrogate, or
+            an assistant message at the end.
     """
     if messages is None:
         return []
@@ -91,13 +95,12 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"messages[{index}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
-        if media := find_media_in_message(message):
-            raise ValueError(f"messages[{index}] has {media}: {NOT_SUPPORTED}; describe it in text")
+        message = (pictures or EpisodePictures()).read_message(message, f"messages[{index}]")
         content = message["content"]
         if isinstance(content, str):
             _refuse_surrogates(content, f"messages[{index}]")
         try:
-            listed.append(copy_value(dict(message)))
+            listed.append(copy_value(message))
         except TypeError as error:
             raise ValueError(f"messages[{index}]: {error}") from error
     if listed and listed[-1]["role"] == "assistant":

@@ -20,8 +20,12 @@ from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.environments.outcome import read_outcome
 from rlox_grpo.rewards.worker import ORPHAN_GRACE, describe_error, read_frame, set_alarm, take_streams
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.pictures import RefusedPictures, list_entries
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
+
+STAYS_IN_WORKER = "a worker process does not send one; make the tool async, or leave out the timeout"
+"""Why a tool's picture is an error in a worker process."""
 
 LONGEST_ANSWER = 4_000_000
 """Maximum bytes of one answer; a longer answer is an error of the environment."""
@@ -39,12 +43,14 @@ class WorkerSetup:
         tools: functions, which jobs name by their index.
         limits: limits of the tools, including those that are methods of the environment, as in TRL's environments.
         timeout: maximum seconds of a tool call, or between two turns of an episode.
+        reads_pictures: whether the model reads pictures: a tool's result that has one is then an error.
     """
 
     environment: Any
     tools: tuple[Callable[..., Any], ...]
     limits: ToolLimits
     timeout: float
+    reads_pictures: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,12 @@ class BlockingChat:
     Attributes:
         seed: seed of this episode, for the environment's random numbers.
         tools: tools that run in this process.
+        pictures: refuses the pictures of their results; None: the model reads none, and results are text.
     """
 
-    def __init__(self, pipe: TrainerPipe, seed: int, limits: ToolLimits) -> None:
+    def __init__(self, pipe: TrainerPipe, seed: int, limits: ToolLimits, reads_pictures: bool = False) -> None:
         self.seed = seed
+        self.pictures = RefusedPictures(STAYS_IN_WORKER) if reads_pictures else None
         self.tools = Tools((), limits)
         self._pipe = pipe
 
@@ -180,7 +188,7 @@ class RemoteChat:
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
-        return await self.tools.answer(reply) if self.tools else self._chat.call_tools(reply)
+        return await self.tools.answer(reply, self.pictures) if self.tools else self._chat.call_tools(reply)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
@@ -212,13 +220,17 @@ def main() -> None:
             _call(setup, job, pipe)
         else:
             assert environment is not None
-            _play(environment, job, BlockingChat(pipe, job.seed, setup.limits), pipe)
+            _play(environment, job, BlockingChat(pipe, job.seed, setup.limits, setup.reads_pictures), pipe)
 
 
 def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
         tool = setup.tools[job.tool_index]
-        text = show_result(tool(**job.arguments))
+        result = tool(**job.arguments)
+        if setup.reads_pictures and list_entries(result) is not None:
+            pipe.answer(refused=f"{getattr(tool, '__name__', 'a tool')} returned a picture: {STAYS_IN_WORKER}")
+            return
+        text = show_result(result)
         cut = setup.limits.for_tool(tool).cut_text(text)
         pipe.answer(text=cut.encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call

@@ -21,6 +21,7 @@ from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.worker_pool import START_SECONDS, Worker, end_all, find_import_path
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.pictures import RefusedPictureError
 from rlox_grpo.rollout.episodes.process_main import CHAT_FACTS, LONGEST_ANSWER, CallJob, PlayJob, WorkerSetup
 from rlox_grpo.rollout.episodes.tools import ToolLimits
 
@@ -228,12 +229,14 @@ async def play_in_process(pool: ProcessPool, row: Mapping[str, Any], chat: Chat)
 class ToolProcesses:
     """Worker processes for the sync functions of ``tools``."""
 
-    def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
+    def __init__(
+        self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int, reads_pictures: bool = False
+    ) -> None:
         """Prepare at most ``size`` processes. Raises ConfigError if the tools cannot be pickled."""
         assert limits.timeout is not None
         self._sync = [function for function in tools if not inspect.iscoroutinefunction(function)]
         self._timeout = limits.timeout
-        setup = WorkerSetup(None, tuple(self._sync), limits, limits.timeout)
+        setup = WorkerSetup(None, tuple(self._sync), limits, limits.timeout, reads_pictures)
         self._pool = ProcessPool("tools", setup, size) if self._sync else None
 
     def reach(self, function: Callable[..., Any]) -> bool:
@@ -246,12 +249,15 @@ class ToolProcesses:
         Raises:
             TimeoutError: the call took too long; its process is killed.
             EpisodeWorkerError: the tool raised, or its process died.
+            RefusedPictureError: the tool returned a picture, which a worker process does not send.
         """
         assert self._pool is not None
         job = CallJob(self._sync.index(function), dict(arguments))
         async with self._pool.lend() as lent:
             answer = await asyncio.wait_for(lent.ask(job), self._timeout)
             lent.clean = True
+            if "refused" in answer:
+                raise RefusedPictureError(str(answer["refused"]))
             if "error" in answer:
                 raise EpisodeWorkerError(str(answer["error"]))
             return str(answer["text"]), int(answer["length"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from rlox_grpo.rollout.episodes.compaction import draw_compaction
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.run_templates import RunTemplates
@@ -41,6 +43,9 @@ from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import FAILURES, Episode, Prompt, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,7 @@ class EpisodeRunner:
 
     Attributes:
         main: the environment of the run, which plays the rows of sources without their own.
+        reader, no_pictures: see :meth:`__init__`.
         prefilled_tokens: tokens that the last call prefilled for its replies.
     """
 
@@ -87,6 +93,8 @@ class EpisodeRunner:
         *,
         on_ended: Callable[[int, int], None] | None = None,
         check_turn: TurnCheck | None = None,
+        reader: PictureReader | None = None,
+        no_pictures: str | None = None,
     ) -> None:
         """Check the environment, the tools, the chat template and the deadlines.
 
@@ -97,12 +105,18 @@ class EpisodeRunner:
             prompts: the options of prompts; the defaults when None.
             on_ended: called with the numbers of finished and of all episodes, as episodes finish.
             check_turn: checks each reply, if the engine is custom.
+            reader: reads pictures; None: the model is trained on text, and pictures are errors.
+            no_pictures: why pictures are errors although there is a reader; None: they are read.
 
         Raises:
             ConfigError: one of these cannot be used.
         """
         self.prefilled_tokens = 0
         self._on_ended, self._check_turn = on_ended, check_turn
+        self.reader, self.no_pictures = reader, no_pictures
+        if reader is not None and tokenizer is not None and reader.chat_template != tokenizer.chat_template:
+            tokenizer = copy.copy(tokenizer)  # the processor's template shows pictures
+            tokenizer.chat_template = reader.chat_template
         self._config = config
         self._prompts = prompts or PromptConfig()
         if self._prompts.prompt_template is not None:
@@ -113,7 +127,9 @@ class EpisodeRunner:
         self._limits = ToolLimits.for_run(config)
         self._tokenizer = tokenizer
         size = config.episode_workers
-        self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
+        self._tool_processes = (
+            None if config.tool_timeout is None else ToolProcesses(tools, self._limits, size, reader is not None)
+        )
         self._tools = tools
         self._by_source: dict[str, Prepared] = {}
         self.main = self._prepare(adapt_environment(environment, tools), environment)
@@ -284,7 +300,7 @@ class EpisodeRunner:
         # Maximum time between two turns of a sync environment. Without a deadline, the environment needs no process.
         timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
         if timeouts and not environment.is_async:
-            foreign = WorkerSetup(source, tuple(self._tools), self._limits, min(timeouts))
+            foreign = WorkerSetup(source, tuple(self._tools), self._limits, min(timeouts), self.reader is not None)
             processes = ProcessPool(f"environment {environment.name}", foreign, size)
             play = functools.partial(play_in_process, processes)
             if config.partial_rollout_turns is not None:
@@ -355,6 +371,7 @@ class EpisodeRunner:
                     system_prompt=self._prompts.system_prompt,
                     open_endpoint=endpoints.open,
                     compaction=draw_compaction(config, seed, key[0]),
+                    pictures=EpisodePictures(self.reader, self.no_pictures, prompt.pictures),
                 )
                 end_endpoint = functools.partial(endpoints.end_episode, chat)
                 running.append(Running(prompt, key, chat, end_endpoint, self._list_limits(prompt.data_source)))

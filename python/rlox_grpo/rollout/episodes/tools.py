@@ -15,6 +15,7 @@ from rlox_grpo.config.records.episodes import EpisodeConfig, ObservationCut
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.copies import copy_value
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures, RefusedPictureError, list_entries
 
 CUT_MARK = "\n[… {count} characters cut …]\n"
 _CUT = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}"))
@@ -137,8 +138,10 @@ class Tools:
     def __bool__(self) -> bool:
         return bool(self._functions)
 
-    async def answer(self, reply: Reply) -> list[dict[str, Any]]:
+    async def answer(self, reply: Reply, pictures: EpisodePictures | None = None) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply``; return their messages in the order of the calls.
+
+        ``pictures`` reads the pictures of results; None: all results are shown as text.
 
         Raises:
             EpisodeEnded: a call is malformed or failed, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
@@ -149,20 +152,30 @@ class Tools:
                 raise EpisodeEnded("parse_error", reply.parse_error)
             return [{"role": "user", "content": self.bound(f"error: {reply.parse_error}")}]
         start = time.perf_counter()
-        results = await asyncio.gather(*(self._call(call) for call in reply.tool_calls))
+        results = await asyncio.gather(*(self._call(call, pictures) for call in reply.tool_calls))
         self.seconds += time.perf_counter() - start if results else 0.0
         self.calls += len(results)
-        failed = [text for text, _, is_error in results if is_error]
+        failed = [str(shown) for shown, _, is_error in results if is_error]
         self.errors += len(failed)
         if failed and self._limits.on_tool_error == "end":
             raise EpisodeEnded("tool_error", failed[0])
         return [
-            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": self.bound(text, call.name, length)}
-            for call, (text, length, _) in zip(reply.tool_calls, results, strict=True)
+            {
+                "role": "tool",
+                "name": call.name,
+                "tool_call_id": call.id,
+                "content": self.bound(shown, call.name, length) if isinstance(shown, str) else shown,
+            }
+            for call, (shown, length, _) in zip(reply.tool_calls, results, strict=True)
         ]
 
-    async def _call(self, call: ToolCall) -> tuple[str, int | None, bool]:
-        """Return the result as text, the length that it had if a worker has cut it, and whether it is an error."""
+    async def _call(
+        self, call: ToolCall, pictures: EpisodePictures | None = None
+    ) -> tuple[str | list[Any], int | None, bool]:
+        """Return the result, the length that it had if a worker has cut it, and whether it is an error.
+
+        The result is text, or a list of parts if it has pictures.
+        """
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no tool {call.name[:80]!r}; there are {', '.join(self._functions)}", None, True
@@ -176,7 +189,12 @@ class Tools:
             result = function(**copy_value(dict(call.arguments)))
             if inspect.isawaitable(result):
                 result = await asyncio.wait_for(result, self._limits.timeout)
+            if pictures is not None and pictures.are_read and (entries := list_entries(result)) is not None:
+                shown = pictures.read_message({"content": entries}, f"the result of {call.name}")
+                return shown["content"], None, False
             return show_result(result), None, False
+        except RefusedPictureError:  # of this run, which the policy cannot change
+            raise
         except (asyncio.TimeoutError, TimeoutError) as error:
             if self._limits.timeout is None:  # raised by the tool itself
                 return f"error: {describe_failure(error)}", None, True
