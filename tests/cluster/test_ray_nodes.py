@@ -112,6 +112,7 @@ def test_the_reference_is_an_actor_beside_the_engines(calm):
     assert steps[-1]["policy/kl"] > 0
 
 
+@pytest.mark.thorough
 def test_an_engine_that_dies_changes_nothing_where_another_answers(nodes, calm, folder):
     killed = {"RLOX_GRPO_DIE_AT": "2", "RLOX_GRPO_DIES": "0", "RLOX_GRPO_HOW": "kill_engine", **STAND_IN}
     run = nodes.train("--layout", "{trainers=1, engines=2}", *SERVED, *SAVED, "struck", **killed)
@@ -130,6 +131,7 @@ def test_an_engine_of_a_lost_node_starts_again_on_another_node(strike, calm, nod
     assert same(calm, folder / "moved")
 
 
+@pytest.mark.thorough
 def test_where_no_node_has_room_for_a_lost_engine_another_one_answers(strike, calm, nodes, folder):
     layout = "{trainers=1, cpus_per_trainer=2, engines=2, cpus_per_engine=2}"
     place, status, said, error = strike(

@@ -19,7 +19,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [pytest.param("fsdp2", marks=pytest.mark.thorough), "zero3"])
 def test_a_sharded_update_takes_the_steps_of_torchrun(name, train, train_without_ray, cluster, folder):
     train_without_ray(2, *OPTIONS[name], *SHORT, f"{name}_torchrun")
     done = train("--ray", cluster, *OPTIONS[name], *SHORT, f"{name}_ray")

@@ -23,6 +23,7 @@ def test_a_rank_starts_in_the_memory_of_its_shards(small):
         assert rank["limit"] < 4 * rank["parameters"]  # the whole model
 
 
+@pytest.mark.thorough
 def test_the_reference_is_in_shards_of_bfloat16(small):
     for rank in measure_start(small, "--kl", "--gather-dtype", "bfloat16"):
         assert rank["shard"] + rank["reference"] < rank["peak"] < rank["limit"]

@@ -183,6 +183,7 @@ def test_quick_start_runs_on_the_newest_packages(wheel: Path, empty_venv: EmptyV
     assert "demo" in empty_venv.run("rlox-grpo", "--help")
 
 
+@pytest.mark.thorough  # also by make release-check
 def test_sdist_builds_and_installs(empty_venv: EmptyVenv) -> None:
     make("sdist")
     sdist = only((ROOT / "dist").glob("rlox_grpo-*.tar.gz"))

@@ -253,7 +253,9 @@ def test_two_environments_with_one_name_are_told_apart(model: Any, tokenizer: An
     assert "rewards/play_3/mean" not in metrics
 
 
-@pytest.mark.parametrize("options", [{}, {"partial_rollout_turns": 1}, {"turn_timeout": 60.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"partial_rollout_turns": 1}, pytest.param({"turn_timeout": 60.0}, marks=pytest.mark.thorough)]
+)
 def test_a_resumed_run_with_environments_of_sources_ends_with_the_same_weights(
     model: Any, tokenizer: Any, tmp_path: Path, options: Any
 ) -> None:

@@ -741,17 +741,6 @@ def test_settings_that_take_no_pictures_yet_say_so(qwen: tuple[Any, Any]) -> Non
             load_prompts([{"prompt": user([{"type": "image"}])}], processor.tokenizer, no_pictures=reason)
 
 
-def test_episodes_take_no_pictures_yet(qwen: tuple[Any, Any]) -> None:
-    model, processor = qwen
-
-    async def environment(row: Any, chat: Any) -> float:
-        return 0.0
-
-    trainer = GRPO(copy.deepcopy(model), environment=environment, processor=processor, **SETTINGS)
-    with pytest.raises(ValueError, match=r"prompts\[0\], column 'images' holds a PIL Image"):
-        trainer.train([{"prompt": "x", "images": [PICTURE]}])
-
-
 def test_a_teacher_takes_no_pictures_yet(qwen: tuple[Any, Any]) -> None:
     model, processor = qwen
     other = copy.deepcopy(model)
