@@ -23,9 +23,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Leave out the tests marked ``thorough``, unless they are asked for."""
     left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
+    for item in left_out:
+        items.remove(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_configure(config: Any) -> None:

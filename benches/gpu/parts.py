@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,21 +178,27 @@ def _time_tree(place: Place, kernel: Any, dtype: Any) -> dict[str, Any]:
 
 
 def run_marked_tests(place: Place) -> Report:
-    """The tests marked ``gpu``."""
+    """The tests marked ``gpu``, but for those of vLLM."""
     if importlib.util.find_spec("pytest") is None:
         return {"skipped": "pytest is not installed"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
-    command += ["--ignore-glob", "*_vllm*"]  # have a part of their own
+    options = ["tests/gpu", "--ignore-glob", "*_vllm*"]
     if importlib.util.find_spec("xdist") is not None and not place.small:
-        command += ["-n", "4", "-p", "no:benchmark"]  # pytest-benchmark warns beside pytest-xdist, which is an error
+        options += ["-n", "4", "-p", "no:benchmark"]  # pytest-benchmark warns beside pytest-xdist, which is an error
     if place.small:
-        command += ["-k", "agrees and 14 and float32 or update and 24 and None"]
+        options += ["-k", "agrees and 14 and float32 or update and 24 and None"]
+    report, _ = _run_pytest("pytest -m gpu tests/gpu", options)
+    return report
+
+
+def _run_pytest(name: str, options: Sequence[str]) -> tuple[Report, str]:
+    """The report of the tests marked ``gpu`` that ``options`` choose, and their output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     if done.returncode and not failed:
         failed = lines[-3:]
-    return {"rows": [{"what": "pytest -m gpu tests/gpu", "result": lines[-1] if lines else ""}], "failed": failed}
+    return {"rows": [{"what": name, "result": lines[-1] if lines else ""}], "failed": failed}, done.stdout
 
 
 def compare_steps(place: Place) -> Report:
@@ -428,27 +434,24 @@ def measure_generation(place: Place) -> Report:
 
 def run_vllm_tests(place: Place) -> Report:
     """The tests of vLLM on a GPU."""
+    if refusal := _refuse_vllm(place):
+        return {"skipped": refusal}
+    files = sorted(map(str, ROOT.glob("tests/gpu/test_*_vllm*.py")))
+    report, output = _run_pytest("pytest of vLLM", ["--tb", "short", "--durations", "8", *files])
+    return {**report, **({"log": output[-12000:]} if report["failed"] else {})}
+
+
+def _refuse_vllm(place: Place) -> str:
+    """Why nothing of vLLM runs here; empty if it does."""
     if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vllm is not installed"}
-    if place.small:
-        return {"skipped": "vLLM's kernels need a GPU"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--tb", "short"]
-    command += ["--durations", "8", *sorted(map(str, ROOT.glob("tests/gpu/test_*_vllm*.py")))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode and not failed:
-        failed = lines[-3:]
-    report = {"rows": [{"what": "pytest of vLLM", "result": lines[-1] if lines else ""}]}
-    return {**report, "failed": failed, **({"log": done.stdout[-12000:]} if failed else {})}
+        return "vllm is not installed"
+    return "vLLM's kernels need a GPU" if place.small else ""
 
 
 def measure_vllm(place: Place) -> Report:
     """Tokens a second of vLLM in this process, its syncs, and the gap to the trainer's log-probs, in bfloat16."""
-    if importlib.util.find_spec("vllm") is None:
-        return {"skipped": "vllm is not installed"}
-    if place.small:
-        return {"skipped": "vLLM's kernels need a GPU"}
+    if refusal := _refuse_vllm(place):
+        return {"skipped": refusal}
     import numpy as np
     import torch
     from sizes import MODELS, make_prompts
@@ -467,18 +470,19 @@ def measure_vllm(place: Place) -> Report:
         engine.load_weights(collect_weights(model), 0)
         started = time.perf_counter() - start
         sync = place.seconds(lambda engine=engine: engine.load_weights(collect_weights(model), 1), 2)
+        (group,) = engine.generate(make_prompts(1, 512, MODELS["0.5B"]["vocab_size"]), 1, Sampling(64), 0)
+        (completion,) = group.completions
+        ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None].cuda()
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            scores = torch.log_softmax(model(ids).logits[0, -65:-1].float(), -1)
+        expected = scores.gather(-1, ids[0, -64:, None])[:, 0].cpu().numpy()
+        gap = float(np.abs(completion.log_probs - expected).mean())
         for prompts in (1, 8, 16):
             asked = make_prompts(prompts, 512, MODELS["0.5B"]["vocab_size"])
             sampling = Sampling(new, **filters)
             took = place.seconds(
                 lambda engine=engine, asked=asked, sampling=sampling: engine.generate(asked, 16, sampling, 0), 1
             )
-            (group, *_) = engine.generate(asked[:1], 1, Sampling(64), 0)
-            (completion,) = group.completions
-            ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None].cuda()
-            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-                scores = torch.log_softmax(model(ids).logits[0, -65:-1].float(), -1)
-            expected = scores.gather(-1, ids[0, -64:, None])[:, 0].cpu().numpy()
             table.append(
                 {
                     "what": what,
@@ -487,7 +491,7 @@ def measure_vllm(place: Place) -> Report:
                     "ms a step": round(took / new * 1e3, 2),
                     "start s": round(started, 1),
                     "sync s": round(sync, 3),
-                    "mean gap of log-probs": f"{np.abs(completion.log_probs - expected).mean():.2g}",
+                    "mean gap of log-probs": f"{gap:.2g}",
                 }
             )
             print(table[-1], flush=True)  # stays where the time ends

@@ -51,6 +51,14 @@ class Picture:
         """Return the record itself: it does not change, and its tensors are shared."""
         return self
 
+    def find_in(self, token_ids: Int64Array, start: int) -> int | None:
+        """Return the first index of ``token_ids``, at ``start`` or later, where its ids begin; None without any."""
+        row, wanted = (np.ascontiguousarray(ids, np.int64).tobytes() for ids in (token_ids, self.token_ids))
+        offset = row.find(wanted, 8 * start)
+        while offset >= 0 and offset % 8:  # bytes of two neighbouring ids
+            offset = row.find(wanted, offset + 1)
+        return None if offset < 0 else offset // 8
+
 
 @dataclass(frozen=True, eq=False)
 class Prompt:

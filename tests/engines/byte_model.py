@@ -23,14 +23,11 @@ SERVED = {**SIZES, "intermediate_size": 512, "tie_word_embeddings": True}
 """Of the demo's half a million parameters; on the CPU vLLM samples from an output layer of its own."""
 
 
-def make_byte_model() -> Any:
-    """Make a random Qwen2 of heads of 64, which vLLM's kernels for GPUs take."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
-    ends = {"bos_token_id": None, "eos_token_id": END, "pad_token_id": None}
-    return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "hidden_size": 256, **heads, **ends})).eval()
+ON_GPU = {
+    **SIZES,
+    **{"hidden_size": 256, "initializer_range": 0.2, "eos_token_id": END, "pad_token_id": None},
+}
+"""For ``make_tiny_model("qwen2", **ON_GPU)``: heads of 64, which vLLM's kernels for GPUs take."""
 
 
 VLLM_MODULES = (

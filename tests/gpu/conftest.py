@@ -9,6 +9,18 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))  # the byte model of the tests of vLLM
+
+
+@pytest.fixture(scope="session")
+def needs_vllm():
+    """vLLM and a real CUDA device: its kernels do not run on the simulated one."""
+    import torch
+
+    if "RLOX_GRPO_CUDA_SIM" in os.environ or not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    pytest.importorskip("vllm")
+
 
 @pytest.fixture
 def device():

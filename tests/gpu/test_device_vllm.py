@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from byte_model import END, SIZES, greedy, log_probs, make_byte_model, prompt, shake
+from byte_model import END, ON_GPU, SIZES, greedy, log_probs, prompt, shake
 
 from experts import tiny_experts
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
@@ -21,7 +16,7 @@ from rlox_grpo.types import Sampling
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif("RLOX_GRPO_CUDA_SIM" in os.environ, reason="vLLM's kernels do not run on the simulated device"),
+    pytest.mark.usefixtures("needs_vllm"),
     # What vLLM and the libraries below it warn of is not a failure here.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -30,21 +25,14 @@ pytestmark = [
 CLOSE = 1e-3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_vllm():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    pytest.importorskip("vllm")
-
-
 def make_engine(model: Any, **changes: Any) -> VLLMEngine:
     options = {"eos_token_ids": [END], "max_length": 128, "max_rows": 32, "gpu_memory_utilization": 0.05}
     return VLLMEngine(model, None, **{**options, **changes})
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return make_byte_model()
+def model(make_tiny_model: Any) -> Any:
+    return make_tiny_model("qwen2", **ON_GPU)
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from byte_model import PROMPTS, make_byte_model, share_of_low_bytes, training
+from byte_model import ON_GPU, PROMPTS, share_of_low_bytes, training
 
 from rlox_grpo import GRPO
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif("RLOX_GRPO_CUDA_SIM" in os.environ, reason="vLLM's kernels do not run on the simulated device"),
+    pytest.mark.usefixtures("needs_vllm"),
     # What vLLM and the libraries below it warn of is not a failure here.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -32,13 +26,11 @@ pytestmark = [
         pytest.param({"dtype": "float32", "lora_rank": 4}, 1e-2, id="LoRA"),
     ],
 )
-def test_a_run_trains(options: dict[str, Any], gap: float, byte_tokenizer: Any):
+def test_a_run_trains(options: dict[str, Any], gap: float, make_tiny_model: Any, byte_tokenizer: Any):
     """The engine's memory is free after each run: vLLM refuses a second engine that sleeps in one process."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    pytest.importorskip("vllm")
     options = training(gpu_memory_utilization=0.05, max_steps=3, check_weights=True, **options)
-    trainer = GRPO(make_byte_model(), share_of_low_bytes, tokenizer=byte_tokenizer, engine="vllm", **options)
+    model = make_tiny_model("qwen2", **ON_GPU)
+    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, engine="vllm", **options)
     try:
         metrics = trainer.train(PROMPTS)
     finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,22 +143,27 @@ def test_a_slow_environment_does_not_hold_the_others(model: Any, tokenizer: Any)
     assert list_ids(groups) == list_ids(play(model, tokenizer, quickly)), "the samples do not depend on the limits"
 
 
+def train_whole_and_resumed(make: Callable[..., Any], prompts: Callable[[], Any], folder: Path) -> list[dict[str, Any]]:
+    """The weights after three steps, and those of a copy of the run that goes on after its first."""
+
+    def train(run: str) -> dict[str, Any]:
+        trainer = make(max_steps=3, output_dir=folder / run, checkpoint_steps=1, keep_checkpoints=9)
+        trainer.train(prompts())
+        return {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
+
+    whole = train("whole")
+    shutil.copytree(folder / "whole", folder / "resumed")
+    for later in (2, 3):
+        shutil.rmtree(folder / "resumed" / "checkpoints" / f"step_{later:06d}")
+    return [whole, train("resumed")]
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"partial_rollout_turns": 1, "max_live_by_source": {"game": 1}}], ids=["whole", "partial"]
 )
 def test_a_resumed_run_ends_with_the_same_weights(model: Any, tokenizer: Any, tmp_path: Path, options: Any) -> None:
-    def train(folder: Path) -> dict[str, Any]:
-        trainer = make_trainer(
-            model, tokenizer, max_steps=3, output_dir=folder, checkpoint_steps=1, keep_checkpoints=9, **options
-        )
-        trainer.train(make_prompts())
-        return {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
-
-    whole = train(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    for later in (2, 3):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{later:06d}")
-    resumed = train(tmp_path / "resumed")
+    make = functools.partial(make_trainer, model, tokenizer, **options)
+    whole, resumed = train_whole_and_resumed(make, make_prompts, tmp_path)
     assert all(bool((whole[key] == resumed[key]).all()) for key in whole)
     assert any(not bool((whole[key] == value).all()) for key, value in model.state_dict().items())
 
@@ -259,18 +266,8 @@ def test_two_environments_with_one_name_are_told_apart(model: Any, tokenizer: An
 def test_a_resumed_run_with_environments_of_sources_ends_with_the_same_weights(
     model: Any, tokenizer: Any, tmp_path: Path, options: Any
 ) -> None:
-    def train(folder: Path) -> dict[str, Any]:
-        trainer = make_mixed_trainer(
-            model, tokenizer, max_steps=3, output_dir=folder, checkpoint_steps=1, keep_checkpoints=9, **options
-        )
-        trainer.train(make_mixed_prompts())
-        return {key: value.detach().clone() for key, value in trainer.model.state_dict().items()}
-
-    whole = train(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    for later in (2, 3):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{later:06d}")
-    resumed = train(tmp_path / "resumed")
+    make = functools.partial(make_mixed_trainer, model, tokenizer, **options)
+    whole, resumed = train_whole_and_resumed(make, make_mixed_prompts, tmp_path)
     assert all(bool((whole[key] == resumed[key]).all()) for key in whole)
     other = make_mixed_trainer(model, tokenizer, max_steps=4, output_dir=tmp_path / "resumed", **options)
     with pytest.raises(CheckpointError, match="doubling: game"):

@@ -81,19 +81,15 @@ def import_environment(
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.import_callable import import_callable
 
-    imported: Callable[..., Any] | str | Literal[False] | None = None
-    if environment:
-        imported = make_adapted(environment, arguments)
-    if imported is None and arguments:
+    adapted = make_adapted(environment, arguments) if environment else None
+    if adapted is None and arguments:
         words = ", ".join(f"{word}:" for word in ADAPTERS)
-        shown = "not set" if not environment else f"{environment!r}, not one of {words}…"
+        shown = f"{environment!r}, not one of {words}…" if environment else "not set"
         raise ConfigError(f"environment_args is ignored: environment is {shown}")
-    if environment is False:
-        imported = False
-    if imported is None and environment:
-        is_command = environment.startswith("command:")
-        imported = environment if is_command else import_callable("environment", environment, folders)
-    return imported, [import_callable(f"tools[{index}]", name, folders) for index, name in enumerate(tools)]
+    if adapted is None and environment and not environment.startswith("command:"):
+        adapted = import_callable("environment", environment, folders)
+    functions = [import_callable(f"tools[{index}]", name, folders) for index, name in enumerate(tools)]
+    return environment if adapted is None else adapted, functions
 
 
 def import_sets(eval_data: Any, folders: Sequence[str | Path]) -> Any:

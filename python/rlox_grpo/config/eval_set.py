@@ -21,6 +21,12 @@ TAKEN = ("environment", "environments", "episode", "rewards")
 """Names that would hide the metrics of the same name."""
 
 
+def refuse_true(environment: Any) -> None:
+    """Raise ConfigError if an environment is True; False stands for single replies."""
+    if environment is True:
+        raise ConfigError("environment is True, expected an environment, or False for single replies")
+
+
 class EvalSet(Record, title="Evaluation set"):
     """Held-out prompts and how they are evaluated. A setting that is None has its value in training.
 
@@ -67,8 +73,7 @@ class EvalSet(Record, title="Evaluation set"):
 
     @model_validator(mode="after")
     def _refuse_true(self) -> Self:
-        if self.environment is True:
-            raise ConfigError("environment is True, expected an environment, or False for single replies")
+        refuse_true(self.environment)
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from rlox_grpo.config.eval_set import is_name
+from rlox_grpo.config.eval_set import is_name, refuse_true
 from rlox_grpo.config.records.option import Record, option
 from rlox_grpo.errors import ConfigError
 
@@ -69,8 +69,7 @@ class TrainSource(Record, title="Training source"):
 
     @model_validator(mode="after")
     def _refuse_true(self) -> Self:
-        if self.environment is True:
-            raise ConfigError("environment is True, expected an environment, or False for single replies")
+        refuse_true(self.environment)
         return self
 
     @property

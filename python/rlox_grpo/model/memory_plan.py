@@ -77,9 +77,9 @@ def estimate_run(
     tokens = max(config.micro_batch_tokens, longest)
     least, most = GPU_TILE_BYTES
     tile_bytes = min(max(gpu_bytes // 64, least), most)
-    # In the worst case every token is predicted.
     # Each prompt of a micro-batch has pictures of its own, which all its completions share.
     groups = max(1, tokens // (config.group_size * longest))
+    # In the worst case every token is predicted.
     layout = UpdateLayout(
         tokens,
         tokens,

@@ -350,15 +350,11 @@ class PictureReader:
         """
         pieces, end = [], 0
         for index, picture in enumerate(pictures):
-            # The features of a picture begin some ids after its first id, such as a mark of its start.
-            features = np.flatnonzero(token_ids[end:] == self.image_token_id)
-            offset = int((picture.token_ids == self.image_token_id).argmax())
-            start = end + int(features[0]) - offset if len(features) else -1
-            stop = start + len(picture.token_ids)
-            if start < end or not np.array_equal(token_ids[start:stop], picture.token_ids):
+            start = picture.find_in(token_ids, end)
+            if start is None or (token_ids[end:start] == self.image_token_id).any():
                 raise ValueError(f"{where}: the token ids after index {end} are not those of its picture {index}")
             pieces += [token_ids[end:start], np.array([self.placeholder_id], np.int64)]
-            end = stop
+            end = start + len(picture.token_ids)
         if (token_ids[end:] == self.image_token_id).any():
             raise ValueError(f"{where} has more pictures in its token ids than the {len(pictures)} that it comes with")
         return np.concatenate([*pieces, token_ids[end:]])

@@ -121,8 +121,6 @@ def build_step(
     checks_engine = is_custom(config.engine)
     vocabulary = count_sampled_ids(policy)
     episodes = None
-    if environment is True:
-        raise ConfigError("environment is True, expected an environment, or False for single replies")
     if environment is not None or tools:
         if config.router_replay == "sampler":
             raise ConfigError(

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlox_grpo.config.eval_set import refuse_true
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import Outcome, Reply
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
@@ -68,6 +69,7 @@ def adapt_environment(
         words = read_command(environment)
         play = functools.partial(play_command, words)
         return Environment(play, name_command(words), tools=tuple(tools), max_live=MAX_COMMANDS)
+    refuse_true(environment)
     if environment is False:
         return Environment(_reply_once, "reply", has_reward=False, needs=("prompt",))
     if environment is None:

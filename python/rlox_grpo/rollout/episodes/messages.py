@@ -92,10 +92,11 @@ def list_messages(
     if isinstance(messages, Mapping):
         messages = [messages]
     listed = []
+    pictures = pictures or EpisodePictures()
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"messages[{index}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
-        message = (pictures or EpisodePictures()).read_message(message, f"messages[{index}]")
+        message = pictures.read_message(message, f"messages[{index}]")
         content = message["content"]
         if isinstance(content, str):
             _refuse_surrogates(content, f"messages[{index}]")

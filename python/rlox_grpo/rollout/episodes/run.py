@@ -449,7 +449,7 @@ class EpisodeRunner:
 
 def _is_same(source: Any, other: Any) -> bool:
     """Whether two sources of environments are one object, or one command."""
-    return source is other or (isinstance(source, str) and isinstance(other, str) and source == other)
+    return source is other or (isinstance(source, str) and bool(source == other))
 
 
 def _rename(environment: Environment, taken: Collection[str]) -> Environment:

@@ -15,7 +15,9 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
     """Create the engine of one rank. The engine's module, which needs vLLM, is imported only here."""
     from rlox_grpo.model.routing import find_routers
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+    from rlox_grpo.types import Sampling
 
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k, config.min_p)
     routers = find_routers(policy.model) if config.router_replay == "sampler" else None
     return VLLMEngine(
         policy.model,
@@ -31,6 +33,6 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
         ranks=ranks.new_host_group(),
         sharing_ranks=ranks.new_host_group(ranks.engine_size),
         router_layers=() if routers is None else routers.layers,
-        return_masks=config.sampling_mask != "none" and (config.top_p < 1 or config.top_k > 0 or config.min_p > 0),
+        return_masks=config.sampling_mask != "none" and sampling.is_truncated,
         reader=policy.reader,
     )

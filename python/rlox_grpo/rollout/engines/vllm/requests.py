@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.batch.sampling_mask import find_outside
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.types import Completion, Int16Array, Int32Array, Int64Array, Prompt, Sampling, SamplingMask
@@ -184,15 +185,19 @@ def _read_mask(mask: Any, token_ids: Int64Array) -> SamplingMask[Int32Array]:
     if lists is None or len(lists) != len(token_ids):
         count = None if lists is None else len(lists)
         raise EngineError(f"vLLM returned sampling masks of {count} tokens, expected {len(token_ids)}")
-    rows = [np.sort(np.asarray(ids, np.int32)) for ids in lists]
-    for position, (token, ids) in enumerate(zip(token_ids.tolist(), rows, strict=True)):
-        if token not in ids:
-            raise EngineError(
-                f"vLLM sampled token {token} at position {position}, which is not in its sampling mask of {len(ids)} "
-                "ids"
-            )
-    sizes = np.asarray([len(ids) for ids in rows], np.int32)
-    return SamplingMask(sizes, np.concatenate(rows))
+    sizes = np.asarray([len(ids) for ids in lists], np.int32)
+    ids = np.asarray([index for row in lists for index in row], np.int32)
+    order = np.lexsort((ids, np.repeat(np.arange(len(lists)), sizes)))  # ascending for each token
+    read = SamplingMask(sizes, ids[order])
+    # Of no ids, a mask would say that all of them could be drawn.
+    outside = np.union1d(find_outside(read, token_ids), np.flatnonzero(sizes == 0))
+    if outside.size:
+        position = int(outside[0])
+        raise EngineError(
+            f"vLLM sampled token {token_ids[position]} at position {position}, which is not in its sampling mask of "
+            f"{sizes[position]} ids"
+        )
+    return read
 
 
 def _read_experts(routed: Any, tokens: int, layers: Sequence[int]) -> Int16Array:
