@@ -48,6 +48,8 @@ RUNS = {
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
     "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
     "taught3": {"zero_stage": 3, "taught": True},
+    "experts2": {"zero_stage": 2, "family": "qwen3_moe", "max_steps": 3},
+    "experts3": {"zero_stage": 3, "family": "qwen3_moe", "max_steps": 3},
     "adapters": {"zero_stage": 3, "tied": True, "lora_rank": 2},
 }
 """Options of each; ``resume`` names the run whose fifth step it continues."""
