@@ -159,8 +159,13 @@ def test_a_row_with_a_prompt_of_its_own():
 def test_turn_credit_needs_one_row():
     with pytest.raises(ValueError, match=r"completions\[0\] has 1 branches: turn_credit='turn' and 'gae' need"):
         compute_turn_returns(groups())
-    with pytest.raises(ValueError, match="a completion has branches"):
-        build_batch(groups(), np.ones((2, 3)))
+
+
+def test_advantages_of_turns_count_those_of_branches_after_the_episodes_own():
+    batch = build_batch(groups(), np.array([[1.0, 2.0, 3.0], [4.0, np.nan, np.nan]]))
+    assert batch.advantages.tolist() == [[1, 1, 0, 2, 0], [0, 0, 0, 3, 3], [4, 0, 0, 0, 0]]
+    with pytest.raises(ValueError, match=r"advantages\[0, 2\] is not finite"):
+        build_batch(groups(), np.array([[1.0, 2.0, np.nan], [4.0, np.nan, np.nan]]))
 
 
 def test_branches_survive_a_checkpoint():

@@ -408,9 +408,18 @@ def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> No
 
 
 def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completion]) -> Float32Array:
-    """The advantage of each token's turn, ``float32 [sum T]``, of ``advantages [N, K]``."""
-    token_advantages = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
-    return np.concatenate([np.zeros(0, np.float32), *token_advantages])
+    """The advantage of each token's turn, ``float32 [sum T]`` over all rows, of ``advantages [N, K]``.
+
+    The turns of a completion's branches come after its own: with turns 0 and 1 in the completion, the first turn of
+    its first branch has the column 2.
+    """
+    token_advantages = [np.zeros(0, np.float32)]
+    for values, completion in zip(advantages, completions, strict=True):
+        first = 0
+        for row in list_rows(completion):
+            token_advantages.append(values[first + number_turns(row)])
+            first += len(row.turns)
+    return np.concatenate(token_advantages)
 
 
 def _check_token_advantages(advantages: Sequence[Float32Array], completions: Sequence[Completion]) -> Float32Array:
@@ -434,8 +443,6 @@ def _check_token_advantages(advantages: Sequence[Float32Array], completions: Seq
 
 def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Float32Array:
     array, count = np.asarray(advantages), len(completions)
-    if array.ndim == 2 and any(completion.branches for completion in completions):
-        raise ValueError("advantages have a column for each turn, but a completion has branches: give one value each")
     if array.ndim not in (1, 2) or array.dtype.kind not in "iuf":
         raise TypeError(
             f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension, or in two "
