@@ -1,6 +1,6 @@
 """Look-ups in a table that is longer than the context: summaries that are trained, masked, or not written at all.
 
-    python benches/compaction.py [--out runs/compaction] [--seeds 5] [--steps 40] [--table]
+    python benches/compaction.py [--out runs/compaction] [--seeds 5] [--steps 30] [--table]
 
 The policy is asked for the value of a key, then reads a table of 30 lines in 10 messages, about 400 tokens; the model
 takes 256. A scripted player whose summaries are right half of the time is the warm start. Three arms start from it:
@@ -78,12 +78,13 @@ async def look_up(row: dict[str, Any], chat: Any) -> float:
     return float(reply.text == row["value"])
 
 
-def draw_example(rng: np.random.Generator) -> Conversation:
-    """Return a conversation of the scripted player up to some reply, with fewer filler words than in the task."""
+def draw_example(rng: np.random.Generator, most_filler: int) -> Conversation:
+    """Return a conversation of the scripted player up to some reply, with less filler in each part of the table."""
     row = make_row(rng)
     first = int(rng.integers(PARTS))
     last = min(PARTS, first + int(rng.integers(1, 5)))
-    shown = [part.replace(FILLER, "", int(rng.integers(20, 28))) for part in row["parts"]]
+    whole = row["parts"][0].count(FILLER)
+    shown = [part.replace(FILLER, "", whole - int(rng.integers(most_filler + 1))) for part in row["parts"]]
     written = [row["key"] + row["value"] in part for part in shown]
     known = row["value"] if any(written[:first]) else UNSEEN
     messages: list[dict[str, Any]] = []
@@ -127,7 +128,9 @@ def make_warm_start(folder: Path, seed: int, steps: int) -> Path:
     tokenizer = build()
 
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        return [write_example(tokenizer, *draw_example(rng)) for _ in range(count)]
+        # A batch is padded to its longest example: four batches in five are short.
+        most_filler = 28 if rng.random() < 0.2 else 7
+        return [write_example(tokenizer, *draw_example(rng, most_filler - 1)) for _ in range(count)]
 
     return warm_start(folder, tokenizer, draw, seed=seed, steps=steps, rows=48, learning_rate=3e-3, positions=CONTEXT)
 
@@ -230,8 +233,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/compaction"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--warm-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--warm-steps", type=int, default=400)
     parser.add_argument("--table", action="store_true", help="print the table of the finished cells alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
