@@ -152,7 +152,9 @@ def references(hosts, start, folder):
 def trained(hosts, start, folder, generation, references):
     """The folder of each of ``RUNS``, all trained in one launch over both hosts."""
     before = [host.sent_bytes() for host in hosts]
-    words = [word for name, changes in RUNS.items() for word in (folder / name, json.dumps({"max_steps": STEPS, **changes}))]
+    words = [
+        word for name, changes in RUNS.items() for word in (folder / name, json.dumps({"max_steps": STEPS, **changes}))
+    ]
     assert_success(by_torchrun(hosts, start, HERE.parent / "ranked.py", *words), 500)
     return [host.sent_bytes() - sent for host, sent in zip(hosts, before, strict=True)]
 

@@ -28,6 +28,7 @@ from thorough import THOROUGH
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 LONG = 140  # more than one block of the CPU's prefix cache, 128 tokens
+SYNCS = 200 if THOROUGH else 30
 
 
 @pytest.fixture(scope="module")
