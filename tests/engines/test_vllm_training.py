@@ -157,15 +157,16 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
 
 
 @pytest.mark.deepspeed
-def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_model, byte_tokenizer, tmp_path):
+@pytest.mark.parametrize("start", [run_forked, pytest.param(run_by_torchrun, marks=pytest.mark.thorough)])
+def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(start, make_tiny_model, byte_tokenizer, tmp_path):
     """ZeRO 3 on two ranks, each with an engine of its own; the trainer's log-probs are those of the merged weights.
 
-    By torchrun, as the test is about the exit too.
+    By torchrun the test is about the exit of an interpreter too, as the two ranks of one engine are above.
     """
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
-    trained = run_by_torchrun(tmp_path / "model", options(output_dir=str(tmp_path / "run"), **changes))
+    trained = start(tmp_path / "model", options(output_dir=str(tmp_path / "run"), **changes))
     assert trained.returncode == 0, trained.stderr
     assert "Traceback" not in trained.stderr  # each vLLM ends before the ranks part
     steps = steps_of(tmp_path / "run")
