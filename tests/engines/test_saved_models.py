@@ -12,7 +12,6 @@ from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.demo.run import LARGEST, format_prompt, problems
 from rlox_grpo.demo.warm_start import make_model
-from rlox_grpo.rollout.engines.vllm.startup import set_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -108,7 +107,6 @@ def test_vllm_loads_what_lora_runs_save(make_tiny_model, byte_tokenizer, tmp_pat
     adapted = [greedy(again.model, one, 6) for one in asked]
     assert adapted != trained
 
-    set_environment("float32")  # vLLM in this process, which starts sooner than its own
     llm = LLM(
         model=str(merged), dtype="float32", max_model_len=64, max_num_seqs=4, enforce_eager=True,
         gpu_memory_utilization=0.05, enable_lora=True, max_lora_rank=8,
