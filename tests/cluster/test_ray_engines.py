@@ -1,7 +1,4 @@
-"""vLLM engines as Ray actors: weights of trainers in shards reach them, and one that dies is started again.
-
-vLLM itself is the one that is killed; the others are stand-ins, which start in a sixth of the time.
-"""
+"""vLLM engines as Ray actors: weights of trainers in shards reach them, and one that dies is started again."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import json
 import re
 
 import pytest
-from tiny_run import SAVED, SERVED, STAND_IN
+from tiny_run import SAVED, SERVED, same
 
 pytestmark = pytest.mark.cluster
 
@@ -38,18 +35,7 @@ def run(train, cluster, folder):
 @pytest.fixture(scope="module")
 def calm(run):
     """What a run of two engines printed; its folder is ``calm``. Nothing disturbs it."""
-    return run("calm", "{trainers=2, engines=2}", **STAND_IN)
-
-
-@pytest.fixture(scope="module")
-def killed(run, folder):
-    """The folder of a run of one engine, which is vLLM, and is killed in the second step.
-
-    New weights reach it through Ray's object store, before and after.
-    """
-    how = {"RLOX_GRPO_DIE_AT": "2", "RLOX_GRPO_DIES": "0", "RLOX_GRPO_HOW": "kill_engine"}
-    run("killed", "{trainers=2, engines=1}", "--server_sync_dir", "ray:", **how)
-    return folder / "killed"
+    return run("calm", "{trainers=2, engines=2}")
 
 
 def test_each_engine_is_measured_and_has_a_log(calm, folder):
@@ -67,27 +53,28 @@ def test_each_engine_is_measured_and_has_a_log(calm, folder):
     assert {"rank_0.log", "rank_1.log", "engine_0.log", "engine_1.log"} <= set(logs)
 
 
-@pytest.mark.parametrize("name", ["calm", "killed"])
-def test_engines_compute_with_the_weights_of_the_shards(name, request, folder):
-    request.getfixturevalue(name)
-    steps = metrics(folder / name)
+def test_engines_compute_with_the_weights_of_the_shards(calm, folder):
+    steps = metrics(folder / "calm")
     assert len(steps) == 10
     assert all(step["mismatch/canary_gap_max"] < 1e-4 for step in steps)
     assert all(step["mismatch/gap_max"] < 1e-4 for step in steps)
     assert steps[-1]["reward/mean"] != steps[0]["reward/mean"]
 
 
-def test_ray_starts_a_single_engine_again_and_the_run_waits(killed):
-    """That it changes nothing, ``test_ray_nodes.py`` compares."""
-    assert (killed / "logs" / "engine_0.log").read_text().count("Application startup complete") == 2
-    assert sum(step["engines/0/restarts"] for step in metrics(killed)) == 1
+def test_ray_starts_a_single_engine_again_and_the_run_waits(run, calm, folder):
+    """New weights reach this engine through Ray's object store, before and after it is killed."""
+    killed = {"RLOX_GRPO_DIE_AT": "2", "RLOX_GRPO_DIES": "0", "RLOX_GRPO_HOW": "kill_engine"}
+    run("one", "{trainers=2, engines=1}", "--server_sync_dir", "ray:", **killed)
+    assert (folder / "one" / "logs" / "engine_0.log").read_text().count("Application startup complete") == 2
+    assert sum(step["engines/0/restarts"] for step in metrics(folder / "one")) == 1
+    assert same(folder / "calm", folder / "one")
 
 
 def test_an_engine_that_cannot_start_ends_the_run_with_its_log(train, cluster, folder):
     done = train(
         *("--ray", cluster, "--layout", "{engines=1}", "--model", "nowhere"),
         *(*SERVED, str(folder), "--output_dir", "broken"),
-        **{"HF_HUB_OFFLINE": "1", **STAND_IN},
+        HF_HUB_OFFLINE="1",
     )
     assert done.returncode == 2
     assert "engine 0 on " in done.stderr
