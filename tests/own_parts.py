@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rlox_grpo.rewards import StepScores
+from toy import TARGET
 
 
 class Standardized:
@@ -38,6 +39,14 @@ def even_tokens(completions, prompts):
     """Each token is a step: 1 if it is even."""
     return [
         StepScores(range(1, len(ids) + 1), (ids % 2 == 0).float().tolist()) if len(ids) else None for ids in completions
+    ]
+
+
+def by_thirds(completions, prompts) -> list[StepScores]:
+    """Each two of six tokens are a step: the share of the toy's target."""
+    return [
+        StepScores([2, 4, 6], [float((own[start : start + 2] == TARGET).float().mean()) for start in (0, 2, 4)])
+        for own in completions
     ]
 
 

@@ -40,7 +40,7 @@ def save_policy(folder, family):
 def train(folder, *, family="qwen3_vl", source=None, **changes):
     model, processor = make_tiny_vlm(family) if source is None else (source, None)
     options = {
-        **{"group_size": 4, "prompts_per_step": 4, "micro_batch_tokens": 96, "max_new_tokens": 8, "max_steps": 3},
+        **{"group_size": 4, "prompts_per_step": 4, "micro_batch_tokens": 96, "max_new_tokens": 8, "max_steps": 2},
         **{"kl_coef": 0.05, "log_to": (), "output_dir": str(folder), "checkpoint_steps": 2, "keep_checkpoints": 5},
         # AdamW forgives a gradient of the wrong scale, and enlarges the rounding of a gradient that is 0; a large
         # epsilon without clipping does neither.

@@ -14,8 +14,17 @@ from tiny_run import DRIVER, RAY_NODE, RUN, SAVED, environment, write_files
 import warm
 from ranked import torchrun
 
+FIRST = ("test_ray_nodes.py", "test_ray_ranks.py", "test_ray_engines.py", "test_ray_lost_head.py")
+"""The longest files. The first and the fourth need no cluster of the session, so that one worker starts none."""
+
 STARTS = 4
 """Tries to start a cluster: Ray gives its own processes 15 s, which a busy machine may not keep."""
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest files first: pytest-xdist hands them out in this order, and the short ones fill the end."""
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -101,10 +101,10 @@ def test_the_guides_agent_in_another_process_trains(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(run_file)
     (tmp_path / "my_agent.py").write_text(agent)
     monkeypatch.chdir(tmp_path)
-    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "output_dir": "run"}
+    sizes = {"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 4, "max_steps": 1, "output_dir": "run"}
     assert main(["train", "run.toml", *(f"--{name}={value}" for name, value in sizes.items()), "--log_to=[]"]) == 0
     episodes = [json.loads(line) for line in (tmp_path / "run/completions/step_000001.jsonl").read_text().splitlines()]
-    assert [episode["stop_reason"] for episode in episodes] == ["completed"] * 4
+    assert [episode["stop_reason"] for episode in episodes] == ["completed"] * 2
 
 
 def test_a_resume_notices_another_environment_and_an_edited_one(folder, capsys):

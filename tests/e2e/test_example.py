@@ -20,6 +20,7 @@ def held_out_rewards(output):
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.thorough  # test_readme.py has another plain module learn
 @pytest.mark.slow
 def test_a_plain_module_learns_to_count_on(tmp_path):
     """Chance is 1 / 16; the example reaches 0.85."""
@@ -46,7 +47,8 @@ def test_a_run_without_a_learning_rate_stays_at_chance(tmp_path, monkeypatch, ca
 @pytest.mark.slow
 def test_the_demo_teaches_its_warm_start(tmp_path, monkeypatch, capsys):
     """A few steps of everything, in this process; the teacher of a finished run is used again."""
-    monkeypatch.setattr(demo, "NUM_HELD_OUT", 32)
+    monkeypatch.setattr(demo, "NUM_HELD_OUT", 8)
+    monkeypatch.setitem(demo.SETTINGS, "prompts_per_step", 8)
     distil = EXAMPLE.with_name("distil.py")
     words = [str(distil), "--out", str(tmp_path), "--teacher-steps=2", "--warm-start-steps=20", "--steps=1"]
     monkeypatch.setattr(sys, "argv", words)

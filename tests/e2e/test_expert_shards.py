@@ -7,6 +7,7 @@ from test_ranks import difference, launch
 from test_shards import compare_with_one_process
 
 import ranked
+from thorough import THOROUGH
 
 pytestmark = pytest.mark.slow
 
@@ -16,10 +17,8 @@ SHORT = {"max_steps": 3, "checkpoint_steps": 2, "family": "qwen3_moe"}
 RUNS = {
     "plain": SHORT,
     "mixtral": {**SHORT, "family": "mixtral"},
-    "recomputed": {**SHORT, "gradient_checkpointing": True},
     "whole": {**SHORT, "shard_parameters": False},
     "adapter": {**SHORT, "lora_rank": 2},
-    "smooth": {**SHORT, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     "losses": {
         **SHORT,
         **{"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.1, "updates_per_batch": 2},
@@ -34,6 +33,9 @@ RUNS = {
     # Two rows in one micro-batch: the other rank has none, and every expert of its stand-in joins the sum.
     "few": {**SHORT, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
 }
+if THOROUGH:  # each with one change of the runs above
+    RUNS["recomputed"] = {**SHORT, "gradient_checkpointing": True}
+    RUNS["smooth"] = {**SHORT, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0}
 
 
 @pytest.fixture(scope="module")

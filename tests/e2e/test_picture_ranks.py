@@ -15,13 +15,13 @@ import pictured  # isort: skip
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
-SAME_WEIGHTS = 1e-5  # sums of float32 gradients in another order, through three steps; measured 1e-7
+SAME_WEIGHTS = 1e-5  # sums of float32 gradients in another order, through two steps; three measured 1e-7
 SHARDS = {"shard_parameters": True}
 ONE_MORE = {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096}  # a rank without rows
 RUNS = {
     "replicas": {},
     "replicas frozen": {"freeze_vision": True},
-    "replicas few": ONE_MORE,
+    **({"replicas few": ONE_MORE} if THOROUGH else {}),
     "shards": SHARDS,
     **{f"shards {family}": {"family": family, **SHARDS} for family in FAMILIES[1 : None if THOROUGH else 2]},
     "shards frozen": {"freeze_vision": True, **SHARDS},
@@ -30,7 +30,7 @@ RUNS = {
 }
 STORED = {
     "stored": {"source": "qwen3_vl", **SHARDS},
-    "stored idefics3": {"source": "idefics3", **SHARDS},
+    **({"stored idefics3": {"source": "idefics3", **SHARDS}} if THOROUGH else {}),
 }
 
 

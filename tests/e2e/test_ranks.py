@@ -96,7 +96,7 @@ WHOLE_STEP = {
     "luffy and replay": {"shown": True, "demo_loss": "luffy", "replay": "positive", "loss_aggregation": "token_mean"},
     "ema": {"taught": "ema", "teacher_prompt": "own_parts:after_the_best_sibling", "teacher_mix": 0.25},
 }
-TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}
+TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 3, "checkpoint_steps": 0}
 WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}
 
 
@@ -131,9 +131,7 @@ def test_what_looks_at_the_whole_step_is_the_same_on_two_ranks(name, two_ranks, 
 )
 def test_one_rank_ends_all(how, said, saved, tmp_path):
     start = time.monotonic()
-    start_ranks = launch_by_torchrun if how == "kill" else warm.run
-    options = json.dumps({"checkpoint_steps": 0})
-    done = start_ranks(2, TESTS / "ranked.py", str(tmp_path), options, DIE_AT="3", HOW=how)
+    done = launch(2, str(tmp_path), json.dumps({"checkpoint_steps": 0}), DIE_AT="3", HOW=how)
     assert done.returncode != 0
     for words in said:
         assert words in done.stderr, done.stderr

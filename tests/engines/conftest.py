@@ -23,9 +23,9 @@ FIRST = (
     "test_deepspeed.py",
     "test_deepspeed_start.py",
     "test_vllm_training.py",
+    "test_vllm_episodes_ranks.py",
     "test_two_hosts.py",
     "test_vllm_episodes.py",
-    "test_vllm_episodes_ranks.py",
     "test_vllm_server.py",
     "test_vllm_engine.py",
 )
@@ -38,21 +38,29 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
-def pytest_xdist_make_scheduler(config, log):
-    """For ``pytest -n 2``: the files that share the server in one worker, the others file by file.
+TOGETHER = (
+    ("test_vllm_episodes.py", "test_vllm_server.py"),  # the server
+    ("test_deepspeed.py", "test_deepspeed_start.py"),  # the process with DeepSpeed from which ranks are forked
+    ("test_vllm_training.py", "test_vllm_episodes_ranks.py"),  # the process with vLLM from which ranks are forked
+)
+"""Files of one worker, and what they share. The longest file that needs the server starts one of its own, so that two
+workers end at about the same time."""
 
-    The longest file that needs it starts one of its own, so that two workers end at about the same time. Not by
-    pytest-xdist's own groups: they are without effect from pytest 9.2 on.
+
+def pytest_xdist_make_scheduler(config, log):
+    """For ``pytest -n 2``: the files of :data:`TOGETHER` in one worker, the others file by file.
+
+    Not by pytest-xdist's own groups: they are without effect from pytest 9.2 on.
     """
     from xdist.scheduler import LoadFileScheduling
 
-    class ByServer(LoadFileScheduling):
+    class ByWhatIsShared(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            needs_server = "/test_vllm_episodes" in file or "/test_vllm_server" in file
-            return "server" if needs_server and not file.endswith("_kills.py") else file
+            names = (names for names in TOGETHER if Path(file).name in names)
+            return next(map(str, names), file)
 
-    return ByServer(config, log)
+    return ByWhatIsShared(config, log)
 
 
 def free_port() -> int:

@@ -27,27 +27,28 @@ SAME_WEIGHTS = 5e-5
 # Of a first step that is proportional to the gradient, bfloat16 (8 bits) misses float32's by 1.1 to 1.4 % (measured).
 SAME_IN_BFLOAT16 = 0.03
 ONE_STEP = {"max_steps": 1, "adam_epsilon": 1.0, "learning_rate": 0.1}
+SHORT = {"max_steps": 4, "checkpoint_steps": 0}  # of runs that no other one continues
 
 RUNS = {
     # Before ZeRO 3, which puts its own linear layer in the place of torch's for as long as the process lives.
     "bfloat16": {"zero_stage": 2, "dtype": "bfloat16"},
     "bfloat16 resumed": {"zero_stage": 2, "dtype": "bfloat16", "resume": "bfloat16"},
-    "zero0": {"zero_stage": 0},
+    "zero0": {"zero_stage": 0, **SHORT},
     "zero1": {"zero_stage": 1},
     "zero2": {"zero_stage": 2},
     "zero3": {"zero_stage": 3},
     "zero3 resumed": {"zero_stage": 3, "resume": "zero3"},
-    "offload2": {"zero_stage": 2, "offload_optimizer": True},
-    "offload3": {"zero_stage": 3, "offload_optimizer": True, "offload_params": True},
+    "offload2": {"zero_stage": 2, "offload_optimizer": True, **SHORT},
+    "offload3": {"zero_stage": 3, "offload_optimizer": True, "offload_params": True, **SHORT},
     "bfloat1": {"zero_stage": 1, "dtype": "bfloat16", **ONE_STEP},
     "bfloat2": {"zero_stage": 2, "dtype": "bfloat16", **ONE_STEP},
     "bfloat3": {"zero_stage": 3, "dtype": "bfloat16", **ONE_STEP},
-    "twice3": {"zero_stage": 3, "updates_per_batch": 2},
+    "twice3": {"zero_stage": 3, "updates_per_batch": 2, **SHORT},
     # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
     "smooth3": {"zero_stage": 3, "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
-    "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
-    "taught3": {"zero_stage": 3, "taught": True},
+    "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096, **SHORT},
+    "taught3": {"zero_stage": 3, "taught": True, **SHORT},
     "experts2": {"zero_stage": 2, "family": "qwen3_moe", "max_steps": 3},
     "experts3": {"zero_stage": 3, "family": "qwen3_moe", "max_steps": 3},
     "adapters": {"zero_stage": 3, "tied": True, "lora_rank": 2},
@@ -205,6 +206,7 @@ def test_adapters_and_tied_weights_under_zero_3(two_ranks, tmp_path):
     assert max(float(tensor.abs().max()) for name, tensor in one.items() if "lora_B" in name) > 1e-3
 
 
+@pytest.mark.thorough  # it starts the ranks of test_two_hosts.py, too
 def test_the_deepspeed_launcher(tmp_path):
     command = [str(Path(sys.executable).parent / "deepspeed"), "--num_accelerators", "2", "--no_local_rank"]
     arguments = [str(tmp_path), json.dumps({"updater": "deepspeed", "zero_stage": 2, "max_steps": 2})]

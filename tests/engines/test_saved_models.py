@@ -58,22 +58,10 @@ def test_vllm_reads_the_ids_of_a_saved_model(make, make_tiny_model, byte_tokeniz
     assert settings["eos_token_id"] in trainer.policy.eos_token_ids
 
 
-def make_lora_trainer(make_tiny_model, byte_tokenizer, base, **changes):
-    """A trainer with an adapter on the small model that it writes to ``base``."""
-    pytest.importorskip("peft")
-    make_tiny_model("qwen2", **SIZES).save_pretrained(base)
-    byte_tokenizer.save_pretrained(base)
-    return GRPO(str(base), share_of_low_bytes, lora_rank=8, **{"log_to": (), **changes})
-
-
-def ask_vllm(folder, asked, *, lora=None, **options):
+def ask_vllm(llm, asked, lora=None):
     """Greedy tokens of each prompt from vLLM, six at most, and their log-probs."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    llm = LLM(
-        model=str(folder), dtype="float32", max_model_len=64, max_num_seqs=4, enforce_eager=True,
-        gpu_memory_utilization=0.05, **options,
-    )  # fmt: skip
     outputs = llm.generate(
         [{"prompt_token_ids": one.token_ids.tolist()} for one in asked],
         SamplingParams(temperature=0.0, max_tokens=6, stop_token_ids=[1], logprobs=0),
@@ -88,40 +76,43 @@ def ask_vllm(folder, asked, *, lora=None, **options):
     ]
 
 
-def test_vllm_loads_a_saved_adapter(make_tiny_model, byte_tokenizer, tmp_path):
-    """As `vllm serve BASE --enable-lora --lora-modules mine=adapter`; without the adapter the tokens differ."""
+def test_vllm_loads_what_lora_runs_save(make_tiny_model, byte_tokenizer, tmp_path):
+    """A merged folder says the same in vLLM, in transformers and in the trainer; so does an adapter on that folder.
+
+    As `vllm serve merged --enable-lora --lora-modules mine=adapter`.
+    """
+    pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+    from vllm import LLM
     from vllm.lora.request import LoRARequest
 
-    base, saved = tmp_path / "base", tmp_path / "saved"
-    trainer = make_lora_trainer(make_tiny_model, byte_tokenizer, base)
-    with torch.no_grad():
-        shake(torch.nn.ParameterList(p for p in trainer.model.parameters() if p.requires_grad), seed=1, scale=0.2)
-    trainer.save(saved)
-    asked = [prompt(20, index) for index in range(4)]
-    trained = [greedy(trainer.model, one, 6) for one in asked]
-    with trainer.model.disable_adapter():
-        untrained = [greedy(trainer.model, one, 6) for one in asked]
-    assert trained != untrained
-    request = LoRARequest("mine", 1, str(saved))
-    assert ask_vllm(base, asked, lora=request, enable_lora=True, max_lora_rank=8)[0] == trained
-
-
-def test_vllm_loads_what_a_lora_run_saves_merged(make_tiny_model, byte_tokenizer, tmp_path):
-    """After a step of training the merged folder says the same in vLLM, in transformers and in the trainer."""
-    from transformers import AutoModelForCausalLM
-
-    base, saved = tmp_path / "base", tmp_path / "saved"
-    options = training(engine_max_length=None, learning_rate=0.2, max_steps=1)
-    trainer = make_lora_trainer(make_tiny_model, byte_tokenizer, base, **options)
+    base, merged, adapter = (tmp_path / name for name in ("base", "merged", "adapter"))
+    make_tiny_model("qwen2", **SIZES).save_pretrained(base)
+    byte_tokenizer.save_pretrained(base)
+    options = training(engine_max_length=None, learning_rate=0.2, max_steps=1, lora_rank=8)
+    trainer = GRPO(str(base), share_of_low_bytes, **options)
     trainer.train(PROMPTS)
-    trainer.save(saved, merged=True)
-    assert not (saved / "adapter_config.json").exists()
+    trainer.save(merged, merged=True)
+    assert not (merged / "adapter_config.json").exists()
     asked = [prompt(20, index) for index in range(4)]
-    loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     trained = [greedy(loaded, one, 6) for one in asked]
     assert trained == [greedy(trainer.model, one, 6) for one in asked]
     assert trained != [greedy(AutoModelForCausalLM.from_pretrained(base), one, 6) for one in asked]
-    tokens, found = ask_vllm(saved, asked)
+
+    again = GRPO(str(merged), share_of_low_bytes, lora_rank=8, log_to=())
+    with torch.no_grad():
+        shake(torch.nn.ParameterList(p for p in again.model.parameters() if p.requires_grad), seed=1, scale=0.2)
+    again.save(adapter)
+    adapted = [greedy(again.model, one, 6) for one in asked]
+    assert adapted != trained
+
+    llm = LLM(
+        model=str(merged), dtype="float32", max_model_len=64, max_num_seqs=4, enforce_eager=True,
+        gpu_memory_utilization=0.05, enable_lora=True, max_lora_rank=8,
+    )  # fmt: skip
+    tokens, found = ask_vllm(llm, asked)
     assert tokens == trained
     for one, ids, of_vllm in zip(asked, tokens, found, strict=True):
         np.testing.assert_allclose(of_vllm, log_probs(loaded, one, ids), atol=1e-3)
+    assert ask_vllm(llm, asked, LoRARequest("mine", 1, str(adapter)))[0] == adapted

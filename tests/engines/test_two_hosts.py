@@ -26,8 +26,9 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as SERVER_TOKEN
 pytestmark = [pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.filterwarnings("ignore")]
 
 HERE = Path(__file__).parent
-# Float32 sums in another order through ten AdamW steps of 1e-3; measured 1e-6 to 4e-6.
+# Float32 sums in another order through AdamW steps of 1e-3; ten of them measured 1e-6 to 4e-6.
 SAME_WEIGHTS = 5e-5
+STEPS = 4
 RANK_TIMEOUT = 5.0
 GRACE = 10.0  # that a rank which hangs in a collective has to raise by itself
 RUNS = {
@@ -151,7 +152,9 @@ def references(hosts, start, folder):
 def trained(hosts, start, folder, generation, references):
     """The folder of each of ``RUNS``, all trained in one launch over both hosts."""
     before = [host.sent_bytes() for host in hosts]
-    words = [word for name, changes in RUNS.items() for word in (folder / name, json.dumps(changes))]
+    words = [
+        word for name, changes in RUNS.items() for word in (folder / name, json.dumps({"max_steps": STEPS, **changes}))
+    ]
     assert_success(by_torchrun(hosts, start, HERE.parent / "ranked.py", *words), 500)
     return [host.sent_bytes() - sent for host, sent in zip(hosts, before, strict=True)]
 
@@ -160,7 +163,7 @@ def trained(hosts, start, folder, generation, references):
 def alone(tmp_path_factory):
     """The same run in this process."""
     folder = tmp_path_factory.mktemp("alone")
-    ranked.train(folder)
+    ranked.train(folder, max_steps=STEPS)
     return folder
 
 
@@ -175,8 +178,8 @@ def test_two_hosts_take_the_step_of_one_process(name, trained, folder, alone):
 
 def test_the_ranks_met_over_the_cable(trained):
     parameters = sum(parameter.numel() for parameter in ranked.tiny_policy().parameters())
-    # At least each rank's share of the gradients of 10 steps and 5 runs: half of them, 4 bytes each.
-    assert min(trained) > 10 * len(RUNS) * 2 * parameters, trained
+    # At least each rank's share of the gradients of every step and run: half of them, 4 bytes each.
+    assert min(trained) > STEPS * len(RUNS) * 2 * parameters, trained
 
 
 def test_by_default_a_reference_is_not_reached_from_the_other_host(hosts, references, folder):

@@ -331,7 +331,9 @@ def test_a_server_streams_what_it_samples(at_server, tokenizer, monkeypatch):
     assert chunks[0] >= 3
 
 
-@pytest.mark.parametrize(("async_steps", "rounds_of"), [(0, None), (1, None), (1, 2)])
+@pytest.mark.parametrize(
+    ("async_steps", "rounds_of"), [(0, None), pytest.param(1, None, marks=pytest.mark.thorough), (1, 2)]
+)
 @pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
 def test_training_and_resuming(engine, async_steps, rounds_of, make_tiny_model, tokenizer, request, tmp_path):
     def train(folder, **options):

@@ -47,11 +47,17 @@ def steps_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_learns_and_its_log_probs_agree(make_tiny_model, byte_tokenizer, tmp_path):
-    model = make_tiny_model("qwen2", **SIZES)
-    first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **options(output_dir=tmp_path))
-    trainer.train(PROMPTS)
+def test_a_run_learns_and_resumes_and_its_log_probs_agree(make_tiny_model, byte_tokenizer, tmp_path):
+    def train(steps):
+        model = make_tiny_model("qwen2", **SIZES)
+        given = options(output_dir=tmp_path, max_steps=steps)
+        trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **given)
+        trainer.train(PROMPTS)
+        trainer.engine.close()
+        return model
+
+    first = dict(make_tiny_model("qwen2", **SIZES).named_parameters())
+    model = train(12)
     steps = steps_of(tmp_path)
     rewards = [step["reward/mean"] for step in steps]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.15
@@ -60,26 +66,13 @@ def test_a_run_learns_and_its_log_probs_agree(make_tiny_model, byte_tokenizer, t
     assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
     assert all(step["mismatch/weight_mean"] == pytest.approx(1, abs=1e-3) for step in steps)
     assert min(step["time/weight_sync_s"] for step in steps[1:]) < 0.2
-    trainer.engine.close()
-
-
-def test_a_resumed_run_samples_from_the_checkpoint(make_tiny_model, byte_tokenizer, tmp_path):
-    def run(steps):
-        trainer = GRPO(
-            make_tiny_model("qwen2", **SIZES),
-            share_of_low_bytes,
-            tokenizer=byte_tokenizer,
-            **options(output_dir=tmp_path, max_steps=steps, learning_rate=0.02),
-        )
-        trainer.train(PROMPTS)
-        trainer.engine.close()
-
-    run(2)
-    run(4)
     # Had the new engine sampled from the first weights, the trainer's log-probs would be far from its own.
-    assert max(step["mismatch/gap_max"] for step in steps_of(tmp_path)) < 1e-3
+    train(14)
+    assert len(steps_of(tmp_path)) == 14
+    assert max(step["mismatch/gap_max"] for step in steps_of(tmp_path)[12:]) < 1e-3
 
 
+@pytest.mark.thorough  # as the adapter in shards below, and test_a_merged_adapter_is_what_samples
 def test_an_adapter_trains_with_merged_weights(make_tiny_model, byte_tokenizer, tmp_path):
     trainer = GRPO(
         make_tiny_model("qwen2", **SIZES),
@@ -164,15 +157,16 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
 
 
 @pytest.mark.deepspeed
-def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_model, byte_tokenizer, tmp_path):
+@pytest.mark.parametrize("start", [run_forked, pytest.param(run_by_torchrun, marks=pytest.mark.thorough)])
+def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(start, make_tiny_model, byte_tokenizer, tmp_path):
     """ZeRO 3 on two ranks, each with an engine of its own; the trainer's log-probs are those of the merged weights.
 
-    By torchrun, as the test is about the exit too.
+    By torchrun the test is about the exit of an interpreter too, as the two ranks of one engine are above.
     """
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
-    trained = run_by_torchrun(tmp_path / "model", options(output_dir=str(tmp_path / "run"), **changes))
+    trained = start(tmp_path / "model", options(output_dir=str(tmp_path / "run"), **changes))
     assert trained.returncode == 0, trained.stderr
     assert "Traceback" not in trained.stderr  # each vLLM ends before the ranks part
     steps = steps_of(tmp_path / "run")
@@ -206,6 +200,7 @@ def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_
     assert trainer.engine.policy_version == -1
 
 
+@pytest.mark.thorough
 def test_the_demos_model_syncs_again_and_again():
     from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
     from rlox_grpo.demo.run import LARGEST

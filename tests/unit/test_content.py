@@ -4,6 +4,8 @@ import datetime
 import decimal
 import enum
 import fractions
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -120,25 +122,29 @@ def test_a_value_that_contains_itself_and_one_that_cannot_be_pickled():
     assert digest_content([shared, shared]) == digest_content([{1}, {1}])
 
 
+def digests_of_all_kinds():
+    values = [
+        *({"a", "b", "c"}, Plain({"x": {("a", 1), ("b", 2)}}), Puzzle(np.arange(4), {"p", "q"}), Color.RED),
+        *(torch.arange(3), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc), {(1, "a"): 2, "b": object}),
+    ]
+    return [digest_content(value) for value in values]
+
+
 def test_every_process_has_the_same_digests():
-    script = (
-        "from test_content import *\n"
-        "values = [{'a', 'b', 'c'}, Plain({'x': {('a', 1), ('b', 2)}}), Puzzle(np.arange(4), {'p', 'q'}), Color.RED,"
-        " torch.arange(3), datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc), {(1, 'a'): 2, 'b': object}]\n"
-        "print([digest_content(value) for value in values])"
-    )
+    """Another process: its strings have other hashes, so that its sets have another order."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     folder = str(PurePosixPath(__file__).parent)
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:0] = [{folder!r}, {folder + '/..'!r}]\n{script}"],
-            env={"PYTHONHASHSEED": seed, "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(found) == 1
+    script = "from test_content import *; print(json.dumps([hash('a'), digests_of_all_kinds()]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{folder!r}, {folder + '/..'!r}]\n{script}"],
+        env={"PYTHONHASHSEED": seed, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    hash_there, digests = json.loads(done.stdout)
+    assert hash_there != hash("a")
+    assert digests == digests_of_all_kinds()
 
 
 def train(folder, golds, steps):

@@ -95,45 +95,51 @@ def test_trls_environments_call_their_tools_in_the_worker(play: Any, monkeypatch
     assert [completion.episode.reward for completion in groups[0].completions] == [4.0, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("what", "reason", "reward", "error"),
-    [
-        ("loop", "timeout", None, ""),
-        ("loop in C", "timeout", None, ""),
-        ("exit", "environment_error", None, "its worker process exited with code 3"),
-        ("sys.exit", "environment_error", None, "SystemExit: 1"),
-        ("crash", "environment_error", None, "died of SIGSEGV"),
-        ("raise", "environment_error", None, "KeyError: 'gone' (misbehaving_turns.py"),
-        ("stop iteration", "environment_error", None, "StopIteration"),
-        ("print", "completed", 1.0, ""),
-        ("fork", "completed", 1.0, ""),
-        ("leaves a process", "timeout", None, ""),
-        ("long message", "environment_error", None, "sends 10000"),
-        ("long error", "environment_error", None, "ValueError: xxx"),
-        ("long outcome", "environment_error", None, "bytes at once"),
-        ("text", "environment_error", None, "expected a number, an Outcome"),
-        ("goes on", "max_turns", 0.0, ""),
-        ("part", "max_turns", 0.25, ""),
-        ("bad message", "environment_error", None, "expected {'role'"),
-    ],
-)
-def test_what_an_environment_does_ends_its_episode_alone(
-    what: str, reason: str, reward: float | None, error: str, play: Any
-) -> None:
+ENDS: dict[str, tuple[str, float | None, str]] = {
+    "loop": ("timeout", None, ""),
+    "loop in C": ("timeout", None, ""),
+    "leaves a process": ("timeout", None, ""),
+    "exit": ("environment_error", None, "its worker process exited with code 3"),
+    "sys.exit": ("environment_error", None, "SystemExit: 1"),
+    "crash": ("environment_error", None, "died of SIGSEGV"),
+    "raise": ("environment_error", None, "KeyError: 'gone' (misbehaving_turns.py"),
+    "stop iteration": ("environment_error", None, "StopIteration"),
+    "print": ("completed", 1.0, ""),
+    "fork": ("completed", 1.0, ""),
+    "long message": ("environment_error", None, "sends 10000"),
+    "long error": ("environment_error", None, "ValueError: xxx"),
+    "long outcome": ("environment_error", None, "bytes at once"),
+    "text": ("environment_error", None, "expected a number, an Outcome"),
+    "goes on": ("max_turns", 0.0, ""),
+    "part": ("max_turns", 0.25, ""),
+    "bad message": ("environment_error", None, "expected {'role'"),
+}
+"""What ``misbehaves`` does → how its episode ends, its reward, and words of the error."""
+
+
+@pytest.mark.parametrize("are_late", [True, False])
+def test_what_an_environment_does_ends_its_episode_alone(are_late: bool, play: Any) -> None:
     before = list_children()
     start = time.monotonic()
-    timeout = 1.0 if reason == "timeout" else 60.0
-    rows = [{"what": what, "seconds": 20}, {"what": "nothing", "seconds": 0}]
-    bad, good = play(
-        misbehaving_turns.misbehaves, rows, 1, turn_timeout=timeout, on_environment_error="end", max_turns=3
+    whats = [what for what, (reason, _, _) in ENDS.items() if (reason == "timeout") == are_late]
+    rows = [{"what": what, "seconds": 20} for bad in whats for what in (bad, "nothing")]
+    timeout = 1.0 if are_late else 60.0
+    groups = play(
+        misbehaving_turns.misbehaves,
+        *(rows, 1),
+        turn_timeout=timeout,
+        on_environment_error="end",
+        max_turns=3,
+        episode_workers=2,
     )
-    (one,) = bad.completions
-    assert (one.episode.stop_reason, one.episode.reward) == (reason, reward)
-    assert error in (one.episode.error or "")
-    assert len(one.episode.error or "") <= 2000
-    assert (good.completions[0].episode.stop_reason, good.completions[0].episode.reward) == ("completed", 1.0)
+    for row, group in zip(rows, groups, strict=True):
+        reason, reward, error = ENDS.get(row["what"], ("completed", 1.0, ""))
+        episode = group.completions[0].episode
+        assert (episode.stop_reason, episode.reward) == (reason, reward), row
+        assert error in (episode.error or ""), row
+        assert len(episode.error or "") <= 2000, row
     assert time.monotonic() - start < 55  # turn_timeout is 60 s
-    if what != "leaves a process":
+    if not are_late:  # one of those leaves a process
         assert len(list_children() - before) <= 2
 
 
@@ -218,23 +224,26 @@ def call_tools(play: Any, *whats: str, timeout: float = 2.0, **options: Any) -> 
     return group.completions[0].episode, found
 
 
-@pytest.mark.parametrize(
-    ("what", "told", "errors"),
-    [
-        ("a", "a", 0),
-        ("print", "print", 0),
-        ("loop", "error: tool took more than 1 s", 1),
-        ("exit", "error: its worker process exited with code 3", 1),
-        ("sys.exit", "error: SystemExit: 1", 1),
-        ("raise", "error: KeyError: 'gone'", 1),
-        ("long", "x" * 4096 + "\n[… 9991808 characters cut …]\n" + "x" * 4096, 0),
-    ],
-)
-def test_sync_tools_run_in_workers(what: str, told: str, errors: int, play: Any) -> None:
-    episode, messages = call_tools(play, what, "a", timeout=1.0)
-    assert messages[0]["content"].startswith(told)
-    assert (messages[1]["content"], messages[1]["tool_call_id"]) == ("a", "call_1")
-    assert (episode.tool_calls, episode.tool_errors, episode.observations_cut) == (2, errors, int(what == "long"))
+ANSWERS = {
+    "a": "a",
+    "print": "print",
+    "loop": "error: tool took more than 1 s",
+    "exit": "error: its worker process exited with code 3",
+    "sys.exit": "error: SystemExit: 1",
+    "raise": "error: KeyError: 'gone'",
+    "long": "x" * 4096 + "\n[… 9991808 characters cut …]\n" + "x" * 4096,
+}
+"""What ``tool`` does → how the message to the policy begins."""
+
+
+def test_sync_tools_run_in_workers(play: Any) -> None:
+    whats = [what for bad in ANSWERS for what in (bad, "a")]
+    episode, messages = call_tools(play, *whats, timeout=1.0, episode_workers=2)
+    for place, (what, message) in enumerate(zip(whats, messages, strict=True)):
+        assert message["content"].startswith(ANSWERS[what]), what
+        assert message["tool_call_id"] == f"call_{place}"
+    errors = sum(told.startswith("error") for told in ANSWERS.values())
+    assert (episode.tool_calls, episode.tool_errors, episode.observations_cut) == (len(whats), errors, 1)
     assert episode.stop_reason == "completed"
 
 

@@ -83,13 +83,13 @@ def test_reasoning_does_not_change_a_final_box(around: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [*REPEATED.split(), *REPEATED_ODD])
-def test_a_million_of_anything(piece: str) -> None:
-    text = piece * (10**6 // len(piece))
+def test_a_quarter_of_a_million_of_anything(piece: str) -> None:
+    text = piece * (250_000 // len(piece))
     start = time.process_time()
     for wrapped in (text, f"\\boxed{{{text}}}"):
         for name, score in scores(wrapped):
             check(name, score)
     for gold, answer in ((text, "1"), ("1", text), (text, text)):
         assert rewards.math_equal(gold, answer) in (True, False, None)
-    # Seconds of all threads where every scan is linear; a quadratic one takes minutes on a megabyte.
-    assert time.process_time() - start < 30.0
+    # Seconds of all threads; where every scan is linear 0.1, and where one is quadratic many more.
+    assert time.process_time() - start < 4.0

@@ -89,8 +89,12 @@ def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
-@pytest.mark.parametrize("name", ["countdown", "word_problems"])
-def test_trl_trains_a_cell_of_the_study(study, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [("countdown", {"trl": 8, "trl_same_choices": 16}), ("word_problems", {})],
+)
+def test_trl_trains_a_cell_of_the_study(study, tmp_path, name, variants):
+    """Each variant with the size of its groups. The tasks differ in their prompts alone."""
     pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
@@ -107,7 +111,7 @@ def test_trl_trains_a_cell_of_the_study(study, tmp_path, name):
     assert [{**row, "prompt": None} for row in written] == [{**row, "prompt": None} for row in rows]
     settings = {"group_size": 16, "prompts_per_step": 1, "max_new_tokens": 4, "learning_rate": 1e-3}
     reward_fn = task.trainer()["reward_fn"]
-    for variant, group in (("trl", 8), ("trl_same_choices", 16)):
+    for variant, group in variants.items():
         out = tmp_path / variant
         arguments, curves = study.learning_trl.train(policy, written, reward_fn, variant, settings, 2, 0, out)
         assert arguments["num_generations"] == group

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import played
+from own_parts import by_thirds
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
@@ -27,7 +28,7 @@ from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.run.recorded import RecordedRun, read_recorded_run
 from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, StepTotals
-from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
+from toy import PROMPTS, ToyLM, options, share_of_target
 
 
 def run(reward: Any = share_of_target, **changes: Any) -> tuple[torch.Tensor, GRPO]:
@@ -302,13 +303,6 @@ def test_step_advantages_by_hand() -> None:
     assert first.tolist() == [1, -1]
     # Equal scores: exactly 0.
     assert not any(row.any() for row in step_advantages([[1], [1]], [[0.3], [0.3]], [2, 2]))
-
-
-def by_thirds(completions: Any, prompts: Any) -> list[StepScores]:
-    return [
-        StepScores([2, 4, 6], [float((own[start : start + 2] == TARGET).float().mean()) for start in (0, 2, 4)])
-        for own in completions
-    ]
 
 
 def test_scores_of_steps_are_rewards_and_advantages_of_tokens() -> None:

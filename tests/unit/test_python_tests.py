@@ -371,8 +371,13 @@ TESTS = [
 
 
 @needs_sandbox
-@pytest.mark.parametrize("score", ["all", "fraction"])
-@pytest.mark.parametrize("objects", ["refuse", "allow"])
+@pytest.mark.parametrize(
+    ("score", "objects"),
+    [
+        *(("all", "refuse"), ("fraction", "allow")),
+        *(pytest.param(*both, marks=pytest.mark.thorough) for both in (("all", "allow"), ("fraction", "refuse"))),
+    ],
+)
 def test_no_cheat_earns_anything(score: str, objects: str) -> None:
     rule = PythonTests(**QUICK, score=score, objects=objects)
     tests = [*TESTS, "assert f(1, lambda x: 735134417) == 735134417"] if score == "all" else TESTS
