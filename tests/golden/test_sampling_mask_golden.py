@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlox_grpo.model.forward import take_log_probs
-from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.full_kl import token_log_probs_and_kl
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.types import OutputHead, Sampling, SamplingMask, TokenDistributions
@@ -79,7 +79,9 @@ def test_values_over_the_ids(head):
     assert log_probs.tolist() == pytest.approx([math.log(q), math.log(0.3)], abs=1e-12)
     whole = -sum(x * math.log(x) for x in POLICY)
     assert entropy.tolist() == pytest.approx([-p * math.log(p) - q * math.log(q), whole], abs=1e-12)
-    kl = distribution_kl(policy, reference, sampling_mask=mask)
+    together = token_log_probs_and_kl(policy, reference, ids, sampling_mask=mask)
+    kl = together[2]
+    torch.testing.assert_close(together[:2], (log_probs, entropy))
     whole_kl = sum(x * math.log(x / y) for x, y in zip(POLICY, REFERENCE, strict=True))
     assert kl.tolist() == pytest.approx([p * math.log(p / r) + q * math.log(q / (1 - r)), whole_kl], abs=1e-12)
     # 1 - 2 p[y] + sum of p²

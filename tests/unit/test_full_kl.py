@@ -14,7 +14,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
-from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.full_kl import token_log_probs_and_kl
 from rlox_grpo.model.log_probs import score_norms
 from rlox_grpo.types import Batch, OutputHead, StepTotals, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
@@ -31,6 +31,12 @@ def naive(policy, reference, temperature):
     log_p = torch.log_softmax(compute_logits(policy.hidden, policy.head) / temperature, dim=-1)
     log_q = torch.log_softmax(compute_logits(reference.hidden, reference.head) / temperature, dim=-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def distribution_kl(policy, reference, **options):
+    """The KL alone; its gradient is then the only one."""
+    ids = torch.zeros(len(policy.hidden), dtype=torch.int64)
+    return token_log_probs_and_kl(policy, reference, ids, **options)[2]
 
 
 def sides(dtype=torch.float64, bias=True, scale=1.0, softcap=None, width=None, sizes=(M, H, V)):
@@ -63,6 +69,81 @@ def test_values_and_gradients_equal_full_softmaxes(tile, softcap, bias):
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
     assert float(found.detach().min()) > 0.01
+
+
+@pytest.mark.parametrize("tile", [(1, 1000), (5, 3), (M, V), None])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("stored_bytes", [0, 8 * V * 10, None])
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("head", [True, False], ids=["tiles", "logits"])
+def test_log_probs_entropies_and_kl_together_equal_full_softmaxes(tile, softcap, stored_bytes, entropy_gradient, head):
+    """The gradients of all three, each with weights of its own, of which some are 0."""
+    policy, reference = sides(scale=0.8, softcap=softcap, width=5)
+    ids = torch.arange(M) * 7 % V
+    weights = torch.linspace(-1, 1, M, dtype=torch.float64) * torch.tensor([[1.0], [0.7], [2.0]])
+    weights[:, 3], weights[0, 5], weights[2, 8] = 0, 0, 0
+    leaves = [policy.hidden, policy.head.weight, policy.head.bias]
+    log_p = torch.log_softmax(compute_logits(policy.hidden, policy.head) / 0.7, dim=-1)
+    expected = [log_p[torch.arange(M), ids], -(log_p.exp() * log_p).sum(-1), naive(policy, reference, 0.7)]
+    trained = [0, 1, 2] if entropy_gradient else [0, 2]
+    wanted = torch.autograd.grad(sum((weights[i] * expected[i]).sum() for i in trained), leaves, retain_graph=True)
+    arguments = (policy, reference)
+    if not head:
+        arguments = [TokenDistributions(compute_logits(side.hidden, side.head), None) for side in (policy, reference)]
+    options = {"temperature": 0.7, "entropy_gradient": entropy_gradient, "tile": tile, "stored_bytes": stored_bytes}
+    outputs = token_log_probs_and_kl(*arguments, ids, **options)
+    gradients = torch.autograd.grad(sum((weights[i] * outputs[i]).sum() for i in trained), leaves)
+    assert outputs[1].requires_grad == entropy_gradient
+    for output, value in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, value, rtol=1e-11, atol=1e-12)
+    for gradient, value in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, value, rtol=1e-10, atol=1e-12)
+
+
+def test_float32_is_within_1e_6_of_float64():
+    policy, reference = sides(torch.float32, sizes=(64, 32, 5000))
+
+    def as_float64(side):
+        head = OutputHead(
+            *(None if values is None else values.detach().double() for values in (side.head.weight, side.head.bias))
+        )
+        return TokenDistributions(side.hidden.detach().double().requires_grad_(), dataclasses.replace(head, scale=0.1))
+
+    reference, policy = (
+        dataclasses.replace(side, head=dataclasses.replace(side.head, scale=0.1)) for side in (reference, policy)
+    )
+    ids = torch.arange(64) * 70
+    exact = as_float64(policy)
+    log_p = torch.log_softmax(compute_logits(exact.hidden, exact.head), dim=-1)
+    wanted = (
+        log_p.gather(-1, ids[:, None])[:, 0],
+        -(log_p.exp() * log_p).sum(-1),
+        naive(exact, as_float64(reference), 1),
+    )
+    outputs = token_log_probs_and_kl(policy, reference, ids)
+    for output, value in zip(outputs, wanted, strict=True):  # six digits, and the sums over 5,000 ids are float64
+        torch.testing.assert_close(output.double(), value, rtol=1e-6, atol=1e-6)
+    ours = torch.autograd.grad((outputs[2] - outputs[0]).sum(), policy.hidden)[0]
+    theirs = torch.autograd.grad((wanted[2] - wanted[0]).sum(), exact.hidden)[0]
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_it_runs_each_output_layer_once_where_logits_are_stored(monkeypatch):
+    """Of 23 tokens the policy's logits are stored: one product for each model, and the teacher's again in backward."""
+    policy, reference = sides()
+    runs: list[tuple[int, ...]] = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, **out: runs.append(tuple(b.shape)) or mm(a, b, **out))
+    outputs = token_log_probs_and_kl(policy, reference, torch.zeros(M, dtype=torch.int64))
+    assert len(runs) == 2
+    sum(output.sum() for output in (outputs[0], outputs[2])).backward()
+    assert len(runs) == 3
+
+
+def test_token_ids_outside_the_vocabulary_raise():
+    policy, reference = sides()
+    with pytest.raises(ValueError, match=f"token_ids hold {V}, outside the head's {V} rows"):
+        token_log_probs_and_kl(policy, reference, torch.full((M,), V))
 
 
 def test_gradcheck_and_no_gradient_to_the_reference():

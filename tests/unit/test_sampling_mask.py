@@ -24,7 +24,7 @@ from rlox_grpo.batch.sampling_mask import have_equal_ids, join_masks, select_tok
 from rlox_grpo.batch.select import select_rows
 from rlox_grpo.errors import ConfigError, EngineError
 from rlox_grpo.model.forward import make_forward, select_mask
-from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.full_kl import token_log_probs_and_kl
 from rlox_grpo.model.log_probs import score_norms, token_log_probs
 from rlox_grpo.reference.client import Question, unpack_question
 from rlox_grpo.reference.local import refer_to_policy
@@ -120,13 +120,27 @@ def test_values_and_gradients_equal_masked_logits(tile, most, softcap, bias):
 
     other = draw(vocabulary, size)
     reference = TokenDistributions(hidden.detach(), OutputHead(other, None, 1.5, softcap))
-    kl = distribution_kl(TokenDistributions(hidden, head), reference, temperature=0.7, tile=tile, sampling_mask=mask)
+    log_probs, entropy, kl = token_log_probs_and_kl(
+        TokenDistributions(hidden, head),
+        reference,
+        ids,
+        temperature=0.7,
+        entropy_gradient=True,
+        tile=tile,
+        sampling_mask=mask,
+    )
+    torch.testing.assert_close(log_probs, wanted)
+    torch.testing.assert_close(entropy, wanted_entropy)
     ref_logits = hidden.detach() @ other.t() * 1.5
     ref_logits = (ref_logits if softcap is None else softcap * torch.tanh(ref_logits / softcap)) / 0.7
     log_q = torch.log_softmax(ref_logits.masked_fill(~allowed, -torch.inf), dim=-1).masked_fill(~allowed, 0)
     expected_kl = torch.where(allowed, expected.exp() * (expected.masked_fill(~allowed, 0) - log_q), 0).sum(dim=-1)
     torch.testing.assert_close(kl, expected_kl)
-    ours, theirs = (torch.autograd.grad((value * coefficients).sum(), operands) for value in (kl, expected_kl))
+    pairs = zip((log_probs, entropy, kl), (wanted, wanted_entropy, expected_kl), strict=True)
+    ours, theirs = (
+        torch.autograd.grad((values[0] + values[1] * entropy_coefficients + values[2] * coefficients).sum(), operands)
+        for values in zip(*pairs, strict=True)
+    )
     for gradient, expected_gradient in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, expected_gradient)
 

@@ -36,7 +36,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
     - ``k1_inverted`` and ``k3_clamped`` reproduce published code: :mod:`rlox_grpo.loss.published`.
 
-    ``full`` is not an estimate from log-probs: :func:`rlox_grpo.model.full_kl.distribution_kl` computes the KL over the
+    ``full`` is not an estimate from log-probs: :func:`.token_log_probs_and_kl` computes the KL over the
     whole vocabulary.
 
     Raises:

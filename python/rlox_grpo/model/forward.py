@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from rlox_grpo.batch.build import build_batch, group_prompt, group_tokens
 from rlox_grpo.batch.sampling_mask import select_tokens
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.full_kl import token_log_probs_and_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
@@ -252,32 +252,46 @@ def make_forward(
         if routers is not None:
             routers.last.predicting = _locate_predicting(batch, mask, row)
             routers.last.sources = None if row is None else row.sources
+        options: dict[str, Any] = {
+            "temperature": 1.0 if is_unscaled else temperature,
+            "with_entropy": entropy_always or has_gradient,
+            "entropy_gradient": entropy_gradient and has_gradient,
+        }
+        if batch.log_probs.ref_distributions is not None:
+            return compare(policy, row, batch, mask, options)
         log_probs, entropy = take_log_probs(
             policy,
             batch.completion_ids[mask] if row is None else row.predicted_ids,
-            temperature=1.0 if is_unscaled else temperature,
-            with_entropy=entropy_always or has_gradient,
-            entropy_gradient=entropy_gradient and has_gradient,
             sampling_mask=select_mask(batch, mask) if row is None else row.sampling_mask,
+            **options,
         )
         if row is not None:
             # [K] → [M]. Backward adds up the gradients of all rows that share a token.
             log_probs, entropy = (_select_rows(values, row.prediction_indices) for values in (log_probs, entropy))
-        outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
-        if batch.log_probs.ref_distributions is None:
-            return outputs
-        # [M, H] of the tokens under the mask. Tokens of the environment and of demonstrations, which have no KL, are
-        # left out below.
+        return scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
+
+    def compare(
+        policy: TokenDistributions, row: PackedRow | None, batch: Batch, mask: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Return log-probs and entropies of the tokens under ``mask``, and the KL of those under ``loss_mask``."""
+        reference = batch.log_probs.ref_distributions
+        assert reference is not None
+        # [K, H] → [M, H]: rows that share a token of the policy can have different tokens of the reference.
         hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
+        ref_hidden, has_kl = reference.hidden, batch.loss_mask[mask]
         if batch.environment is not None or batch.demonstration_mask is not None:
-            hidden = hidden[batch.loss_mask[mask]]
-        kl = distribution_kl(
+            # Tokens of the environment and of demonstrations have no KL: that to zeros is left out below.
+            ref_hidden = ref_hidden.new_zeros(len(hidden), ref_hidden.shape[1])
+            ref_hidden[has_kl] = reference.hidden
+        log_probs, entropy, kl = token_log_probs_and_kl(
             replace(policy, hidden=hidden),
-            batch.log_probs.ref_distributions,
-            temperature=temperature,
-            sampling_mask=select_mask(batch, batch.loss_mask),
+            replace(reference, hidden=ref_hidden),
+            batch.completion_ids[mask],
+            sampling_mask=select_mask(batch, mask),
+            **options,
         )
-        return (*outputs, scatter_to_rectangle(kl, batch.loss_mask))
+        outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
+        return (*outputs, scatter_to_rectangle(kl[has_kl], batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
         policy, row = read(batch)

@@ -92,20 +92,9 @@ def token_log_probs(
     if tile is not None and min(tile) < 1:
         raise ValueError(f"tile is {tile}: expected at least one token and one row of the vocabulary")
     vocabulary = head.weight.shape[0]
-    if token_ids.numel():
-        # An id outside the head's rows is in no tile: its logit would stay 0 without an error.
-        low, high = (int(bound) for bound in torch.aminmax(token_ids))
-        if low < 0 or high >= vocabulary:
-            raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
+    refuse_unknown_ids(token_ids, vocabulary)
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
-    if stored_bytes is None:
-        stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
-    # Logits are stored only if there is a backward pass.
-    has_backward = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
-    if not has_backward:
-        stored_bytes = 0
-    # Number of tokens whose logits [V] fit into the budget.
-    stored_tokens = stored_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
+    stored_tokens = count_stored_tokens(hidden, head, stored_bytes)
     settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, stored_tokens)
     order = None
     if sampling_mask is not None:
@@ -118,6 +107,29 @@ def token_log_probs(
         return outputs
     position = order.argsort()  # int64 [M], where each token was
     return outputs[0][position], outputs[1][position]
+
+
+def refuse_unknown_ids(token_ids: Tensor, vocabulary: int) -> None:
+    """Raise ValueError for an id outside the head's rows: it is in no tile, and its logit would stay 0."""
+    if token_ids.numel():
+        low, high = (int(bound) for bound in torch.aminmax(token_ids))
+        if low < 0 or high >= vocabulary:
+            raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
+
+
+def count_stored_tokens(hidden: Tensor, head: OutputHead, stored_bytes: int | None) -> int:
+    """Return the number of tokens whose logits ``[V]`` fit into ``stored_bytes``; 0 without a backward pass.
+
+    Args:
+        hidden: ``[M, H]``.
+        head: the output layer.
+        stored_bytes: None: :data:`CPU_STORED_BYTES` on a CPU and 0 elsewhere.
+    """
+    if not torch.is_grad_enabled() or not (hidden.requires_grad or head.weight.requires_grad):
+        return 0
+    if stored_bytes is None:
+        stored_bytes = CPU_STORED_BYTES if hidden.device.type == "cpu" else 0
+    return stored_bytes // (head.weight.shape[0] * (8 if hidden.dtype == torch.float64 else 4))
 
 
 @torch.no_grad()
@@ -284,11 +296,6 @@ class _TiledLogProbs(torch.autograd.Function):
         settings: TileSettings = ctx.settings
         tiles = Tiles(hidden, weight, bias, settings, ctx.mask)
         gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
-        # All advantages are 0 where a teacher's KL over the whole vocabulary alone trains: then the log-probs are only
-        # measured. Elsewhere than on a CPU the question would wait for the device.
-        is_measured = hidden.device.type == "cpu" and not any(grad is not None and grad.any() for grad in grad_outputs)
-        if is_measured:
-            return (*gradients.sums(), None, None, None)
         scratch, stored = tiles.buffer() if settings.entropy_gradient else None, StoredLogits(flat)
         for rows in tiles.token_slices():
             # [m, 1]: d loss / d log p, times the factor of a logit over the output layer's product.
