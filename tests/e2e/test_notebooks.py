@@ -60,9 +60,9 @@ def displays(outputs: Any) -> list[str]:
     return [page for page in pages if "<progress" in page]
 
 
-def test_there_are_five() -> None:
+def test_there_are_six() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
-        *("comparing_runs", "first_run", "own_reward", "pretrained_model", "several_turns")
+        *("comparing_runs", "distillation", "first_run", "own_reward", "pretrained_model", "several_turns")
     ]
 
 
@@ -90,6 +90,12 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, client: 
         trainings = 3 if path.stem == "comparing_runs" else 1
         assert len(displays(cell.outputs)) == trainings
         assert all("<polyline" in page for page in displays(cell.outputs))
+    if path.stem == "distillation":
+        assert "KL from the teacher" in displays(trained[-1].outputs)[0]
+        accuracies = re.search(r"accuracy ([\d.]+) -> ([\d.]+), teacher/kl ([\d.]+)", str(code[-2].outputs))
+        before, after, kl = map(float, accuracies.groups())
+        assert after > before + 0.4
+        assert kl < 0.1
     learned = json.loads((next(tmp_path.glob("runs/*/metrics.jsonl"))).read_text().splitlines()[-1])
     assert learned["reward/mean"] > 0.04
 

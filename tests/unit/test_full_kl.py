@@ -16,7 +16,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.full_kl import token_log_probs_and_kl
 from rlox_grpo.model.log_probs import score_norms
-from rlox_grpo.types import Batch, OutputHead, StepTotals, TokenDistributions
+from rlox_grpo.types import ORIGINS, Batch, EnvironmentTokens, OutputHead, StepTotals, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 M, H, V = 23, 8, 37
@@ -302,6 +302,46 @@ def test_a_forward_gives_the_divergence_of_the_models_own_logits(name, way):
     near = {"rtol": 1e-4, "atol": 1e-5} if way == "packed" else {"rtol": 1e-7, "atol": 1e-9}
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, **near)
+
+
+@pytest.mark.parametrize("kind", ["environment", "demonstration"])
+@pytest.mark.parametrize("way", ["packed", "padded", "logits"])
+def test_tokens_without_a_kl_have_log_probs_and_gradients(way, kind):
+    """Tokens of the environment and of demonstrations are predicted, and the reference has none of them."""
+    torch.manual_seed(0)
+    policy, reference = (MODELS["qwen2"]().double().eval() for _ in range(2))
+    batch = batch_of_groups()
+    others = batch.completion_mask & torch.tensor([False, kind == "environment", False, True])[:, None]
+    others &= torch.arange(5) != 0 if kind == "environment" else True
+    batch = without = dataclasses.replace(batch, loss_mask=batch.loss_mask & ~others)
+    if kind == "environment":
+        batch = dataclasses.replace(batch, environment=EnvironmentTokens(others))
+    else:
+        origins = torch.full((4,), ORIGINS.index(None))
+        origins[3] = ORIGINS.index("demonstration")
+        totals = dataclasses.replace(batch.totals, num_demonstration_tokens=4.0)
+        batch = dataclasses.replace(
+            batch, log_probs=dataclasses.replace(batch.log_probs, origins=origins), totals=totals
+        )
+    models = [Plain(model) if way == "logits" else model for model in (policy, reference)]
+    forward, ref_forward = (make_forward(model, share_prompts=way == "packed") for model in models)
+    with torch.no_grad():
+        read = ref_forward.distributions(batch)
+    filled, only_kl = (
+        dataclasses.replace(each, log_probs=dataclasses.replace(each.log_probs, ref_distributions=read))
+        for each in (batch, without)
+    )
+    parameters = list(policy.parameters())
+    log_probs, _, kl = forward(filled)
+    expected, expected_kl = forward(batch)[0], forward(only_kl)[2]
+    torch.testing.assert_close(log_probs, expected)
+    torch.testing.assert_close(kl, expected_kl)
+    assert torch.equal(log_probs != 0, batch.loss_mask | others)
+    assert torch.equal(kl != 0, batch.loss_mask)
+    gradients = torch.autograd.grad(log_probs.sum() + 2 * kl.sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(expected.sum() + 2 * expected_kl.sum(), parameters, allow_unused=True)
+    for gradient, value in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, value, rtol=1e-4, atol=1e-5)  # packed attention, as above
 
 
 @pytest.mark.parametrize("way", ["packed", "padded", "logits"])

@@ -60,6 +60,14 @@ class History:
             return False
         return now > start + 0.1 * spread and now > before - 0.1 * spread
 
+    def is_learning(self) -> bool:
+        """Whether the reward has risen, or the KL from a teacher has fallen.
+
+        A policy that follows its teacher takes over the teacher's entropy and the length of its completions.
+        """
+        start, _, now = self.means("teacher/kl")
+        return self.reward_has_risen() or (start is not None and now is not None and now < 0.9 * start)
+
 
 def _mean(steps: Sequence[Metrics], name: str) -> float | None:
     values = [step[name] for step in steps if name in step and np.isfinite(step[name])]
@@ -134,7 +142,7 @@ def growing_teacher_kl(history: History) -> str | None:
 def short_completions(history: History) -> str | None:
     """Completions have become much shorter, and the reward has not risen."""
     start, _, now = history.means("completions/mean_length")
-    if start is None or now is None or now > start / 3 or history.reward_has_risen():
+    if start is None or now is None or now > start / 3 or history.is_learning():
         return None
     return (
         f"the mean completion length has fallen from {start:.0f} to {now:.0f} tokens and the reward has not risen. "
@@ -146,7 +154,7 @@ def short_completions(history: History) -> str | None:
 def long_completions(history: History) -> str | None:
     """Completions have become much longer, and the reward has not risen."""
     start, _, now = history.means("completions/mean_length")
-    if start is None or now is None or now < 2.5 * start or history.reward_has_risen():
+    if start is None or now is None or now < 2.5 * start or history.is_learning():
         return None
     return (
         f"the mean completion length has grown from {start:.0f} to {now:.0f} tokens and the reward has not risen. "
@@ -192,7 +200,7 @@ def kl_runaway(history: History) -> str | None:
 def entropy_collapse(history: History) -> str | None:
     """Entropy is almost 0, and the reward has not risen."""
     start, _, now = history.means("policy/entropy")
-    if start is None or now is None or now > 0.05 * start or history.reward_has_risen():
+    if start is None or now is None or now > 0.05 * start or history.is_learning():
         return None
     return (
         f"the policy's entropy has fallen from {start:.2g} to {now:.2g} nats per token and the reward has not risen: "
@@ -204,7 +212,7 @@ def entropy_collapse(history: History) -> str | None:
 def entropy_explosion(history: History) -> str | None:
     """Entropy has grown a lot, and the reward has not risen."""
     start, _, now = history.means("policy/entropy")
-    if start is None or now is None or now < 2 * start + 0.5 or history.reward_has_risen():
+    if start is None or now is None or now < 2 * start + 0.5 or history.is_learning():
         return None
     return (
         f"the policy's entropy has grown from {start:.2g} to {now:.2g} nats per token and the reward has not risen: "
@@ -216,7 +224,7 @@ def template_collapse(history: History) -> str | None:
     """Replies depend much less on their prompts than at the start, and the reward has not risen."""
     name = "mutual_information/reply"  # not measured in every step
     first, recent = ([step[name] for step in steps if name in step] for steps in (history.first, history.recent))
-    if not first or len(recent) < 3 or history.reward_has_risen():
+    if not first or len(recent) < 3 or history.is_learning():
         return None
     start, now = float(np.mean(first)), float(np.mean(recent[-3:]))
     if start < 0.2 or now > start / 4:

@@ -24,6 +24,7 @@ _CURVES = (
     ("zero-variance groups", "rollout/frac_reward_zero_std", None),
     ("completion length, tokens", "completions/mean_length", None),
     ("KL from the reference", "policy/kl", None),
+    ("KL from the teacher", "teacher/kl", None),
     ("entropy", "policy/entropy", None),
     ("turns of an episode", "episode/turns_mean", None),
 )
