@@ -287,6 +287,39 @@ def test_another_vocabulary_is_refused(tmp_path: Any) -> None:
         train(teacher=small)
 
 
+class FewerLogits(torch.nn.Module):
+    """A module whose vocabulary is seen only in its logits, of which it gives 9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_teacher_model()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids)
+        return logits[..., :9]
+
+
+def test_fewer_logits_than_sampled_ids_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"teacher gives logits of 9 ids, and the policy has sampled id (9|10|11)"):
+        train(teacher=FewerLogits(), max_steps=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}], ids=["advantage", "full"])
+def test_the_base_model_of_a_new_adapter_is_refused(options: dict[str, Any]) -> None:
+    """The adapter starts at 0. An adapter with weights may go back to its base model."""
+    pytest.importorskip("peft")
+    given = {**ranked.options(None), "kl_coef": 0.0, "lora_rank": 2, "max_steps": 1, **options}
+    with pytest.raises(ConfigError, match="teacher has the weights of the policy: its KL is 0"):
+        GRPO(ranked.tiny_policy(), ranked.share_of_even, teacher=ranked.tiny_policy(), **given)
+    adapted = GRPO(ranked.tiny_policy(), teacher=ranked.other_policy(), **given).model
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    trainer = GRPO(adapted, ranked.share_of_even, teacher=ranked.tiny_policy(), **{**given, "lora_rank": 0})
+    assert trainer.train(ranked.PROMPTS)["teacher/kl"] > 0
+
+
 def test_the_model_itself_is_refused() -> None:
     model = toy.ToyLM()
     with pytest.raises(ConfigError, match="teacher is the model in training"):

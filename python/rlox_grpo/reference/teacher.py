@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids, refuse_shared_weights
 from rlox_grpo.reference.local import make_reference, refer_to_policy
-from rlox_grpo.reference.protocol import Reference, fingerprint_model
+from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
 from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
 from rlox_grpo.types import Batch, TokenDistributions
 
@@ -82,6 +83,11 @@ class Teacher:
             return replace(batch, log_probs=replace(batch.log_probs, teacher=self._read_log_probs(batch, layouts)))
         distributions, mask = self._read_distributions(batch, layouts), batch.loss_mask
         ids = batch.completion_ids[mask]  # int64 [M], the loss tokens in row order
+        if distributions.head is None and ids.numel() and int(ids.max()) >= distributions.hidden.shape[1]:
+            raise ConfigError(
+                f"teacher gives logits of {distributions.hidden.shape[1]} ids, and the policy has sampled id "
+                f"{int(ids.max())}: both need the same vocabulary"
+            )
         log_probs, _ = take_log_probs(
             distributions,
             ids,
@@ -214,12 +220,26 @@ def make_teacher(
         config.teacher_prompt is None
         and policy.shards is None
         and policy.stored is None
-        and reference.fingerprint == fingerprint_model(policy.model, policy.masters)
+        and reference.fingerprint == _fingerprint_policy(policy)
     ):
         raise ConfigError(
             f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
         )
     return Teacher(reference, temperature, is_full, has_distributions=True, max_positions=find_max_positions(teacher))
+
+
+def _fingerprint_policy(policy: Policy) -> str | None:
+    """Return the digest of the policy's weights, under a new adapter that of the base model; None: it is adapted."""
+    if not hasattr(policy.model, "peft_config"):
+        return fingerprint_model(policy.model, policy.masters)
+    base: Any = policy.model.get_base_model()  # type: ignore[operator]
+    plain: list[tuple[str, Tensor]] = []
+    for name, parameter in base.named_parameters():
+        if "lora_" not in name:
+            plain.append((re.sub(r"\.base_layer\b", "", name), parameter.detach()))
+        elif ("lora_B" in name or "lora_embedding_A" in name) and parameter.any():  # peft starts them at 0
+            return None
+    return fingerprint_weights(plain)
 
 
 def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
