@@ -23,7 +23,7 @@ TEACHERS = {"math": "teacher_math", "code": "teacher_code"}
 
 
 @pytest.fixture
-def taught_folder(folder):
+def taught_folder(folder, byte_tokenizer):
     """The folder of the run with two teachers, rows of both, and the run file ``taught.toml`` without a layout."""
     for seed, name in enumerate(TEACHERS.values()):
         torch.manual_seed(seed)
@@ -32,6 +32,7 @@ def taught_folder(folder):
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(folder / name)
+        byte_tokenizer.save_pretrained(folder / name)
     rows = [json.dumps({"prompt": f"{index}:", "subject": ("math", "code")[index % 3 % 2]}) for index in range(8)]
     (folder / "taught.jsonl").write_text("\n".join(rows) + "\n")
     lines = [f"{name} = {json.dumps(value)}" for name, value in OPTIONS.items()]

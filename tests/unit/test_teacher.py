@@ -287,6 +287,13 @@ def test_another_vocabulary_is_refused(tmp_path: Any) -> None:
         train(teacher=small)
 
 
+def test_a_folder_without_a_tokenizer_names_the_remedy(tmp_path: Any) -> None:
+    """The argument tokenizer is the policy's."""
+    ranked.other_policy().save_pretrained(tmp_path / "teacher")
+    with pytest.raises(ValueError, match=r"teacher=.*has no tokenizer beside it: save its tokenizer there by"):
+        GRPO(ranked.tiny_policy(), teacher=tmp_path / "teacher", **ranked.options(None, kl_coef=0.0))
+
+
 class FewerLogits(torch.nn.Module):
     """A module whose vocabulary is seen only in its logits, of which it gives 9."""
 

@@ -36,7 +36,10 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
     try:
         loaded = load_policy(source, None, GRPOConfig.create(dtype="float32"))
     except ValueError as error:
-        raise ValueError(str(error).replace("model=", f"{name}=", 1)) from error
+        message = str(error).replace("model=", f"{name}=", 1)
+        # The tokenizer of the policy, GRPO's argument, cannot stand for that of another model.
+        remedy = "save its tokenizer there by save_pretrained, so that it can be compared with the policy's"
+        raise ValueError(message.replace("pass tokenizer=", remedy)) from error
     _refuse_other_tokens(name, policy.tokenizer, loaded.tokenizer)
     refuse_fewer_ids(name, loaded.model, policy)
     return loaded.model
