@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from typing import Any
@@ -65,6 +66,10 @@ def make_reader(
         if processor is None:
             processor = _load_processor(model, source)
             refuse_unusable_processor(processor)
+        if config.async_steps > 0:
+            # The engine's thread reads pictures while reward functions may set the padding and the truncation of the
+            # policy's tokenizer, which can be the processor's.
+            processor = copy.deepcopy(processor)
         return _check_reader(model, tokenizer, processor, config.image_max_pixels), ""
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         if is_asked:

@@ -197,6 +197,13 @@ def digest_picture(image: Image) -> str:
     return hashlib.sha256(b"%d %d " % image.size + image.tobytes()).hexdigest()[:32]
 
 
+def encode_png(image: Image) -> bytes:
+    """Return a picture as a PNG, without loss."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 class PictureReader:
     """Reads pictures, and processes each distinct one alone, once.
 
@@ -275,7 +282,26 @@ class PictureReader:
             if (before := self._pictures.get(digest)) is not None:
                 return before
             token_ids = self._process(digest, image, where)
+        num_features = int((token_ids == self.image_token_id).sum())
+        return self._make_record(digest, token_ids, num_features, value, folder, where)
 
+    def restore(self, digest: str, token_ids: Int64Array, num_features: int, png: bytes) -> Picture:
+        """Return the record of a picture that was read before, in another process or run.
+
+        The PNG is decoded when the record is read first; ValueError is then raised if it is another picture.
+
+        Args:
+            digest, token_ids, num_features: fields of the record, see :class:`rlox_grpo.types.Picture`.
+            png: the picture as the processor reads it.
+        """
+        with self._lock:
+            if (before := self._pictures.get(digest)) is not None:
+                return before
+        return self._make_record(digest, token_ids, num_features, png, Path(), f"the stored picture {digest}")
+
+    def _make_record(
+        self, digest: str, token_ids: Int64Array, num_features: int, value: Any, folder: Path, where: str
+    ) -> Picture:
         def read_again() -> Image:
             again = self._read_image(value, folder, where)
             if digest_picture(again) != digest:
@@ -289,7 +315,7 @@ class PictureReader:
                 tensors: Mapping[str, Tensor] = self._tensors[digest]
                 return tensors
 
-        picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors, read_again)
+        picture = Picture(digest, token_ids, num_features, read_tensors, read_again)
         return self._pictures.setdefault(digest, picture)
 
     def _read_image(self, value: Any, folder: Path, where: str) -> Image:
@@ -341,6 +367,12 @@ class PictureReader:
     def find_mark(self, text: str) -> str | None:
         """Return a mark of pictures or videos in a text, which the tokenizer would read as one; None without."""
         return next((mark for mark in self._marks if mark in text), None)
+
+    def drop_marks(self, text: str) -> str:
+        """Return a text without the marks of pictures and videos."""
+        while (mark := self.find_mark(text)) is not None:  # what is left may join to a mark again
+            text = text.replace(mark, "")
+        return text
 
     def collapse(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
         """Replace the ids of each picture by its placeholder: the inverse of :meth:`expand`.

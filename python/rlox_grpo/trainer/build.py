@@ -136,7 +136,7 @@ def build_step(
             on_ended=on_episodes,
             check_turn=partial(check_turn, vocabulary) if checks_engine else None,
             reader=policy.reader,
-            no_pictures=explain_refusal(config, ranks.size),
+            no_pictures=explain_refusal(config),
         )
         _refuse_branches(config, episodes)
         if episodes.environment.has_reward:
@@ -154,6 +154,7 @@ def build_step(
         generate=episodes or (partial(generate_checked, vocabulary) if checks_engine else generate),
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
         router_replay=config.router_replay,
+        reader=policy.reader,
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))

@@ -204,6 +204,7 @@ class HeldOut:
             on_error=self.stages.rewards.on_reward_error,
             ranks=self.ranks,
             generate=generate_texts,
+            reader=self.reader.reader,
         )
 
     def evaluate_in_training(self, name: str, loaded: LoadedSet, step: int) -> Evaluated:
@@ -240,7 +241,7 @@ class HeldOut:
             self.stages.prompts.model_copy(update={**changes, "prompt_template": None}),
             check_turn=partial(check_turn, self.reader.vocab_size) if is_custom(config.engine) else None,
             reader=self.reader.reader,
-            no_pictures=explain_refusal(config, self.ranks.size),
+            no_pictures=explain_refusal(config),
         )
 
     def _list_rewards(self, asked: EvalSet, episodes: EpisodeRunner | None) -> list[RewardFn]:

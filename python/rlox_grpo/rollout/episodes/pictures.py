@@ -6,7 +6,6 @@ read holds the digest of each picture, ``{"type": "image", "digest": …}``.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,7 @@ class EpisodePictures:
         rest = {**message, "content": content}
         if media := find_media_in_message(rest):
             raise ValueError(f"{where} has {media}: {NOT_SUPPORTED}; describe it in text")
-        # Tokens of the policy are never encoded again, unless the chat template rewrites them; expand checks those.
+        # The policy's own text may hold a mark, which drop_marks removes where the text is encoded again.
         if self._reader is not None and message.get("role") != "assistant":
             for text in _list_texts(rest):
                 if (mark := self._reader.find_mark(text)) is not None:
@@ -91,6 +90,18 @@ class EpisodePictures:
         if self._reader is None:
             return token_ids
         return self._reader.expand(token_ids, self.list_shown(messages), "the conversation")
+
+    def drop_marks(self, value: Any) -> Any:
+        """Return a value of JSON's kinds, such as the text of a reply, without the marks of pictures in its texts."""
+        if self._reader is None:
+            return value
+        if isinstance(value, str):
+            return self._reader.drop_marks(value)
+        if isinstance(value, Mapping):
+            return {self.drop_marks(key): self.drop_marks(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.drop_marks(entry) for entry in value]
+        return value
 
     def check_ids(self, token_ids: Int64Array) -> None:
         """Raise ValueError if token ids, which come without pictures, have the ids of one."""
@@ -156,11 +167,9 @@ def _encode(value: Any, where: str) -> bytes | str:
             f"{where} is the text {str(value)[:80]!r}: no file or address of a message is opened. Give a picture in "
             "an episode as bytes, as a data URI or as a PIL image; from a worker process, as a data URI"
         )
-    from rlox_grpo.prompts.pictures import read_picture
+    from rlox_grpo.prompts.pictures import encode_png, read_picture
 
-    file = io.BytesIO()
-    read_picture(value, Path(), where).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encode_png(read_picture(value, Path(), where))
 
 
 def _list_texts(value: Any) -> Iterator[str]:
