@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import AddedToken
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, group_prompt
@@ -167,6 +168,21 @@ def test_the_ids_are_those_of_the_processor(family: str) -> None:
     whole = processor(text=[prompt.text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
     assert sum(picture.num_features for picture in prompt.pictures) == int((whole["input_ids"] == mark).sum())
+
+
+@pytest.mark.parametrize("text", ["a<image>b", "\n<image>\n\n<image>\nb\n", "<image><image>", "a\n\n\n\n\n<image>"])
+def test_line_breaks_are_encoded_with_those_of_the_text(text: str) -> None:
+    """Gemma 3's processor writes two line breaks around a picture, and its tokenizer has tokens of several."""
+    _, processor = make_tiny_vlm("gemma3")
+    tokenizer = processor.tokenizer
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4, 6)])
+    reader = PictureReader(processor, tokenizer, image_token_id=7, excluded_ids=(7,))
+    images = [draw_picture(index) for index in range(text.count("<image>"))]
+    prompt = load([{"prompt": text, "images": images}], reader)[0]
+    whole = processor(text=[prompt.text], images=[images], return_tensors="pt", add_special_tokens=False)
+    assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
+    written = tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    assert reader.collapse(prompt.token_ids, prompt.pictures, "x").tolist() == written
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox_grpo.errors import import_extra
+from rlox_grpo.prompts.line_breaks import LineBreaks
 from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.prompts.tower_use import TowerUse
 from rlox_grpo.types import Int64Array, Picture
@@ -247,6 +248,7 @@ class PictureReader:
         if len(ids) != 1:
             raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
         self.placeholder_id = int(ids[0])
+        self._breaks = LineBreaks(tokenizer, getattr(processor, "full_image_sequence", ""))
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
         self._tokenizer, self._max_pixels = tokenizer, max_pixels
         self._marks = tuple(
@@ -335,7 +337,9 @@ class PictureReader:
             ) from error
         tensors = {name: tensor for name, tensor in outputs.items() if name not in _NOT_TENSORS}
         self._tensors.add(digest, tensors)
-        ids: Int64Array = outputs["input_ids"][0].numpy().astype(np.int64)
+        ids = self._breaks.strip(outputs["input_ids"][0].numpy().astype(np.int64))
+        if self._breaks.are_written and ids[0] != self.placeholder_id:
+            raise ValueError(f"{where}: the processor cuts it into parts with text between: set do_pan_and_scan=False")
         return ids
 
     def expand(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
@@ -358,10 +362,11 @@ class PictureReader:
             raise ValueError(
                 f"{where} holds the token id {ids[strange.argmax()]} of pictures or videos in its text: remove it"
             )
-        pieces = np.split(ids, indices)
+        first, *others = np.split(ids, indices)
+        pieces = self._breaks.add([first, *(piece[1:] for piece in others)])
         expanded = [pieces[0]]
         for picture, piece in zip(pictures, pieces[1:], strict=True):
-            expanded += [picture.token_ids, piece[1:]]
+            expanded += [picture.token_ids, piece]
         return np.concatenate(expanded)
 
     def find_mark(self, text: str) -> str | None:
@@ -385,11 +390,13 @@ class PictureReader:
             start = picture.find_in(token_ids, end)
             if start is None or (token_ids[end:start] == self.image_token_id).any():
                 raise ValueError(f"{where}: the token ids after index {end} are not those of its picture {index}")
-            pieces += [token_ids[end:start], np.array([self.placeholder_id], np.int64)]
+            pieces.append(token_ids[end:start])
             end = start + len(picture.token_ids)
         if (token_ids[end:] == self.image_token_id).any():
             raise ValueError(f"{where} has more pictures in its token ids than the {len(pictures)} that it comes with")
-        return np.concatenate([*pieces, token_ids[end:]])
+        first, *others = self._breaks.remove([*pieces, token_ids[end:]])
+        mark = np.array([self.placeholder_id], np.int64)
+        return np.concatenate([first, *(ids for piece in others for ids in (mark, piece))])
 
 
 def _needs_entries(tokenizer: Any, template: str | None) -> bool:
