@@ -6,6 +6,7 @@ read holds the digest of each picture, ``{"type": "image", "digest": …}``.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,28 +23,27 @@ MAX_PICTURES = 64
 
 
 class RefusedPictureError(ValueError):
-    """The run cannot show pictures in episodes."""
+    """A worker process cannot send a picture."""
 
 
 class EpisodePictures:
     """The pictures of one episode, by their digests."""
 
-    def __init__(
-        self, reader: PictureReader | None = None, refusal: str | None = None, pictures: Sequence[Picture] = ()
-    ) -> None:
+    def __init__(self, reader: PictureReader | None = None, pictures: Sequence[Picture] = ()) -> None:
         """Begin with the pictures of the row.
 
         Args:
             reader: reads pictures; None: the model is trained on text, and every picture is an error.
-            refusal: why pictures are errors although there is a reader; None: they are read.
             pictures: the pictures of the row's prompt.
         """
-        self._reader, self._refusal = reader, refusal
+        self._reader = reader
         self._by_digest = {picture.digest: picture for picture in pictures}
+        # By the digest of the encoded picture: agents send all pictures of a conversation again with each call.
+        self._by_data: dict[bytes, Picture] = {}
 
     @property
     def are_read(self) -> bool:
-        """Whether the model reads pictures; the run may refuse them nevertheless."""
+        """Whether the model reads pictures."""
         return self._reader is not None
 
     def read_message(self, message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -109,8 +109,6 @@ class EpisodePictures:
             self._reader.expand(token_ids, (), "prompt")
 
     def _read_entries(self, content: Sequence[Any], where: str) -> list[Any]:
-        if self._refusal is not None:
-            raise RefusedPictureError(f"{where} has a picture: {self._refusal}")
         if (count := sum(map(is_picture, content))) > MAX_PICTURES:
             raise ValueError(f"{where} has {count} pictures: expected at most {MAX_PICTURES}")
         entries: list[Any] = []
@@ -129,7 +127,11 @@ class EpisodePictures:
             if (before := self._by_digest.get(str(entry["digest"]))) is None:
                 raise ValueError(f"{where} has the digest of a picture that this episode has not shown")
             return before
-        return self._reader.read(_encode(take_picture(entry, where), where), Path(), where)
+        data = _encode(take_picture(entry, where), where)
+        key = hashlib.sha256(data.encode("utf-8", "replace") if isinstance(data, str) else data).digest()
+        if key not in self._by_data:
+            self._by_data[key] = self._reader.read(data, Path(), where)
+        return self._by_data[key]
 
 
 class RefusedPictures(EpisodePictures):
