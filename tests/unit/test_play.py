@@ -437,12 +437,7 @@ def test_pictures_are_shown_recorded_and_played_again(zoomed, capsys):
     ],
 )
 def test_a_damaged_picture_of_a_record_is_named(change, message, zoomed, capsys):
-    assert (
-        main(
-            ["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]
-        )
-        == 0
-    )
+    assert main(["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]) == 0
     record = json.loads((zoomed / "p.jsonl").read_text())
     ((digest, png),) = record["pictures"].items()
     (zoomed / "p.jsonl").write_text(json.dumps({**record, "pictures": change(digest, png)}))
@@ -452,11 +447,6 @@ def test_a_damaged_picture_of_a_record_is_named(change, message, zoomed, capsys)
 
 def test_pictures_of_a_record_have_a_limit(zoomed, capsys, monkeypatch):
     monkeypatch.setattr("rlox_grpo.rollout.episodes.played_pictures.MAX_BYTES", 10)
-    assert (
-        main(
-            ["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]
-        )
-        == 2
-    )
+    assert main(["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]) == 2
     assert "--record: the pictures of the episode have more than" in capsys.readouterr().err
     assert not (zoomed / "p.jsonl").exists()

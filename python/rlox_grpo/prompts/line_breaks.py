@@ -1,10 +1,10 @@
-"""The line breaks that a processor writes around a picture, as Gemma 3's does.
+r"""The line breaks that a processor writes around a picture, as Gemma 3's does.
 
 A tokenizer may have a token for several line breaks, so those of a picture are encoded together with those of the text
 beside it, as in the text that the processor writes::
 
-    template    user\\n<start_of_image>a            the text before the picture ends with one line break
-    processor   user\\n\\n\\n<start_of_image>…<end_of_image>\\n\\na       and has three, one token, with the picture's
+    template    user\n<start_of_image>a              the text before the picture ends with one line break
+    processor   user\n\n\n<start_of_image>…<end_of_image>\n\na       and has three, one token, with the picture's
 """
 
 from __future__ import annotations

@@ -200,7 +200,9 @@ def _find_pictures(digests: Sequence[str], pictures: Mapping[str, Picture]) -> t
 def _encode_completion(completion: Completion) -> dict[str, Any]:
     """Encode a completion. Empty fields are left out, because most completions have one turn and no branches."""
     record = encode_fields(replace(completion, episode=None, branches=()))
-    stays = {"text", "pictures"} if completion.pictures is not None else {"text"}  # no pictures differ from the prompt's
+    stays = (
+        {"text", "pictures"} if completion.pictures is not None else {"text"}
+    )  # no pictures differ from the prompt's
     record = {name: content for name, content in record.items() if content not in (None, []) or name in stays}
     if completion.episode is not None:
         record["episode"] = asdict(completion.episode)

@@ -316,7 +316,7 @@ def _read_content(content: Any, where: str, *, shows_pictures: bool) -> str | li
                 for index, (text, entry) in enumerate(zip(is_text, content, strict=True))
             ]
     media = find_media_in_message({"content": content})
-    cause = f"; it has {media}" if media else ""
+    cause = f"; it has {media}, and video and audio are not supported" if media else ""
     also = ", and 'image_url' in messages of the user and of tools"
     raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'{also}{cause}", where)
 

@@ -182,9 +182,7 @@ def encode_started(started: StartedGroup) -> dict[str, Any]:
         "prompt": started.prompt.index,
         "draw": started.draw,
         "group": None if started.group is None else encode_group(started.group, started.prompt),
-        "episodes": [
-            _encode_episode(episode, started.prompt) for episode in started.episodes if started.group is None
-        ],
+        "episodes": [_encode_episode(episode, started.prompt) for episode in started.episodes if started.group is None],
     }
 
 

@@ -86,7 +86,15 @@ def read_records(path: Path) -> list[PlayedRecord]:
         raise ConfigError(f"--replay {path}: expected a file of recorded episodes that ends with .jsonl")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"--replay {path} has {path.stat().st_size} bytes, more than {MAX_FILE_BYTES}: split it")
-    kinds = {"row": dict, "seed": int, "options": dict, "replies": list, "messages": list, "outcome": dict, "pictures": dict}
+    kinds = {
+        "row": dict,
+        "seed": int,
+        "options": dict,
+        "replies": list,
+        "messages": list,
+        "outcome": dict,
+        "pictures": dict,
+    }
     try:
         entries = read_rows(path)
     except RecursionError:
