@@ -273,7 +273,7 @@ def test_batches_under_way_resume_to_the_bit(tmp_path: Path, name: str) -> None:
     whole.train(LONG)
     folder = tmp_path / "checkpoints" / "step_000001"
     rollouts = json.loads((folder / "state.json").read_text())["rollouts"]
-    if "compacted" != name:
+    if name != "compacted":
         assert '"png"' in json.dumps(rollouts)
     resumed = make_trainer(tmp_path / "resumed", look_often, resume=str(folder), **options)
     resumed.train(LONG)

@@ -126,6 +126,4 @@ def test_a_picture_that_is_sent_again_is_decoded_once(tmp_path: Path, monkeypatc
     read = pictures.read_picture
     monkeypatch.setattr(pictures, "read_picture", lambda *args: decoded.append(args[2]) or read(*args))
     play(by_client, tmp_path, ROWS[1:])
-    assert (
-        sum(where.startswith("messages") for where in decoded) == 2
-    )  # in each episode once, of two calls with the picture
+    assert sum(where.startswith("messages") for where in decoded) == 2  # once in each of two episodes

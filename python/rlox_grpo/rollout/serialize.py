@@ -200,9 +200,8 @@ def _find_pictures(digests: Sequence[str], pictures: Mapping[str, Picture]) -> t
 def _encode_completion(completion: Completion) -> dict[str, Any]:
     """Encode a completion. Empty fields are left out, because most completions have one turn and no branches."""
     record = encode_fields(replace(completion, episode=None, branches=()))
-    stays = (
-        {"text", "pictures"} if completion.pictures is not None else {"text"}
-    )  # no pictures differ from the prompt's
+    # An empty tuple of pictures differs from None, which stands for those of the prompt.
+    stays = {"text"} if completion.pictures is None else {"text", "pictures"}
     record = {name: content for name, content in record.items() if content not in (None, []) or name in stays}
     if completion.episode is not None:
         record["episode"] = asdict(completion.episode)
