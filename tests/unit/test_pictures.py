@@ -738,6 +738,9 @@ CONFLICTS = [
     ),
     ({"mutual_information_steps": 5}, "set mutual_information_steps=0"),
     ({"reference": "server", "reference_url": "http://127.0.0.1:1", "kl_coef": 0.1}, "reference='server'"),
+    ({"updater": "deepspeed"}, "updater='deepspeed' and a trained vision tower"),
+    ({"updater": "deepspeed", "lora_rank": 2, "lora_target_modules": ".*attn.*"}, "and a trained vision tower"),
+    ({"updater": "deepspeed", "zero_stage": 3, "freeze_vision": True}, "zero_stage=3"),
 ]
 
 
@@ -755,6 +758,9 @@ def test_settings_that_take_no_pictures_yet_say_so(qwen: tuple[Any, Any]) -> Non
             load_prompts([{"prompt": "x", "image": PICTURE}], processor.tokenizer, no_pictures=reason)
         with pytest.raises(ValueError, match="pictures in prompts are not supported yet"):
             load_prompts([{"prompt": user([{"type": "image"}])}], processor.tokenizer, no_pictures=reason)
+    for options in ({"freeze_vision": True}, {"lora_rank": 2}):
+        config = GRPOConfig.create(updater="deepspeed", zero_stage=2, **options)
+        assert make_reader(model, processor.tokenizer, processor, "", config)[0] is not None
 
 
 def test_a_teacher_takes_no_pictures_yet(qwen: tuple[Any, Any]) -> None:
