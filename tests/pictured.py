@@ -29,6 +29,15 @@ def share_of_letters(completions):
     return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]
 
 
+async def look_again(row, chat):
+    """A picture in later turns, of a number that differs between episodes; most rows have none in the first prompt."""
+    await chat.turn(row["prompt"])
+    for turn in range(chat.seed % 3):
+        picture = {"type": "image", "image": draw_picture(len(row["prompt"]) + turn)}
+        await chat.turn([{"role": "user", "content": [picture, {"type": "text", "text": "and now?"}]}])
+    return share_of_letters([[(await chat.turn("so?")).message]])[0]
+
+
 def save_policy(folder, family):
     """Save a tiny model and its processor."""
     model, processor = make_tiny_vlm(family)
@@ -37,7 +46,7 @@ def save_policy(folder, family):
     return folder
 
 
-def train(folder, *, family="qwen3_vl", source=None, **changes):
+def train(folder, *, family="qwen3_vl", source=None, plays=False, **changes):
     model, processor = make_tiny_vlm(family) if source is None else (source, None)
     options = {
         **{"group_size": 4, "prompts_per_step": 4, "micro_batch_tokens": 96, "max_new_tokens": 8, "max_steps": 2},
@@ -47,7 +56,8 @@ def train(folder, *, family="qwen3_vl", source=None, **changes):
         **{"learning_rate": 0.05, "adam_epsilon": 1.0, "max_grad_norm": 0.0, "rank_timeout": 20.0},
         **changes,
     }
-    trainer = GRPO(model, share_of_letters, processor=processor, **options)
+    task = {"environment": look_again, "max_turns": 4} if plays else {"reward_fn": share_of_letters}
+    trainer = GRPO(model, **task, processor=processor, **options)
     metrics = trainer.train(ROWS)
     trainer.save(Path(folder) / "saved")
     if trainer.ranks.is_first:

@@ -291,6 +291,30 @@ def test_a_run_has_the_ratio_1_at_its_first_update(tmp_path, changes):
     assert all(step["images/distinct"] == 2 for step in steps)
 
 
+async def look_again(row, chat):
+    """A picture in the second turn, and text in the third."""
+    await chat.turn(row["prompt"])
+    later = {"type": "image", "image": draw_picture(row["later"], 48, 32)}
+    await chat.turn([{"role": "user", "content": [{"type": "text", "text": "now"}, later]}])
+    reply = await chat.turn("and?")
+    return float(sum(reply.text.encode()) % 11)
+
+
+def test_episodes_with_pictures_have_the_ratio_1(tmp_path):
+    """Pictures of later turns are sent to vLLM in place of their ids; its log-probs are the trainer's."""
+    model, processor = make_tiny_vlm("qwen3_vl", SCALE)
+    rows = [{"prompt": "how many?", "images": [draw_picture(0)], "later": 2}, {"prompt": "none", "later": 3}]
+    options = {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 6, "max_steps": 2, "log_to": ()}
+    options |= {"engine": "vllm", "engine_max_length": 256, "learning_rate": 1e-2, "output_dir": str(tmp_path)}
+    trainer = GRPO(model, environment=look_again, max_turns=4, processor=processor, **options)
+    trainer.train(rows)
+    trainer.engine.close()
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2
+    assert all(step["mismatch/gap_max"] < 1e-4 for step in steps)
+    assert all((step["images/distinct"], step["images/shown"]) == (3, 12) for step in steps)
+
+
 def test_a_vision_model_without_its_processor_is_trained_on_text(tmp_path):
     model, processor = make_tiny_vlm("qwen3_vl", SCALE)
     options = {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 8, "max_steps": 2, "log_to": ()}

@@ -6,6 +6,7 @@ An environment and a tool return pictures in later turns. Weights are float32; t
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,52 @@ def test_a_run_resumes_to_the_bit(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "step 1 of 2" in caplog.text
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+async def look_often(row: Any, chat: Any) -> float:
+    """Four turns, of which the second and the third show pictures; their number differs between episodes."""
+    await chat.turn(row["prompt"])
+    for turn in range(1, 2 + chat.seed % 3):
+        picture = draw_picture(row["later"] + turn)
+        await chat.turn([{"role": "user", "content": [part(picture), {"type": "text", "text": "go on"}]}])
+    return pay((await chat.turn("and?")).text) + chat.seed % 7
+
+
+LONG = [{**row, "prompt": f"{row['prompt']} {index}"} for index, row in enumerate(ROWS * 2)]
+UNDER_WAY = {
+    "async": {"async_steps": 1},
+    "partial": {"partial_rollout_turns": 1},
+    "async partial": {"async_steps": 1, "partial_rollout_turns": 1},
+    "compacted": {"compact_at_tokens": 60},
+    "compacted partial": {"compact_at_tokens": 60, "partial_rollout_turns": 2, "async_steps": 1},
+}
+
+
+@pytest.mark.parametrize("name", UNDER_WAY)
+def test_batches_under_way_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+    """The checkpoint has the pictures of episodes that were played: the resumed run has the weights of the whole."""
+    options = {**UNDER_WAY[name], "max_steps": 3, "max_turns": 5, "checkpoint_steps": 1, "keep_checkpoints": 9}
+    whole = make_trainer(tmp_path, look_often, **options)
+    whole.train(LONG)
+    folder = tmp_path / "checkpoints" / "step_000001"
+    rollouts = json.loads((folder / "state.json").read_text())["rollouts"]
+    if name != "compacted":
+        assert '"png"' in json.dumps(rollouts)
+    resumed = make_trainer(tmp_path / "resumed", look_often, resume=str(folder), **options)
+    resumed.train(LONG)
+    for key, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[key]), key
+
+
+def test_a_summary_drops_pictures(tmp_path: Path) -> None:
+    """Rows after a compaction have the pictures of the messages that stay; every row is exact."""
+    changes = {"compact_at_tokens": 60, "max_turns": 5}
+    trainer, scored, batches = play(tmp_path, ROWS, look_often, **changes)
+    completions = [completion for group in scored for completion in group.group.completions]
+    assert any(completion.episode.compactions for completion in completions)
+    shown = [[len(row.pictures or ()) for row in (c, *c.branches)] for c in completions if c.branches]
+    assert any(min(counts) < max(counts) for counts in shown), shown
+    model = copy.deepcopy(trainer.model).double()
+    assert score_rows(model, batches) < CLOSE
+    assert score_rows(model, batches, swaps=True) > 100 * CLOSE
+    assert compare(measured_gradient(trainer, batches), reference_gradient(trainer.model, batches)) < CLOSE

@@ -299,7 +299,11 @@ BAD = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "type 'image_url'",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "pictures, video and audio are not supp"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "video and audio are not supported"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png,x"}}]}]},
+        "messages[0] has a part of the type 'image_url': pictures, video and audio are not supported yet",
+    ),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "the policy writes that one"),
     ({"messages": [user("\ud800")]}, "lone surrogate"),
 ]

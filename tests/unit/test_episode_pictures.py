@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch.pictures import mark_pictures
@@ -17,9 +20,16 @@ from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.errors import EpisodeError
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.prompts.pictures import PictureReader
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.episodes.conversation import Conversation
 from rlox_grpo.rollout.episodes.messages import list_messages
-from rlox_grpo.rollout.episodes.pictures import EpisodePictures, RefusedPictureError
+from rlox_grpo.rollout.episodes.partial import Gate, StartedEpisode
+from rlox_grpo.rollout.episodes.pictures import EpisodePictures, RefusedPictureError, RefusedPictures
+from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import Tools
+from rlox_grpo.rollout.serialize import decode_group, encode_group
+from rlox_grpo.run.metrics import picture_metrics
+from rlox_grpo.types import Completion, Episode, Picture, Prompt, RolloutGroup, ScoredGroup
 from tiny_vlms import draw_picture, make_tiny_vlm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,11 +146,6 @@ def test_ids_of_pictures_without_pictures_are_errors(reader: PictureReader) -> N
         EpisodePictures(reader).check_ids(np.array([20, 5, 21]))
 
 
-def test_a_run_that_cannot_show_them_says_why(reader: PictureReader) -> None:
-    with pytest.raises(RefusedPictureError, match=r"messages\[0\] has a picture: not with this engine"):
-        list_messages(show(draw_picture(0)), EpisodePictures(reader, "not with this engine"))
-
-
 def call(tool: Any, pictures: EpisodePictures | None) -> dict[str, Any]:
     nothing = np.empty(0, np.int64)
     calls = (ToolCall("crop", {}, "call00000"),)
@@ -172,7 +177,7 @@ def test_a_bad_picture_of_a_tool_is_a_message_to_the_policy(reader: PictureReade
 
     assert "no file or address of a message is opened" in call(crop, EpisodePictures(reader))["content"]
     with pytest.raises(RefusedPictureError, match="not here"):
-        call(crop, EpisodePictures(reader, "not here"))
+        call(crop, RefusedPictures("not here"))
 
 
 def test_rows_show_their_pictures(reader: PictureReader) -> None:
@@ -217,12 +222,113 @@ def test_a_mark_fails_the_episode(vlm: Any, tmp_path: Path) -> None:
     assert reasons == ["environment_error", "completed"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"async_steps": 1}, {"partial_rollout_turns": 1}, {"compact_at_tokens": 400}],
-)
-def test_options_that_cannot_show_them_are_refused_early(vlm: Any, tmp_path: Path, options: dict[str, Any]) -> None:
-    (name,) = options
-    trainer = make_trainer(vlm, tmp_path, **options)
-    with pytest.raises(ValueError, match=rf"pictures in episodes of several turns are not supported with {name}"):
-        trainer.train([{"prompt": "x", "images": [draw_picture(0)], "later": "y"}])
+def make_completion(pictures: tuple[Picture, ...] | None, **fields: Any) -> Completion:
+    ids = np.array([8, 9], np.int64)
+    return Completion(ids, np.zeros(2, np.float32), "stop", "x", pictures=pictures, **fields)
+
+
+def test_pictures_travel_with_a_group(vlm: Any, reader: PictureReader) -> None:
+    """A PNG for each distinct picture but those of the row; the record of another process has the same tensors."""
+    of_row, later = (reader.read(draw_picture(seed), Path(), "x") for seed in (21, 22))
+    asked = Prompt(np.array([1]), 0, pictures=(of_row,))
+    shown = replace(asked, pictures=(later,), source="x")
+    rows = (make_completion((of_row, later)), make_completion((), prompt_ids=np.array([1])))
+    episode = Episode("completed", 1.0)
+    group = RolloutGroup(shown, (replace(rows[0], episode=episode, branches=(rows[1],)), make_completion(None)))
+    record = json.loads(json.dumps(encode_group(group, asked)))
+    assert list(record["pictures"]) == [later.digest]
+    other = PictureReader(vlm[1], vlm[1].tokenizer, image_token_id=5, excluded_ids=(5, 6))
+    back = decode_group(record, asked, other)
+    first, second = back.completions
+    assert [[p.digest for p in row.pictures] for row in (first, *first.branches)] == [[of_row.digest, later.digest], []]
+    assert second.pictures is None
+    (read,) = back.prompt.pictures
+    assert (read.digest, read.num_features, read.token_ids.tolist()) == (
+        later.digest,
+        later.num_features,
+        later.token_ids.tolist(),
+    )
+    assert first.pictures[1] is read
+    for name, tensor in later.read().items():
+        assert torch.equal(read.read()[name], tensor)
+    assert encode_group(group)["pictures"].keys() == {of_row.digest, later.digest}
+    with pytest.raises(ValueError, match=r"prompts\[0\] has 1 stored pictures, and the model is trained on text"):
+        decode_group(record, asked)
+    with pytest.raises(ValueError, match=f"the picture {of_row.digest} is shown in a stored rollout, and is not"):
+        decode_group(record, replace(asked, pictures=()), other)
+
+
+def test_a_stored_picture_is_that_of_its_digest(vlm: Any, reader: PictureReader) -> None:
+    picture = reader.read(draw_picture(23), Path(), "x")
+    other = PictureReader(vlm[1], vlm[1].tokenizer, image_token_id=5, excluded_ids=(5, 6))
+    wrong = other.restore(picture.digest, picture.token_ids, picture.num_features, encode(draw_picture(24)))
+    with pytest.raises(ValueError, match=f"the stored picture {picture.digest} has changed"):
+        wrong.read()
+
+
+def test_a_recorded_reply_is_that_to_its_pictures(reader: PictureReader) -> None:
+    """Equal token ids with another picture are another context, whose reply is sampled again."""
+    first, second = (reader.read(draw_picture(seed), Path(), "x") for seed in (25, 26))
+    episode = StartedEpisode()
+    gate = Gate(1, 0, {(0, 0): episode})
+    requests = [TurnRequest((0, 0), 0, first.token_ids, 4, pictures=(picture,)) for picture in (first, second)]
+    gate.record(requests[0], SampledTurn(np.array([2]), np.zeros(1, np.float32), stopped=True))
+    assert gate.find(requests[0]) is not None
+    assert gate.find(requests[1]) is None
+
+
+def test_marks_that_the_policy_wrote_are_left_out_of_later_contexts(reader: PictureReader) -> None:
+    """A reply that spells a mark would be read as a picture where its text is encoded again."""
+    pictures = EpisodePictures(reader)
+    assert pictures.drop_marks({"a": [f"x{MARK}y", 3]}) == {"a": ["xy", 3]}
+    assert pictures.drop_marks(f"{MARK[:5]}{MARK}{MARK[5:]}") == ""
+    assert EpisodePictures().drop_marks(MARK) == MARK
+    conversation = Conversation(Template(reader.processor.tokenizer), (), pictures)
+    new = [
+        {"role": "user", "content": [{"type": "image", "image": draw_picture(0)}]},
+        {"role": "assistant", "content": f"a {MARK}", "reasoning_content": MARK},
+        {"role": "user", "content": "b"},
+    ]
+    ids = conversation.encode(list_messages(new, pictures))
+    assert int((ids == 5).sum()) == pictures.list_shown(list_messages(new, pictures))[0].num_features
+
+
+def test_a_summary_that_spells_a_mark(vlm: Any, tmp_path: Path) -> None:
+    """Compaction puts the policy's text into a user message: a mark in it is left out, and the episode goes on."""
+
+    async def talk(row: Any, chat: Any) -> float:
+        say = chat._sample
+
+        async def spell(request: Any) -> SampledTurn:
+            turn = await say(request)
+            text = vlm[1].tokenizer.backend_tokenizer.token_to_id
+            spelled = [text(letter) for letter in MARK] + [2]
+            return replace(turn, token_ids=np.array(spelled), log_probs=np.full(len(spelled), -1, np.float32))
+
+        chat._sample = spell
+        await chat.turn(row["prompt"])
+        await chat.turn([{"role": "user", "content": [{"type": "image", "image": draw_picture(0)}]}])
+        await chat.turn("more")
+        return float(len(chat.compactions))
+
+    trainer = GRPO(
+        vlm[0], processor=vlm[1], environment=talk, output_dir=str(tmp_path / "x"), log_to=(), max_new_tokens=20,
+        group_size=2, prompts_per_step=1, compact_at_tokens=40, max_turns=9,
+    )  # fmt: skip
+    (group,) = trainer.evaluate_sets([{"prompt": "x"}], samples=1)[""][1]
+    assert group.group.completions[0].episode.reward >= 1
+
+
+def test_metrics_count_the_pictures_of_episodes(reader: PictureReader) -> None:
+    first, second = (reader.read(draw_picture(seed), Path(), "x") for seed in (27, 28))
+    prompt = Prompt(np.arange(9), 0, pictures=(first,))
+    rows = make_completion((first, second)), make_completion(None), make_completion((second, second))
+    group = RolloutGroup(prompt, (replace(rows[0], branches=(rows[2],)), rows[1]))
+    ones = np.ones(2, np.float32)
+    metrics = picture_metrics([ScoredGroup(group, ones, {"a": ones})])
+    assert metrics["images/shown"] == 5
+    assert metrics["images/distinct"] == 2
+    assert metrics["images/per_prompt"] == 1
+    assert metrics["images/tokens"] == len(first.token_ids)
+    bare = replace(group, prompt=replace(prompt, pictures=()), completions=(make_completion(None),))
+    assert picture_metrics([ScoredGroup(bare, ones[:1], {"a": ones[:1]})]) == {}

@@ -46,7 +46,7 @@ ELSEWHERE = {
     "episode/summary_token_share",
     "replay/staleness",
 }
-ELSEWHERE |= {f"images/{name}" for name in ("per_prompt", "distinct", "tokens", "tokens_share")}
+ELSEWHERE |= {f"images/{name}" for name in ("per_prompt", "shown", "distinct", "tokens", "tokens_share")}
 ELSEWHERE |= {"images/tower_pictures", "images/tower_seconds"}
 ELSEWHERE |= {"eval/frac_unscored", "eval/rewards/<name>/<metric>", "eval/maj@<k>"}
 """Documented, and not written on a CPU, without vLLM, tools, killed programs, failed samples, judges, experts, clients

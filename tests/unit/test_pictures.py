@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import AddedToken
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, group_prompt
@@ -167,6 +168,21 @@ def test_the_ids_are_those_of_the_processor(family: str) -> None:
     whole = processor(text=[prompt.text], images=images, return_tensors="pt", add_special_tokens=False)
     assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
     assert sum(picture.num_features for picture in prompt.pictures) == int((whole["input_ids"] == mark).sum())
+
+
+@pytest.mark.parametrize("text", ["a<image>b", "\n<image>\n\n<image>\nb\n", "<image><image>", "a\n\n\n\n\n<image>"])
+def test_line_breaks_are_encoded_with_those_of_the_text(text: str) -> None:
+    """Gemma 3's processor writes two line breaks around a picture, and its tokenizer has tokens of several."""
+    _, processor = make_tiny_vlm("gemma3")
+    tokenizer = processor.tokenizer
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4, 6)])
+    reader = PictureReader(processor, tokenizer, image_token_id=7, excluded_ids=(7,))
+    images = [draw_picture(index) for index in range(text.count("<image>"))]
+    prompt = load([{"prompt": text, "images": images}], reader)[0]
+    whole = processor(text=[prompt.text], images=[images], return_tensors="pt", add_special_tokens=False)
+    assert prompt.token_ids.tolist() == whole["input_ids"][0].tolist()
+    written = tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    assert reader.collapse(prompt.token_ids, prompt.pictures, "x").tolist() == written
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
@@ -722,6 +738,9 @@ CONFLICTS = [
     ),
     ({"mutual_information_steps": 5}, "set mutual_information_steps=0"),
     ({"reference": "server", "reference_url": "http://127.0.0.1:1", "kl_coef": 0.1}, "reference='server'"),
+    ({"updater": "deepspeed"}, "updater='deepspeed' and a trained vision tower"),
+    ({"updater": "deepspeed", "lora_rank": 2, "lora_target_modules": ".*attn.*"}, "and a trained vision tower"),
+    ({"updater": "deepspeed", "zero_stage": 3, "freeze_vision": True}, "zero_stage=3"),
 ]
 
 
@@ -739,6 +758,9 @@ def test_settings_that_take_no_pictures_yet_say_so(qwen: tuple[Any, Any]) -> Non
             load_prompts([{"prompt": "x", "image": PICTURE}], processor.tokenizer, no_pictures=reason)
         with pytest.raises(ValueError, match="pictures in prompts are not supported yet"):
             load_prompts([{"prompt": user([{"type": "image"}])}], processor.tokenizer, no_pictures=reason)
+    for options in ({"freeze_vision": True}, {"lora_rank": 2}):
+        config = GRPOConfig.create(updater="deepspeed", zero_stage=2, **options)
+        assert make_reader(model, processor.tokenizer, processor, "", config)[0] is not None
 
 
 def test_a_teacher_takes_no_pictures_yet(qwen: tuple[Any, Any]) -> None:

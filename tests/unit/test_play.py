@@ -363,3 +363,90 @@ def test_play_leaves_the_row_as_it_was() -> None:
     row = {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}
     assert play_episode(edits, row, lambda: "reply", print).reward == 1.0
     assert row == {"prompt": [{"role": "user", "content": "a"}], "nums": [1]}
+
+
+ZOOM = '''
+from PIL import Image
+
+
+def draw(size):
+    return Image.new("RGB", (size, size), (size, 0, 0))
+
+
+def zoom(side: int):
+    """Show the picture larger.
+
+    Args:
+        side: pixels of a side.
+    """
+    return draw(side)
+
+
+async def look(row, chat):
+    reply = await chat.turn(row["prompt"])
+    while reply.tool_calls:
+        reply = await chat.turn(await chat.call_tools(reply))
+    return float(reply.text == row["answer"])
+'''
+
+
+@pytest.fixture
+def zoomed(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "zooms", raising=False)
+    (tmp_path / "zooms.py").write_text(ZOOM)
+    (tmp_path / "data").mkdir()
+    image.new("RGB", (4, 4)).save(tmp_path / "data" / "a.png")
+    (tmp_path / "data" / "rows.jsonl").write_text(json.dumps({"prompt": "how?", "images": ["a.png"], "answer": "red"}))
+    (tmp_path / "replies.txt").write_text('<tool_call>{"name": "zoom", "arguments": {"side": 16}}</tool_call>\nred\n')
+    (tmp_path / "data.txt").write_text("red\n")
+    return tmp_path
+
+
+def test_pictures_are_shown_recorded_and_played_again(zoomed, capsys):
+    """The row's picture is read beside its file; a second play compares digests, and needs no file."""
+    command = ["play", "zooms:look", "--tools", "zooms:zoom"]
+    data = ["--data", "data/rows.jsonl", "--script", "replies.txt"]
+    assert main([*command, *data, "--record", "p.jsonl"]) == 0
+    shown = capsys.readouterr().out
+    assert "user: [picture 4 × 4, " in shown
+    assert "] how?" in shown
+    assert "tool zoom: [picture 16 × 16, " in shown
+    assert "reward       1" in shown
+    record = json.loads((zoomed / "p.jsonl").read_text())
+    assert len(record["pictures"]) == 2
+    assert record["messages"][0]["content"][0]["digest"] in record["pictures"]
+    (zoomed / "data" / "a.png").unlink()
+    assert main([*command, "--replay", "p.jsonl"]) == 0
+    (zoomed / "zooms.py").write_text(ZOOM.replace("(size, 0, 0)", "(0, size, 0)"))
+    sys.modules.pop("zooms")
+    capsys.readouterr()
+    assert main([*command, "--replay", "p.jsonl"]) == 2
+    assert "episode 0: message 2: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda digest, png: {digest: "!!"}, "p.jsonl, episode 0, picture "),
+        (lambda digest, png: {digest: "aGk="}, "is no picture"),
+        (lambda digest, png: {"0" * 32: png}, "the file was changed"),
+        (lambda digest, png: {digest: 3}, "picture"),
+    ],
+)
+def test_a_damaged_picture_of_a_record_is_named(change, message, zoomed, capsys):
+    assert main(["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]) == 0
+    record = json.loads((zoomed / "p.jsonl").read_text())
+    ((digest, png),) = record["pictures"].items()
+    (zoomed / "p.jsonl").write_text(json.dumps({**record, "pictures": change(digest, png)}))
+    assert main(["play", "zooms:look", "--replay", "p.jsonl"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pictures_of_a_record_have_a_limit(zoomed, capsys, monkeypatch):
+    monkeypatch.setattr("rlox_grpo.rollout.episodes.played_pictures.MAX_BYTES", 10)
+    assert main(["play", "zooms:look", "--data", "data/rows.jsonl", "--script", "data.txt", "--record", "p.jsonl"]) == 2
+    assert "--record: the pictures of the episode have more than" in capsys.readouterr().err
+    assert not (zoomed / "p.jsonl").exists()

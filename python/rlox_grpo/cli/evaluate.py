@@ -289,6 +289,7 @@ def _replay(arguments: argparse.Namespace, options: Mapping[str, Any], environme
     from rlox_grpo.config.records import EpisodeConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rollout.episodes.play import play_whole_episode
+    from rlox_grpo.rollout.episodes.played_pictures import PlayedPictures
     from rlox_grpo.rollout.episodes.played_records import list_differences, make_reader, read_records
 
     for name in ("data", "script", "record"):
@@ -305,6 +306,7 @@ def _replay(arguments: argparse.Namespace, options: Mapping[str, Any], environme
             tools=tools,
             config=EpisodeConfig.create(**{**record.options, **options}),
             seed=record.seed,
+            pictures=PlayedPictures.decode(record.pictures, f"--replay {arguments.replay}, episode {number}"),
         )
         differences = list_differences(record, played)
         differing += bool(differences)
@@ -321,6 +323,7 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.prompts.load import read_rows
     from rlox_grpo.rollout.episodes.play import NoReplyError, play_whole_episode
+    from rlox_grpo.rollout.episodes.played_pictures import PlayedPictures
     from rlox_grpo.rollout.episodes.played_records import append_record, refuse_other_values
 
     options = parse_options(rest, "play", list_evaluated(EpisodeConfig))
@@ -331,11 +334,12 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         _replay(arguments, options, environment, tools)
         return
     row: Mapping[str, Any] = {}
+    pictures = PlayedPictures()
     if arguments.data is not None:
         rows = read_rows(arguments.data)
         if not 0 <= arguments.row < len(rows):
             raise ConfigError(f"--row {arguments.row}: {arguments.data} has rows 0 to {len(rows) - 1}")
-        row = rows[arguments.row]
+        row = pictures.read_row(rows[arguments.row], Path(arguments.data).parent)
     if arguments.record is not None:
         if Path(arguments.record).suffix != ".jsonl":
             raise ConfigError(f"--record {arguments.record}: expected a file that ends with .jsonl")
@@ -356,7 +360,9 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         show(f"policy: {replies[0]}")
         return replies.pop(0)
 
-    played = play_whole_episode(environment, row, read, show, tools=tools, config=config, seed=arguments.seed)
+    played = play_whole_episode(
+        environment, row, read, show, tools=tools, config=config, seed=arguments.seed, pictures=pictures
+    )
     if played.outcome is None:
         if replies is not None:
             raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from typing import Any
@@ -65,6 +66,10 @@ def make_reader(
         if processor is None:
             processor = _load_processor(model, source)
             refuse_unusable_processor(processor)
+        if config.async_steps > 0:
+            # The engine's thread reads pictures while reward functions may set the padding and the truncation of the
+            # policy's tokenizer, which can be the processor's.
+            processor = copy.deepcopy(processor)
         return _check_reader(model, tokenizer, processor, config.image_max_pixels), ""
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         if is_asked:
@@ -80,13 +85,28 @@ def _find_conflict(config: GRPOConfig) -> str | None:
     yet = "pictures in prompts are not supported yet"
     if config.engine not in ("hf", "vllm"):
         return f"{yet} with engine={config.engine!r}: set engine='hf' or engine='vllm'"
-    if stages.sharding.updater != "torch":
-        return f"{yet} with updater={stages.sharding.updater!r}: set updater='torch'"
+    if stages.sharding.updater == "deepspeed" and stages.sharding.zero_stage == 3:
+        return (
+            f"{yet} with updater='deepspeed' and zero_stage=3, where every rank must run the same layers: set "
+            "updater='torch' with shard_parameters=True"
+        )
+    if stages.sharding.updater == "deepspeed" and _trains_tower(config):
+        return (
+            f"{yet} with updater='deepspeed' and a trained vision tower, which DeepSpeed moves in steps without "
+            "pictures too: set freeze_vision=True, or updater='torch'"
+        )
     if config.mutual_information_steps:
         return f"{yet} with mutual_information_steps={config.mutual_information_steps}: set mutual_information_steps=0"
     if config.reference == "server":
         return f"{yet} with reference='server': set reference='frozen'"
     return None
+
+
+def _trains_tower(config: GRPOConfig) -> bool:
+    """Whether the update may change parameters of the vision tower."""
+    targets = config.lora_target_modules
+    may_name_it = isinstance(targets, str) and targets != "all-linear"  # a regular expression
+    return not config.freeze_vision and (config.lora_rank == 0 or may_name_it)
 
 
 def _load_processor(model: Any, source: str) -> Any:

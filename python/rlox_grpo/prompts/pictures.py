@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox_grpo.errors import import_extra
+from rlox_grpo.prompts.line_breaks import LineBreaks
 from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.prompts.tower_use import TowerUse
 from rlox_grpo.types import Int64Array, Picture
@@ -197,6 +198,13 @@ def digest_picture(image: Image) -> str:
     return hashlib.sha256(b"%d %d " % image.size + image.tobytes()).hexdigest()[:32]
 
 
+def encode_png(image: Image) -> bytes:
+    """Return a picture as a PNG, without loss."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 class PictureReader:
     """Reads pictures, and processes each distinct one alone, once.
 
@@ -240,6 +248,7 @@ class PictureReader:
         if len(ids) != 1:
             raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
         self.placeholder_id = int(ids[0])
+        self._breaks = LineBreaks(tokenizer, getattr(processor, "full_image_sequence", ""))
         self.writes_entries = _needs_entries(tokenizer, self.chat_template)
         self._tokenizer, self._max_pixels = tokenizer, max_pixels
         self._marks = tuple(
@@ -275,7 +284,26 @@ class PictureReader:
             if (before := self._pictures.get(digest)) is not None:
                 return before
             token_ids = self._process(digest, image, where)
+        num_features = int((token_ids == self.image_token_id).sum())
+        return self._make_record(digest, token_ids, num_features, value, folder, where)
 
+    def restore(self, digest: str, token_ids: Int64Array, num_features: int, png: bytes) -> Picture:
+        """Return the record of a picture that was read before, in another process or run.
+
+        The PNG is decoded when the record is read first; ValueError is then raised if it is another picture.
+
+        Args:
+            digest, token_ids, num_features: fields of the record, see :class:`rlox_grpo.types.Picture`.
+            png: the picture as the processor reads it.
+        """
+        with self._lock:
+            if (before := self._pictures.get(digest)) is not None:
+                return before
+        return self._make_record(digest, token_ids, num_features, png, Path(), f"the stored picture {digest}")
+
+    def _make_record(
+        self, digest: str, token_ids: Int64Array, num_features: int, value: Any, folder: Path, where: str
+    ) -> Picture:
         def read_again() -> Image:
             again = self._read_image(value, folder, where)
             if digest_picture(again) != digest:
@@ -289,7 +317,7 @@ class PictureReader:
                 tensors: Mapping[str, Tensor] = self._tensors[digest]
                 return tensors
 
-        picture = Picture(digest, token_ids, int((token_ids == self.image_token_id).sum()), read_tensors, read_again)
+        picture = Picture(digest, token_ids, num_features, read_tensors, read_again)
         return self._pictures.setdefault(digest, picture)
 
     def _read_image(self, value: Any, folder: Path, where: str) -> Image:
@@ -309,7 +337,9 @@ class PictureReader:
             ) from error
         tensors = {name: tensor for name, tensor in outputs.items() if name not in _NOT_TENSORS}
         self._tensors.add(digest, tensors)
-        ids: Int64Array = outputs["input_ids"][0].numpy().astype(np.int64)
+        ids = self._breaks.strip(outputs["input_ids"][0].numpy().astype(np.int64))
+        if self._breaks.are_written and ids[0] != self.placeholder_id:
+            raise ValueError(f"{where}: the processor cuts it into parts with text between: set do_pan_and_scan=False")
         return ids
 
     def expand(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
@@ -332,15 +362,22 @@ class PictureReader:
             raise ValueError(
                 f"{where} holds the token id {ids[strange.argmax()]} of pictures or videos in its text: remove it"
             )
-        pieces = np.split(ids, indices)
+        first, *others = np.split(ids, indices)
+        pieces = self._breaks.add([first, *(piece[1:] for piece in others)])
         expanded = [pieces[0]]
         for picture, piece in zip(pictures, pieces[1:], strict=True):
-            expanded += [picture.token_ids, piece[1:]]
+            expanded += [picture.token_ids, piece]
         return np.concatenate(expanded)
 
     def find_mark(self, text: str) -> str | None:
         """Return a mark of pictures or videos in a text, which the tokenizer would read as one; None without."""
         return next((mark for mark in self._marks if mark in text), None)
+
+    def drop_marks(self, text: str) -> str:
+        """Return a text without the marks of pictures and videos."""
+        while (mark := self.find_mark(text)) is not None:  # what is left may join to a mark again
+            text = text.replace(mark, "")
+        return text
 
     def collapse(self, token_ids: Int64Array, pictures: Sequence[Picture], where: str) -> Int64Array:
         """Replace the ids of each picture by its placeholder: the inverse of :meth:`expand`.
@@ -353,11 +390,13 @@ class PictureReader:
             start = picture.find_in(token_ids, end)
             if start is None or (token_ids[end:start] == self.image_token_id).any():
                 raise ValueError(f"{where}: the token ids after index {end} are not those of its picture {index}")
-            pieces += [token_ids[end:start], np.array([self.placeholder_id], np.int64)]
+            pieces.append(token_ids[end:start])
             end = start + len(picture.token_ids)
         if (token_ids[end:] == self.image_token_id).any():
             raise ValueError(f"{where} has more pictures in its token ids than the {len(pictures)} that it comes with")
-        return np.concatenate([*pieces, token_ids[end:]])
+        first, *others = self._breaks.remove([*pieces, token_ids[end:]])
+        mark = np.array([self.placeholder_id], np.int64)
+        return np.concatenate([first, *(ids for piece in others for ids in (mark, piece))])
 
 
 def _needs_entries(tokenizer: Any, template: str | None) -> bool:

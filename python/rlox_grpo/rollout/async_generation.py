@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from rlox_grpo.rollout.engines.custom_engine import check_version
 from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 T = TypeVar("T")
 
@@ -221,17 +224,22 @@ class BatchQueue(deque[PendingBatch]):
                 wait([pending.groups])
         super().clear()
 
-    def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
+    def state(
+        self, *, prompts_alone: bool = False, share: Callable[[int], slice] = lambda count: slice(count)
+    ) -> list[dict[str, Any]]:
         """Return the queue as JSON values for a checkpoint.
 
-        The call waits for the running batches unless ``prompts_alone``.
+        The call waits for the running batches unless ``prompts_alone``. ``share`` is that of :meth:`restore`.
         """
+
+        def encode(pending: PendingBatch) -> list[dict[str, Any]]:
+            groups = pending.groups.result()
+            return [*map(encode_group, groups, pending.prompts[share(len(pending.prompts))])]
+
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],
-                "groups": None
-                if prompts_alone or pending.groups.exception()
-                else [*map(encode_group, pending.groups.result())],
+                "groups": None if prompts_alone or pending.groups.exception() else encode(pending),
             }
             for pending in self
         ]
@@ -242,6 +250,7 @@ class BatchQueue(deque[PendingBatch]):
         prompts: Sequence[Prompt] | Mapping[int, Prompt],
         generate: Callable[[Sequence[Prompt], int], PendingBatch],
         share: Callable[[int], slice] = lambda count: slice(count),
+        reader: PictureReader | None = None,
     ) -> None:
         """Restore the queue from :meth:`state`.
 
@@ -250,6 +259,7 @@ class BatchQueue(deque[PendingBatch]):
             prompts: the prompts of the run, by their index.
             generate: ``generate(prompts, position)`` samples again a batch whose completions were not saved.
             share: ``share(count)`` returns this rank's slice of ``count`` prompts.
+            reader: reads the pictures of episodes; None: the model is trained on text.
         """
         for position, entry in enumerate(state):
             asked = [prompts[index] for index in entry["prompts"]]
@@ -257,7 +267,8 @@ class BatchQueue(deque[PendingBatch]):
                 self.append(generate(asked, position))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
-                self.append(PendingBatch.done(asked, [decode_group(record, prompt) for record, prompt in records]))
+                groups = [decode_group(record, prompt, reader) for record, prompt in records]
+                self.append(PendingBatch.done(asked, groups))
 
 
 def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ class PartialRollouts:
         gathered = self._host.gather([[encode_started(started) for started in mine], prefilled])
         results = list(zip(unfinished, (record for records, _ in gathered for record in records), strict=True))
         for index, record in results[: share.start] + results[share.stop :]:  # this rank's own groups are up to date
-            self._groups[index] = decode_started(record, self._groups[index].prompt)
+            self._groups[index] = decode_started(record, self._groups[index].prompt, self._episodes.reader)
         return sum(prefilled for _, prefilled in gathered)
 
     def _withdraw_jobs(self) -> None:
@@ -230,7 +230,10 @@ class PartialRollouts:
 
     def restore(self, state: Mapping[str, Any], prompts: Sequence[Prompt] | Mapping[int, Prompt]) -> None:
         """Restore :meth:`state`; ``prompts[index]`` is a prompt of the run."""
-        groups = {record["draw"]: decode_started(record, prompts[record["prompt"]]) for record in state["groups"]}
+        reader = self._episodes.reader
+        groups = {
+            record["draw"]: decode_started(record, prompts[record["prompt"]], reader) for record in state["groups"]
+        }
         self._jobs.clear()
         for record in state["taken"]:
             job = _StepJob(len(record["draws"]))

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,14 @@ class Sampler:
         generate: Generate = generate,
         partial_episodes: EpisodeRunner | None = None,
         router_replay: str = "none",
+        reader: PictureReader | None = None,
     ) -> None:
-        """Prepare to sample; ``partial_episodes`` runs the episodes of partial rollouts."""
-        self._ranks, self._seed = ranks, seed
+        """Prepare to sample.
+
+        ``partial_episodes`` runs the episodes of partial rollouts. ``reader`` reads the pictures of episodes in
+        checkpoints.
+        """
+        self._ranks, self._seed, self._reader = ranks, seed, reader
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
         sampling = ask_for_mask(make_sampling(config), config.sampling_mask, engine)
         self.sampling = ask_for_experts(sampling, router_replay, engine)
@@ -127,7 +135,7 @@ class Sampler:
             prompts_alone: leave out the sampled completions, which are sampled again after a resume. The other ranks
                 are not contacted, because one of them may be dead.
         """
-        batches = self.ahead.state(prompts_alone=prompts_alone)
+        batches = self.ahead.state(prompts_alone=prompts_alone, share=self._ranks.share)
         return {
             "batches": batches if prompts_alone else join_states(self._ranks.gather(batches)),
             "partial": None if self.partial is None else self.partial.state(),
@@ -152,7 +160,9 @@ class Sampler:
                 f"the checkpoint has {len(batches)} batches under way, sampled with async_steps, and "
                 "partial_rollout_turns is set here: restore async_steps"
             )
-        self.ahead.restore(batches, prompts, lambda drawn, index: self.sample(drawn, step + index), self._ranks.share)
+        self.ahead.restore(
+            batches, prompts, lambda drawn, index: self.sample(drawn, step + index), self._ranks.share, self._reader
+        )
         if self.partial is not None and episodes is not None:
             self.partial.restore(episodes, prompts)
         elif episodes is not None and episodes["groups"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.intervals import Float64Array, mean_interval, share_interval
 from rlox_grpo.run.metrics import by_name, episode_metrics
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 ANSWER_RULES = (MathAnswer, GSM8KAnswer, ExactAnswer, MultipleChoice)
 """The rules on a final answer, so that answers can be compared with each other for ``maj@k``."""
@@ -34,8 +37,11 @@ def evaluate(
     on_error: Literal["stop", "none"] = "stop",
     ranks: Ranks | None = None,
     generate: Generate = generate,
+    reader: PictureReader | None = None,
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Sample ``samples`` completions for each prompt and score them. The prompts are split over ``ranks``.
+    """Sample ``samples`` completions for each prompt and score them.
+
+    The prompts are split over ``ranks``, where ``reader`` reads the pictures of the others' episodes.
 
     Returns:
         The metrics and the scored groups. A sample is right if its first reward is at least 1. ``accuracy`` is the
@@ -53,7 +59,7 @@ def evaluate(
     ranks = ranks or Ranks()
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
-    groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
+    groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks, reader)
     firsts = [group.first_rewards for group in groups]
     right = [scores[~np.isnan(scores)] >= RIGHT for scores in firsts]  # of each prompt, its scored samples
     sums, counts = [float(scores.sum()) for scores in right], [len(scores) for scores in right]

@@ -79,13 +79,12 @@ class PromptReader:
     def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
         options = self.config.split().prompts
         if self.episodes is not None:
-            refusal = self.episodes.no_pictures
             loaded = load_rows(
                 prompts,
                 prompt_column=options.prompt_column,
                 columns=options.columns,
-                reader=self.reader if refusal is None else None,
-                no_pictures=self.no_pictures if self.reader is None else refusal or "",
+                reader=self.reader,
+                no_pictures=self.no_pictures,
             )
             loaded = self._name_source(loaded)
             self.episodes.check_rows(loaded, None if self.slot is None else self.slot.name)

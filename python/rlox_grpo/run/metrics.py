@@ -232,20 +232,28 @@ def source_metrics(
 
 
 def picture_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Compute the metrics of the pictures in the prompts of a step; empty if no prompt has one.
+    """Compute the metrics of the pictures in the prompts and the episodes of a step; empty if there is none.
 
     Returns:
-        ``images/per_prompt``, the mean number of pictures; ``images/distinct``, the number of distinct pictures;
+        ``images/per_prompt``, the mean number of pictures of a prompt; ``images/shown``, the number of pictures that
+        the rows of the step show, with repeats; ``images/distinct``, the number of distinct pictures among these;
         ``images/tokens``, the mean number of tokens of a prompt's pictures; ``images/tokens_share``, the share of
         these tokens among those of all prompts.
     """
     prompts = [scored.group.prompt for scored in groups]
-    shown = [picture for prompt in prompts for picture in prompt.pictures]
+    shown = [
+        picture
+        for scored in groups
+        for completion in scored.group.completions
+        for row in list_rows(completion)
+        for picture in (scored.group.prompt.pictures if row.pictures is None else row.pictures)
+    ]
     if not shown:
         return {}
-    tokens = sum(len(picture.token_ids) for picture in shown)
+    tokens = sum(len(picture.token_ids) for prompt in prompts for picture in prompt.pictures)
     return {
-        "images/per_prompt": len(shown) / len(prompts),
+        "images/per_prompt": sum(len(prompt.pictures) for prompt in prompts) / len(prompts),
+        "images/shown": float(len(shown)),
         "images/distinct": float(len({picture.digest for picture in shown})),
         "images/tokens": tokens / len(prompts),
         "images/tokens_share": tokens / sum(len(prompt.token_ids) for prompt in prompts),

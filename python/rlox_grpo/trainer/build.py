@@ -51,7 +51,6 @@ from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.engine_sync import EngineSync
-from rlox_grpo.trainer.pictured_episodes import explain_refusal
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
@@ -136,7 +135,6 @@ def build_step(
             on_ended=on_episodes,
             check_turn=partial(check_turn, vocabulary) if checks_engine else None,
             reader=policy.reader,
-            no_pictures=explain_refusal(config, ranks.size),
         )
         _refuse_branches(config, episodes)
         if episodes.environment.has_reward:
@@ -154,6 +152,7 @@ def build_step(
         generate=episodes or (partial(generate_checked, vocabulary) if checks_engine else generate),
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
         router_replay=config.router_replay,
+        reader=policy.reader,
     )
     size, peak_flops = measure_model(policy.model), find_peak_flops(find_device(policy.model))
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))

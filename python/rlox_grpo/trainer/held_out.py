@@ -28,7 +28,6 @@ from rlox_grpo.run.eval_history import EvaluationHistory
 from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.resume import digest_data, digest_rewards
-from rlox_grpo.trainer.pictured_episodes import explain_refusal
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, list_in_workers
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
@@ -204,6 +203,7 @@ class HeldOut:
             on_error=self.stages.rewards.on_reward_error,
             ranks=self.ranks,
             generate=generate_texts,
+            reader=self.reader.reader,
         )
 
     def evaluate_in_training(self, name: str, loaded: LoadedSet, step: int) -> Evaluated:
@@ -240,7 +240,6 @@ class HeldOut:
             self.stages.prompts.model_copy(update={**changes, "prompt_template": None}),
             check_turn=partial(check_turn, self.reader.vocab_size) if is_custom(config.engine) else None,
             reader=self.reader.reader,
-            no_pictures=explain_refusal(config, self.ranks.size),
         )
 
     def _list_rewards(self, asked: EvalSet, episodes: EpisodeRunner | None) -> list[RewardFn]:

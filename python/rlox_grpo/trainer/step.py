@@ -347,7 +347,8 @@ class TrainStep:
         if penalty := self.stages.episodes.parse_error_penalty:
             mine = [subtract_parse_errors(group, penalty) for group in mine]
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
-        scored = gather_scored_groups([locate_steps(group, read) for group in mine], batch.prompts, self.ranks)
+        located = [locate_steps(group, read) for group in mine]
+        scored = gather_scored_groups(located, batch.prompts, self.ranks, self.policy.reader)
         for name in {name: None for group in scored for name in group.step_scores}:
             try:
                 refuse_other_options(self.stages.advantages, self.stages.loss, name)

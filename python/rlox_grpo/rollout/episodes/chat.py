@@ -336,7 +336,7 @@ class Chat:
         except CancelledError:  # the messages stay, as after a reply that was cancelled
             self._unsent = list(new)
             raise
-        rebuilt = compaction.rebuild(messages, reply.content)
+        rebuilt = compaction.rebuild(messages, self._pictures.drop_marks(reply.content))
         continued = self._conversations.current.compact(len(rebuilt))
         after = len(continued.encode([*rebuilt, *new]))
         self.compactions.append(Compacted(before, after, len(reply.token_ids)))

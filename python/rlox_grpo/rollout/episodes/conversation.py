@@ -188,6 +188,8 @@ class Conversation:
                 has.
             TemplateError: the template refuses the messages.
         """
+        # What the policy wrote in an earlier reply must not be read as a picture.
+        new = [self._read_pictures.drop_marks(each) if each["role"] == "assistant" else each for each in new]
         if not self.messages:
             if not new:
                 raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
-from rlox_grpo.prompts.media import NOT_SUPPORTED, find_media_in_message
+from rlox_grpo.prompts.media import find_media_in_message
+from rlox_grpo.prompts.picture_messages import is_picture
 from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop, make_reply_message
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
@@ -36,6 +37,8 @@ _FIXED: Mapping[str, Any] = {
 """Parameters that may have only this value."""
 _COMMON = {"model", "stop", "temperature", "top_p", "stream", "logprobs", "max_tokens", *_IGNORED, *_FIXED}
 _ROLES = {"system", "user", "assistant", "tool"}
+_SHOW_PICTURES = {"user", "tool"}
+"""Roles whose messages may show pictures."""
 _NO_END = {"logprobs": None, "finish_reason": None}
 """The last fields of a piece before the end of its reply."""
 
@@ -276,7 +279,7 @@ def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, 
     role = "system" if message.get("role") == "developer" else message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(f"{where}.role is {str(role)[:40]!r}: expected one of {', '.join(sorted(_ROLES))}", where)
-    content = _read_content(message.get("content"), where)
+    content = _read_content(message.get("content"), where, shows_pictures=role in _SHOW_PICTURES)
     if content is None and role != "assistant":
         raise RequestError(f"{where} has no content", where)
     read: dict[str, Any] = {"role": role, "content": content or ""}
@@ -296,16 +299,44 @@ def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, 
     return read
 
 
-def _read_content(content: Any, where: str) -> str | None:
+def _read_content(content: Any, where: str, *, shows_pictures: bool) -> str | list[dict[str, Any]] | None:
+    """Return the content of a message: a text, or a list of parts if one of them is a picture."""
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(entry, dict) and entry.get("type") == "text" for entry in content):
-        texts = [entry.get("text") for entry in content]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(map(str, texts))
+    if isinstance(content, list):
+        is_text = [
+            isinstance(entry, dict) and entry.get("type") == "text" and isinstance(entry.get("text"), str)
+            for entry in content
+        ]
+        if all(is_text):
+            return "".join(entry["text"] for entry in content)
+        if shows_pictures and all(text or is_picture(entry) for text, entry in zip(is_text, content, strict=True)):
+            return [
+                {"type": "text", "text": entry["text"]} if text else _read_picture(entry, f"{where}.content[{index}]")
+                for index, (text, entry) in enumerate(zip(is_text, content, strict=True))
+            ]
     media = find_media_in_message({"content": content})
-    cause = f"; it has {media}: {NOT_SUPPORTED}" if media else ""
-    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'{cause}", where)
+    cause = f"; it has {media}, and video and audio are not supported" if media else ""
+    also = ", and 'image_url' in messages of the user and of tools"
+    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'{also}{cause}", where)
+
+
+def _read_picture(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the part of a picture, a data URL or the digest of a picture of the episode, which the chat reads."""
+    if entry.keys() == {"type", "digest"}:
+        return dict(entry)
+    image_url = entry.get("image_url")
+    url = image_url.get("url") if isinstance(image_url, dict) else None
+    if entry.get("type") != "image_url" or not isinstance(url, str) or url[:5].lower() != "data:":
+        raise RequestError(
+            f"{where} is a part of the type {entry['type']!r} without a data URL: expected {{'type': 'image_url', "
+            "'image_url': {'url': 'data:image/png;base64,…'}}; no address and no file is opened",
+            where,
+        )
+    assert isinstance(image_url, dict)
+    if image_url.get("detail") not in (None, "auto"):
+        raise RequestError(f"{where}.image_url.detail must be 'auto': the run sets the size of pictures", where)
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _read_calls(calls: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:

@@ -12,14 +12,18 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.groups import find_stale_tokens, flag_sampled, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.rollout.episodes.groups import Played
 from rlox_grpo.rollout.serialize import decode_episode, decode_fields, decode_group, encode_fields, encode_group
+from rlox_grpo.rollout.stored_pictures import decode_pictures, encode_pictures
 from rlox_grpo.types import Prompt, RolloutGroup
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ class RecordedReply:
     """A recorded reply of an unfinished episode.
 
     Attributes:
-        context: digest of the tokens before the reply and of its stop strings.
+        context: digest of the tokens before the reply, of their pictures and of its stop strings.
         turn: the tokens of the reply, their log-probs, and the policy version that sampled it.
     """
 
@@ -147,9 +151,10 @@ class Gate:
 
 
 def _digest(request: TurnRequest) -> str:
-    """Digest of the tokens before a reply and of its stop strings."""
+    """Digest of the tokens before a reply, of their pictures and of its stop strings."""
     digest = hashlib.sha256(request.token_ids.astype("<i8").tobytes())
     digest.update(repr(request.stop).encode("utf-8", "surrogatepass"))
+    digest.update("".join(request.digests).encode())
     return digest.hexdigest()[:32]
 
 
@@ -176,18 +181,19 @@ def encode_started(started: StartedGroup) -> dict[str, Any]:
     return {
         "prompt": started.prompt.index,
         "draw": started.draw,
-        "group": None if started.group is None else encode_group(started.group),
-        "episodes": [_encode_episode(episode) for episode in started.episodes] if started.group is None else [],
+        "group": None if started.group is None else encode_group(started.group, started.prompt),
+        "episodes": [_encode_episode(episode, started.prompt) for episode in started.episodes if started.group is None],
     }
 
 
-def decode_started(record: Mapping[str, Any], prompt: Prompt) -> StartedGroup:
-    """Decode a group of :func:`encode_started`; ``prompt`` is its prompt."""
-    group = None if record["group"] is None else decode_group(record["group"], prompt)
-    return StartedGroup(prompt, record["draw"], [*map(_decode_episode, record["episodes"])], group)
+def decode_started(record: Mapping[str, Any], prompt: Prompt, reader: PictureReader | None = None) -> StartedGroup:
+    """Decode a group of :func:`encode_started`; for the arguments and errors see :func:`decode_group`."""
+    group = None if record["group"] is None else decode_group(record["group"], prompt, reader)
+    episodes = [_decode_episode(episode, prompt, reader) for episode in record["episodes"]]
+    return StartedGroup(prompt, record["draw"], episodes, group)
 
 
-def _encode_episode(episode: StartedEpisode) -> dict[str, Any]:
+def _encode_episode(episode: StartedEpisode, prompt: Prompt) -> dict[str, Any]:
     replies = [
         {"branch": branch, "turn": turn, "context": reply.context, **encode_fields(reply.turn)}
         for (branch, turn), reply in episode.replies.items()
@@ -195,11 +201,14 @@ def _encode_episode(episode: StartedEpisode) -> dict[str, Any]:
     played = episode.played and {
         "episode": asdict(episode.played.episode),
         "rows": [encode_fields(row) for row in episode.played.rows],
+        "pictures": encode_pictures(
+            (picture for row in episode.played.rows for picture in (*row.prompt_pictures, *row.pictures)), prompt
+        ),
     }
     return {"replies": replies, "seconds": episode.seconds, "played": played}
 
 
-def _decode_episode(record: Mapping[str, Any]) -> StartedEpisode:
+def _decode_episode(record: Mapping[str, Any], prompt: Prompt, reader: PictureReader | None) -> StartedEpisode:
     replies = {
         (reply["branch"], reply["turn"]): RecordedReply(reply["context"], decode_fields(SampledTurn, reply))
         for reply in record["replies"]
@@ -209,5 +218,6 @@ def _decode_episode(record: Mapping[str, Any]) -> StartedEpisode:
         return StartedEpisode(replies, record["seconds"])
     episode = decode_episode(played["episode"])
     assert episode is not None
-    rows = [decode_fields(ChatTokens, row) for row in played["rows"]]
+    pictures = decode_pictures(played.get("pictures", {}), prompt, reader)
+    rows = [decode_fields(ChatTokens, row, pictures) for row in played["rows"]]
     return StartedEpisode(replies, record["seconds"], Played(rows, episode))

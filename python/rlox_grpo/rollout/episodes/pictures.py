@@ -6,7 +6,7 @@ read holds the digest of each picture, ``{"type": "image", "digest": …}``.
 
 from __future__ import annotations
 
-import io
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,28 +23,27 @@ MAX_PICTURES = 64
 
 
 class RefusedPictureError(ValueError):
-    """The run cannot show pictures in episodes."""
+    """A worker process cannot send a picture."""
 
 
 class EpisodePictures:
     """The pictures of one episode, by their digests."""
 
-    def __init__(
-        self, reader: PictureReader | None = None, refusal: str | None = None, pictures: Sequence[Picture] = ()
-    ) -> None:
+    def __init__(self, reader: PictureReader | None = None, pictures: Sequence[Picture] = ()) -> None:
         """Begin with the pictures of the row.
 
         Args:
             reader: reads pictures; None: the model is trained on text, and every picture is an error.
-            refusal: why pictures are errors although there is a reader; None: they are read.
             pictures: the pictures of the row's prompt.
         """
-        self._reader, self._refusal = reader, refusal
+        self._reader = reader
         self._by_digest = {picture.digest: picture for picture in pictures}
+        # By the digest of the encoded picture: agents send all pictures of a conversation again with each call.
+        self._by_data: dict[bytes, Picture] = {}
 
     @property
     def are_read(self) -> bool:
-        """Whether the model reads pictures; the run may refuse them nevertheless."""
+        """Whether the model reads pictures."""
         return self._reader is not None
 
     def read_message(self, message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -62,7 +61,7 @@ class EpisodePictures:
         rest = {**message, "content": content}
         if media := find_media_in_message(rest):
             raise ValueError(f"{where} has {media}: {NOT_SUPPORTED}; describe it in text")
-        # Tokens of the policy are never encoded again, unless the chat template rewrites them; expand checks those.
+        # The policy's own text may hold a mark, which drop_marks removes where the text is encoded again.
         if self._reader is not None and message.get("role") != "assistant":
             for text in _list_texts(rest):
                 if (mark := self._reader.find_mark(text)) is not None:
@@ -92,14 +91,24 @@ class EpisodePictures:
             return token_ids
         return self._reader.expand(token_ids, self.list_shown(messages), "the conversation")
 
+    def drop_marks(self, value: Any) -> Any:
+        """Return a value of JSON's kinds, such as the text of a reply, without the marks of pictures in its texts."""
+        if self._reader is None:
+            return value
+        if isinstance(value, str):
+            return self._reader.drop_marks(value)
+        if isinstance(value, Mapping):
+            return {self.drop_marks(key): self.drop_marks(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.drop_marks(entry) for entry in value]
+        return value
+
     def check_ids(self, token_ids: Int64Array) -> None:
         """Raise ValueError if token ids, which come without pictures, have the ids of one."""
         if self._reader is not None:
             self._reader.expand(token_ids, (), "prompt")
 
     def _read_entries(self, content: Sequence[Any], where: str) -> list[Any]:
-        if self._refusal is not None:
-            raise RefusedPictureError(f"{where} has a picture: {self._refusal}")
         if (count := sum(map(is_picture, content))) > MAX_PICTURES:
             raise ValueError(f"{where} has {count} pictures: expected at most {MAX_PICTURES}")
         entries: list[Any] = []
@@ -118,7 +127,11 @@ class EpisodePictures:
             if (before := self._by_digest.get(str(entry["digest"]))) is None:
                 raise ValueError(f"{where} has the digest of a picture that this episode has not shown")
             return before
-        return self._reader.read(_encode(take_picture(entry, where), where), Path(), where)
+        data = _encode(take_picture(entry, where), where)
+        key = hashlib.sha256(data.encode("utf-8", "replace") if isinstance(data, str) else data).digest()
+        if key not in self._by_data:
+            self._by_data[key] = self._reader.read(data, Path(), where)
+        return self._by_data[key]
 
 
 class RefusedPictures(EpisodePictures):
@@ -156,11 +169,9 @@ def _encode(value: Any, where: str) -> bytes | str:
             f"{where} is the text {str(value)[:80]!r}: no file or address of a message is opened. Give a picture in "
             "an episode as bytes, as a data URI or as a PIL image; from a worker process, as a data URI"
         )
-    from rlox_grpo.prompts.pictures import read_picture
+    from rlox_grpo.prompts.pictures import encode_png, read_picture
 
-    file = io.BytesIO()
-    read_picture(value, Path(), where).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encode_png(read_picture(value, Path(), where))
 
 
 def _list_texts(value: Any) -> Iterator[str]:

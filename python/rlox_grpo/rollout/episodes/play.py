@@ -6,7 +6,8 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.picture_messages import is_picture
 from rlox_grpo.rewards.copies import copy_row, copy_value
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
@@ -28,6 +30,7 @@ from rlox_grpo.rollout.episodes.messages import (
     refuse_long_prompt,
 )
 from rlox_grpo.rollout.episodes.parsing import parse_reply
+from rlox_grpo.rollout.episodes.played_pictures import PlayedPictures
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
@@ -72,6 +75,7 @@ class PlayedChat:
         config: EpisodeConfig,
         tools: Sequence[Callable[..., Any]],
         seed: int,
+        pictures: PlayedPictures,
     ) -> None:
         """Begin an empty conversation.
 
@@ -81,11 +85,12 @@ class PlayedChat:
             config: the limits; limits of tokens are ignored.
             tools: functions that replies may call.
             seed: see above.
+            pictures: reads the pictures of messages.
         """
         self.seed = seed
         self.ended: str | None = None
         self.turns = 0
-        self._read_reply, self._say, self._config = read_reply, say, config
+        self._read_reply, self._say, self._config, self._pictures = read_reply, say, config, pictures
         self._limits = ToolLimits.for_run(config)
         self._messages: list[dict[str, Any]] = []
         self._context: list[dict[str, Any]] = []  # what the policy sees; shorter than the messages after a compaction
@@ -129,7 +134,7 @@ class PlayedChat:
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
         bound = self.tools.bound if self._messages else refuse_long_prompt
-        new = bound_messages(list_messages(messages), bound)
+        new = bound_messages(list_messages(messages, self._pictures), bound)
         if tools is not None:
             refuse_late_tools(self._messages)
             self._set_tools(tools)
@@ -166,7 +171,7 @@ class PlayedChat:
             raise EpisodeEnded(self.ended)
         check_room(max_new_tokens)
         stop = read_stop(stop)
-        history = list_messages(messages)
+        history = list_messages(messages, self._pictures)
         if self.turns >= self._config.max_turns:
             self.ended = "max_turns"
             raise EpisodeEnded("max_turns")
@@ -186,7 +191,7 @@ class PlayedChat:
         """Show ``new`` messages and read the reply to them."""
         for message in new:
             self._add(message)
-            self._say(_describe_message(message))
+            self._say(_describe_message(message, self._pictures))
         text = _cut_at(self._read_reply(), stop)
         self.turns += 1
         parsed = parse_reply(text, with_tools=bool(self.tools))
@@ -230,7 +235,7 @@ class PlayedChat:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         self.waiting_since = None
         try:
-            return await self.tools.answer(reply)
+            return await self.tools.answer(reply, self._pictures)
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
@@ -252,7 +257,7 @@ class PlayedChat:
             return
         self._messages.append(compaction.request)
         self._say(f"--- compaction: the conversation has about {num_chars // TOKEN_CHARS} tokens ---")
-        self._say(_describe_message(compaction.request))
+        self._say(_describe_message(compaction.request, self._pictures))
         summary = parse_reply(self._read_reply(), with_tools=False)
         self._messages.append(make_reply_message(summary.content, summary.reasoning))
         self._context = compaction.rebuild(before, summary.content)
@@ -261,7 +266,7 @@ class PlayedChat:
         self.compactions.append(Compacted(*(length // TOKEN_CHARS for length in lengths)))
         self._say(f"--- the policy now sees these {len(self._context)} of {len(before)} messages ---")
         for message in self._context:
-            self._say(_describe_message(message))
+            self._say(_describe_message(message, self._pictures))
         self._say("--- and what follows ---")
 
     def _set_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
@@ -280,11 +285,13 @@ class PlayedEpisode:
         outcome: the result; None if the replies ended before the episode.
         messages: the conversation.
         replies: the replies as they were read, including summaries.
+        pictures: the pictures of the row and of the messages.
     """
 
     outcome: Outcome | None
     messages: tuple[dict[str, Any], ...]
     replies: tuple[str, ...]
+    pictures: PlayedPictures = field(default_factory=PlayedPictures)
 
 
 def play_episode(
@@ -329,11 +336,18 @@ def play_whole_episode(
     tools: Sequence[Callable[..., Any]] = (),
     config: EpisodeConfig | None = None,
     seed: int = 0,
+    pictures: PlayedPictures | None = None,
 ) -> PlayedEpisode:
-    """Like :func:`play_episode`, and return the conversation and the replies too, also if the replies ended."""
+    """Like :func:`play_episode`, and return the conversation and the replies too, also if the replies ended.
+
+    ``pictures`` are those of the row, whose prompt shows them by their digests; None: they are read from the row.
+    """
     if isinstance(environment, str):
         raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")
     config = config or EpisodeConfig.create()
+    if pictures is None:
+        pictures = PlayedPictures()
+        row = pictures.read_row(row, Path())
     adapted = adapt_environment(environment, tools)
     check_columns(adapted, row, "the row", ": give rows with --data")
     replies: list[str] = []
@@ -342,7 +356,7 @@ def play_whole_episode(
         replies.append(read_reply())
         return replies[-1]
 
-    chat: Any = PlayedChat(read, say, config, adapted.tools, seed)
+    chat: Any = PlayedChat(read, say, config, adapted.tools, seed, pictures)
     try:
         returned = run_coroutine(lambda: adapted.play(copy_row(row, "the row"), chat))
         outcome = check_outcome(returned, chat.turns, chat.ended)
@@ -350,7 +364,7 @@ def play_whole_episode(
         outcome = end_episode(adapted, config, ended.reason)
         say(f"ended: {ended}")
     except NoReplyError:
-        return PlayedEpisode(None, tuple(chat.messages), tuple(replies))
+        return PlayedEpisode(None, tuple(chat.messages), tuple(replies), pictures)
     except KeyboardInterrupt:
         raise
     except Exception:
@@ -358,7 +372,7 @@ def play_whole_episode(
         raise
     for line in _describe_outcome(outcome, chat.turns):
         say(line)
-    return PlayedEpisode(outcome, tuple(chat.messages), tuple(replies))
+    return PlayedEpisode(outcome, tuple(chat.messages), tuple(replies), pictures)
 
 
 def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:
@@ -369,10 +383,15 @@ def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:
     return lines + [f"metric       {name} {value:g}" for name, value in outcome.metrics.items()]
 
 
-def _describe_message(message: Message) -> str:
+def _describe_message(message: Message, pictures: PlayedPictures) -> str:
     name = f" {message['name']}" if message.get("name") else ""
     content = message.get("content")
     text = content if isinstance(content, str) else repr(content)
+    if isinstance(content, list) and any(map(is_picture, content)):
+        text = " ".join(
+            pictures.describe(entry["digest"]) if is_picture(entry) else str(entry.get("text", entry))
+            for entry in content
+        )
     more = f" … ({len(text)} characters)" if len(text) > MAX_SHOWN else ""
     return f"{message.get('role', '?')}{name}: {_escape(text[:MAX_SHOWN])}{more}"
 

@@ -31,6 +31,7 @@ class PlayedRecord:
         replies: the replies as they were typed, including summaries.
         messages: the conversation.
         outcome: the fields of :class:`rlox_grpo.environments.Outcome`.
+        pictures: the pictures of the row and of the messages as PNGs in base64, by their digests.
     """
 
     row: Mapping[str, Any]
@@ -39,6 +40,7 @@ class PlayedRecord:
     replies: Sequence[str]
     messages: Sequence[Mapping[str, Any]]
     outcome: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 def refuse_other_values(row: Mapping[str, Any]) -> None:
@@ -58,13 +60,16 @@ def append_record(
     """Append an episode that has ended to a file.
 
     Raises:
-        ConfigError: a message or a metric of the environment is not a JSON value.
+        ConfigError: a message or a metric of the environment is not a JSON value, or the pictures are too large.
         OSError: the file cannot be written.
     """
     assert played.outcome is not None
-    record = PlayedRecord(row, seed, options, played.replies, played.messages, _list_outcome(played.outcome))
+    outcome, pictures = _list_outcome(played.outcome), played.pictures.encode()
+    record = asdict(PlayedRecord(row, seed, options, played.replies, played.messages, outcome, pictures))
+    if not pictures:
+        del record["pictures"]
     try:
-        line = json.dumps(asdict(record), allow_nan=False)  # ASCII, so that lone surrogates are restored
+        line = json.dumps(record, allow_nan=False)  # ASCII, so that lone surrogates are restored
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--record: the episode has a value that is not JSON: {error}") from None
     with path.open("a", encoding="ascii") as file:
@@ -81,7 +86,15 @@ def read_records(path: Path) -> list[PlayedRecord]:
         raise ConfigError(f"--replay {path}: expected a file of recorded episodes that ends with .jsonl")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"--replay {path} has {path.stat().st_size} bytes, more than {MAX_FILE_BYTES}: split it")
-    kinds = {"row": dict, "seed": int, "options": dict, "replies": list, "messages": list, "outcome": dict}
+    kinds = {
+        "row": dict,
+        "seed": int,
+        "options": dict,
+        "replies": list,
+        "messages": list,
+        "outcome": dict,
+        "pictures": dict,
+    }
     try:
         entries = read_rows(path)
     except RecursionError:
@@ -90,6 +103,7 @@ def read_records(path: Path) -> list[PlayedRecord]:
         raise ConfigError(f"--replay {path} has no recorded episode")
     records = []
     for number, entry in enumerate(entries):
+        entry = {"pictures": {}, **entry}
         for name, kind in kinds.items():
             if type(entry.get(name)) is not kind:
                 raise ConfigError(

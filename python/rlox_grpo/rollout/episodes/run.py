@@ -79,7 +79,7 @@ class EpisodeRunner:
 
     Attributes:
         main: the environment of the run, which plays the rows of sources without their own.
-        reader, no_pictures: see :meth:`__init__`.
+        reader: see :meth:`__init__`.
         prefilled_tokens: tokens that the last call prefilled for its replies.
     """
 
@@ -94,7 +94,6 @@ class EpisodeRunner:
         on_ended: Callable[[int, int], None] | None = None,
         check_turn: TurnCheck | None = None,
         reader: PictureReader | None = None,
-        no_pictures: str | None = None,
     ) -> None:
         """Check the environment, the tools, the chat template and the deadlines.
 
@@ -106,14 +105,13 @@ class EpisodeRunner:
             on_ended: called with the numbers of finished and of all episodes, as episodes finish.
             check_turn: checks each reply, if the engine is custom.
             reader: reads pictures; None: the model is trained on text, and pictures are errors.
-            no_pictures: why pictures are errors although there is a reader; None: they are read.
 
         Raises:
             ConfigError: one of these cannot be used.
         """
         self.prefilled_tokens = 0
         self._on_ended, self._check_turn = on_ended, check_turn
-        self.reader, self.no_pictures = reader, no_pictures
+        self.reader = reader
         if reader is not None and tokenizer is not None and reader.chat_template != tokenizer.chat_template:
             tokenizer = copy.copy(tokenizer)  # the processor's template shows pictures
             tokenizer.chat_template = reader.chat_template
@@ -371,7 +369,7 @@ class EpisodeRunner:
                     system_prompt=self._prompts.system_prompt,
                     open_endpoint=endpoints.open,
                     compaction=draw_compaction(config, seed, key[0]),
-                    pictures=EpisodePictures(self.reader, self.no_pictures, prompt.pictures),
+                    pictures=EpisodePictures(self.reader, prompt.pictures),
                 )
                 end_endpoint = functools.partial(endpoints.end_episode, chat)
                 running.append(Running(prompt, key, chat, end_endpoint, self._list_limits(prompt.data_source)))

@@ -269,8 +269,7 @@ class VLLMEngine:
             sampling,
             self._limits,
             vocab_limit=self._vocab_limit,
-            # Ids of pictures are an error: conversations have no pictures yet, and vLLM would take the ids as text.
-            make_prompt=lambda token_ids: make_vllm_prompt(token_ids, (), self._reader, "a conversation"),
+            reader=self._reader,
         )
         try:
             yield session

@@ -11,21 +11,27 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
+from rlox_grpo.rollout.engines.vllm.pictures import check_prompt_ids, make_vllm_prompt
 from rlox_grpo.rollout.engines.vllm.requests import (
     make_parameters,
     make_request_fields,
     read_output,
 )
-from rlox_grpo.types import Completion, Int64Array, Sampling
+from rlox_grpo.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 logger = logging.getLogger(__name__)
+
+_CONVERSATION = "a conversation"
 
 Tell: TypeAlias = Callable[[Sequence[int]], None]
 """Called with all tokens of a reply so far."""
@@ -84,7 +90,7 @@ class EngineTurns:
         limits: Limits,
         *,
         vocab_limit: int | None,
-        make_prompt: Callable[[Int64Array], Any] = lambda token_ids: {"prompt_token_ids": token_ids.tolist()},
+        reader: PictureReader | None = None,
     ) -> None:
         """Begin without requests.
 
@@ -94,10 +100,10 @@ class EngineTurns:
             sampling: the session's sampling parameters.
             limits: the limits of each request.
             vocab_limit: ids from here on are never sampled.
-            make_prompt: makes vLLM's prompt of the ids of a conversation.
+            reader: reads the pictures of conversations; None: the model is trained on text.
         """
         self.prefilled_tokens = 0
-        self._make_prompt = make_prompt
+        self._reader = reader
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
         self._limits, self._vocab_limit = limits, vocab_limit
         self._under_way: dict[str, TurnRequest] = {}
@@ -109,14 +115,19 @@ class EngineTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError if the request does not fit the model."""
-        self._limits.check_turn(request)
+        self._limits.check_turn(request, takes_pictures=self._reader is not None)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
-        self._engine.add_request(name, self._make_prompt(request.token_ids), self._make_parameters(request))
+        asked = make_vllm_prompt(request.token_ids, request.pictures, self._reader, _CONVERSATION)
+        self._engine.add_request(name, asked, self._make_parameters(request))
         self._under_way[name] = request
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Let vLLM compute one step; return the replies that have finished."""
+        """Let vLLM compute one step; return the replies that have finished.
+
+        Raises:
+            PicturePromptError: vLLM reads other tokens for a conversation with pictures than the trainer.
+        """
         finished = []
         for output in self._engine.step():
             request = self._under_way.get(output.request_id)
@@ -127,6 +138,8 @@ class EngineTurns:
             if not output.finished:
                 continue
             self._remove(output.request_id)
+            if request.pictures:
+                check_prompt_ids(output.prompt_token_ids, request.token_ids, _CONVERSATION)
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
