@@ -144,7 +144,7 @@ def train(arm: str, seed: int, folder: Path, steps: int, learning_rate: float) -
 
 def print_table(cells: list[dict[str, Any]]) -> None:
     """Print a line for each arm; differences are to ``none``, over the seeds that both arms have."""
-    print("| `router_replay` | seeds | before | after | difference to none | collapsed | gap | gap, last steps | moved |")
+    print("| `router_replay` | seeds | before | after | difference to none | collapsed | gap | last steps | moved |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     base = {cell["seed"]: cell["after"] for cell in cells if cell["arm"] == "none"}
     for arm in ARMS:

@@ -166,6 +166,10 @@ def main() -> None:
     print(f"accuracy on held-out pictures before GRPO: {before:.2f}", flush=True)
     trainer.train(rows)
     after = trainer.evaluate(held_out)["accuracy"]
+    others = [
+        {**row, "images": other["images"]} for row, other in zip(held_out, held_out[1:] + held_out[:1], strict=True)
+    ]
+    print(f"with the picture of another row: {trainer.evaluate(others)['accuracy']:.2f}")
     print(f"accuracy on held-out pictures {before:.2f} -> {after:.2f} in {time.monotonic() - begin:.0f} s")
 
 
