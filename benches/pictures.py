@@ -29,7 +29,16 @@ from test_step import in_turns, table_rows
 RESULTS = Path(__file__).parent / "results" / "pictures"
 EDGE, PATCH, SHRINK = 128, 8, 2
 IMAGE_TOKENS = (EDGE // PATCH // SHRINK) ** 2
-SPECIAL = ["<pad>", "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<user>", "<assistant>"]
+SPECIAL = [
+    "<pad>",
+    "<eos>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    "<user>",
+    "<assistant>",
+]
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for p in m['content'] %}{{ '<image>' if p['type'] == 'image' else p['text'] }}{% endfor %}{% endif %}"

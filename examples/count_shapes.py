@@ -140,7 +140,7 @@ def main() -> None:
     """Train and print the accuracy on held-out pictures before and after GRPO."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--warm-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pictures", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -77,7 +77,7 @@ def test_outputs_stay_out_of_git(path: Path) -> None:
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, client: Any) -> None:
     client.nb = nbformat.read(path, as_version=4)
     cells = client.nb.cells
-    for cell in cells:
+    for cell in cells if path.stem != "distillation" else ():  # its teacher has to learn
         cell.source = re.sub(r"max_steps=\d+", f"max_steps={STEPS}", cell.source)
     for index, cell in enumerate(cells):
         client.execute_cell(cell, index)

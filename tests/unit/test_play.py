@@ -420,7 +420,9 @@ def test_pictures_are_shown_recorded_and_played_again(zoomed, capsys):
     assert record["messages"][0]["content"][0]["digest"] in record["pictures"]
     (zoomed / "data" / "a.png").unlink()
     assert main([*command, "--replay", "p.jsonl"]) == 0
-    (zoomed / "zooms.py").write_text(ZOOM.replace("(size, 0, 0)", "(0, size, 0)"))
+    (zoomed / "zooms.py").write_text(
+        ZOOM.replace("(size, 0, 0)", "(0,  size, 0)")
+    )  # of another size than the cached bytecode's source
     sys.modules.pop("zooms")
     capsys.readouterr()
     assert main([*command, "--replay", "p.jsonl"]) == 2

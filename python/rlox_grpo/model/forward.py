@@ -291,7 +291,8 @@ def make_forward(
             **options,
         )
         outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
-        return (*outputs, scatter_to_rectangle(kl[has_kl], batch.loss_mask))
+        # Unlike that of an index, the backward pass of masked_select adds nothing, so its order is fixed.
+        return (*outputs, scatter_to_rectangle(kl.masked_select(has_kl), batch.loss_mask))
 
     def distributions(batch: Batch) -> TokenDistributions:
         policy, row = read(batch)
