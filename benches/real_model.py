@@ -98,7 +98,7 @@ def make_prompts(tokenizer: Any, shape: Shape) -> list[str]:
     raise ValueError(f"too few texts of {shape.prompt} tokens")
 
 
-def rlox_grpo(folder: str, shape: Shape, dtype: str) -> Step:
+def rlox_grpo(folder: str, shape: Shape, dtype: str, **options: Any) -> Step:
     """This library, through its public face."""
     from rlox_grpo import GRPO
     from rlox_grpo.prompts.load import load_prompts
@@ -112,10 +112,16 @@ def rlox_grpo(folder: str, shape: Shape, dtype: str) -> Step:
         learning_rate=LEARNING_RATE,
         dtype=dtype,
         log_to=(),
+        **options,
     )
     tokenizer = trainer.policy.tokenizer
     prompts = load_prompts(make_prompts(tokenizer, shape), tokenizer)
     return lambda: trainer.train_step(lambda step: prompts)["time/rollout_s"]
+
+
+def rlox_grpo_small(folder: str, shape: Shape, dtype: str) -> Step:
+    """This library with smaller micro-batches, whose activations take less memory."""
+    return rlox_grpo(folder, shape, dtype, micro_batch_tokens=1024)
 
 
 def wait() -> None:
@@ -285,6 +291,7 @@ PPO = {"TRL's PPO": trl_ppo, "TRL's PPO, one epoch": trl_ppo_one_epoch}
 
 SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
     "rlox_grpo": rlox_grpo,
+    "rlox_grpo, micro_batch_tokens=1024": rlox_grpo_small,
     "TRL": trl,
     "TRL, no checkpointing": trl_without_checkpointing,
     "naive loop": naive,

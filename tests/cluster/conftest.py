@@ -63,7 +63,7 @@ def by_torchrun(folder, tmp_path_factory):
         if not done.exists():
             (folder / "plain.toml").write_text(RUN.split("[layout]")[0])
             program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
-            subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
+            subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=900)
             done.symlink_to(folder / "torchrun")
     return done
 
@@ -94,7 +94,7 @@ def train(folder):
             [sys.executable, "-c", DRIVER, "train", "run.toml", *arguments],
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=900,
             cwd=folder,
             env=environment(**changes),
         )

@@ -55,7 +55,7 @@ def test_one_rank_takes_the_steps_of_one_process(train_without_ray, cluster, fol
     (folder / "one.toml").write_text(f'launcher = "ray"\n{text}')
     command = [sys.executable, "-m", "rlox_grpo.cli", "train"]
     kept = {**environment(), "RAY_ADDRESS": cluster}
-    subprocess.run([*command, "one.toml", *SAVED, "ray_one"], cwd=folder, env=kept, check=True, timeout=300)
+    subprocess.run([*command, "one.toml", *SAVED, "ray_one"], cwd=folder, env=kept, check=True, timeout=900)
     train_without_ray(0, *SAVED, "alone")
     assert same(folder / "alone", folder / "ray_one")
 
@@ -77,7 +77,7 @@ def test_a_script_takes_the_steps_of_torchrun(cluster, folder, by_torchrun):
         example = example.replace(theirs, ours)
     script = f"{example}\nprint(run.step, metrics['mean_reward'])\n"
     words = [sys.executable, "-c", script]
-    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "step 10/10" in done.stdout  # what rank 0 says
     assert done.stdout.splitlines()[-1].startswith("10 0.")
@@ -108,7 +108,7 @@ def test_whatever_ends_a_run_the_same_command_continues_it(train, cluster, folde
         assert ("resuming at step" in done.stdout) == (how != "raise")
     words = ["train", "run.toml", "--ray", cluster, *SAVED, "ended"]
     killing = environment(RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="kill_driver")
-    killed = subprocess.run([sys.executable, "-c", DRIVER, *words], cwd=folder, env=killing, timeout=300)
+    killed = subprocess.run([sys.executable, "-c", DRIVER, *words], cwd=folder, env=killing, timeout=900)
     assert killed.returncode == -signal.SIGKILL
     wait_until(lambda: not list_processes("rlox_grpo.cli train", f"{SAVED[-1]} ended"), ENDED_WITHIN_S)
     deadline = time.monotonic() + ENDED_WITHIN_S

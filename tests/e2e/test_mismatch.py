@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.types import Prompt
-from toy import PROMPTS, ToyLM, options, share_of_target
+from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 
 class Mismatched:
@@ -36,6 +37,20 @@ class Mismatched:
 
     def close(self):
         self._engine.close()
+
+
+class Counted:
+    """A forward pass that counts its calls."""
+
+    def __init__(self, forward, calls):
+        self._forward, self._calls = forward, calls
+
+    def __call__(self, batch):
+        self._calls.append(batch)
+        return self._forward(batch)
+
+    def __getattr__(self, name):
+        return getattr(self._forward, name)
 
 
 def run(monkeypatch, off=None, **changes):
@@ -71,6 +86,52 @@ def test_auto_corrects_an_inexact_engine(monkeypatch):
     assert metrics["mismatch/kl_k1"] == pytest.approx(-np.log(1.5), abs=1e-5)
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.5, abs=1e-4)
     assert metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-5)
+
+
+def begins_with_target(completions, prompts):
+    return [float(completion[0] == TARGET) for completion in completions]
+
+
+CORRECTIONS = {
+    "token": {},
+    "sequence": {"importance_correction": "sequence", "importance_cap": 4.0},
+    "masked": {"importance_correction": "sequence_mean", "importance_mode": "mask", "importance_cap": 1.6},
+    "none": {"importance_correction": "none", "kl_coef": 0.1},
+    "step statistics": {"policy_loss": "p3o"},
+    "several micro-batches": {"micro_batch_tokens": 32},
+    "replay": {"replay": "positive"},
+}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_one_update_needs_no_forward_pass_before_it(monkeypatch, name):
+    """Weights and metrics are those of a run that computes the old log-probs before the update, to the bit."""
+    from rlox_grpo.trainer import build
+
+    make = build.make_engine
+    monkeypatch.setattr(build, "make_engine", lambda *given: Mismatched(make(*given), 1.5))
+    runs = []
+    for before in (False, True):
+        trainer = GRPO(ToyLM(), begins_with_target, **options(max_steps=6, **CORRECTIONS[name]))
+        step, passes = trainer._step, []
+        assert step.fixed_tensors.adds_in_update
+        assert not step.fixed_tensors.needs_old_log_probs
+        forward = step.fixed_tensors.forward
+        counted = Counted(forward, passes)
+        step.fixed_tensors = replace(
+            step.fixed_tensors, forward=counted, needs_old_log_probs=before, adds_in_update=not before
+        )
+        metrics = trainer.train(PROMPTS)
+        runs.append((trainer.model, metrics, len(passes)))
+    (one, metrics, fewer), (other, expected, more) = runs
+    assert fewer < more
+    assert (fewer > 0) == (name == "replay")
+    for left, right in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left, right)
+    assert "mismatch/gap_max" in metrics
+    assert metrics.keys() == expected.keys()
+    same = [key for key in metrics if not key.startswith(("time/", "perf/", "memory/")) and not key.endswith("time_s")]
+    assert [metrics[key] for key in same] == pytest.approx([expected[key] for key in same], rel=0, abs=0, nan_ok=True)
 
 
 def test_masked_weights_take_no_step(monkeypatch):

@@ -165,6 +165,14 @@ def build_step(
     )
     is_exact = sampler.engine.exact and sampler.partial is None
     level = correction_level(stages.importance, exact=is_exact)
+    corrects = not config.bypass_old_log_probs and (level is not None or not is_exact)
+    # With one update for each batch, the old log-probs are those of the update, detached.
+    needs_old = not config.bypass_old_log_probs and (
+        config.updates_per_batch * config.mini_batches > 1
+        or config.router_replay == "trainer"
+        # What reads importance weights, or counts the tokens of experts, before the update.
+        or (corrects and (config.baseline == "optimal_token" or forward.routers is not None))
+    )
     step = TrainStep(
         stages=stages,
         ranks=ranks,
@@ -186,14 +194,8 @@ def build_step(
             reference=reference,
             teacher=distiller,
             level=level,
-            # With an exact engine and one update for each batch, the old log-probs are those of the update, detached.
-            needs_old_log_probs=not config.bypass_old_log_probs
-            and (
-                level is not None
-                or not is_exact
-                or config.updates_per_batch * config.mini_batches > 1
-                or config.router_replay == "trainer"
-            ),
+            needs_old_log_probs=needs_old,
+            adds_in_update=corrects and not needs_old,
             batcher=batcher,
             ranks=ranks,
             routers=forward.routers,

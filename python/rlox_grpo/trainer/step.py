@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -219,6 +220,7 @@ class TrainStep:
 
         # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
         trained = [batches for batches in mini_batches if batches and batches[0].has_loss]
+        completed: list[Batch] = []  # micro-batches whose old log-probs are those of their update
         with clock("update"), self._naming_samples(scored, updates):
             if mini_batches and not trained:
                 self._warn_about_masks(scored)
@@ -228,9 +230,8 @@ class TrainStep:
                     batches = self._add_step_statistics(batches, seed=(stages.run.seed, step, len(updates)))
                     if self.routing is not None:
                         batches = self.routing.add_load(batches, is_first=not updates)
-                    updates.append(
-                        take_optimizer_step(self.updater, self._compute_loss, batches, learning_rate, self.ranks)
-                    )
+                    loss = partial(self._compute_loss, completed=completed)
+                    updates.append(take_optimizer_step(self.updater, loss, batches, learning_rate, self.ranks))
 
         self.progress.step += 1
         sampler.done()
@@ -242,7 +243,7 @@ class TrainStep:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))
         padded = pad_advantages(advantages)
-        metrics = self._measure(rollout, padded, batches, updates, clock.timings(), learning_rate)
+        metrics = self._measure(rollout, padded, batches, completed, updates, clock.timings(), learning_rate)
         information = {**information, **self.off_policy.finish(rollout.groups, step)}
         self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
         # A callback may edit the groups, and later steps draw the same prompts.
@@ -274,9 +275,21 @@ class TrainStep:
         return penalised, compute_advantages(self.advantage_fn, rewarded) if scored else np.zeros(0, np.float32)
 
     def _compute_loss(
-        self, log_probs: Tensor, batch: Batch, *, entropy: Tensor, distribution_kl: Tensor | None = None
+        self,
+        log_probs: Tensor,
+        batch: Batch,
+        *,
+        completed: list[Batch],
+        entropy: Tensor,
+        distribution_kl: Tensor | None = None,
     ) -> LossOutput:
-        """Return the loss of one micro-batch; the arguments are those of :func:`rlox_grpo.loss.grpo_loss`."""
+        """Return the loss of one micro-batch; the arguments are those of :func:`rlox_grpo.loss.grpo_loss`.
+
+        A micro-batch that gets its old log-probs here is added to ``completed``.
+        """
+        if self.fixed_tensors.adds_in_update:
+            batch = self.fixed_tensors.add_in_update(batch, log_probs)
+            completed.append(batch)
         kl_coef = self.kl_weight.value if self.stages.loss.kl_in == "loss" else 0.0
         inputs = make_loss_inputs(log_probs, batch, self.stages.loss.model_copy(update={"kl_coef": kl_coef}))
         term = self.policy_loss(inputs)
@@ -394,11 +407,16 @@ class TrainStep:
         rollout: Rollout,
         advantages: Float32Array,
         batches: Sequence[Batch],
+        completed: Sequence[Batch],
         updates: Sequence[UpdateStats],
         seconds: Mapping[str, float],
         learning_rate: float,
     ) -> dict[str, float]:
-        """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank."""
+        """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank.
+
+        ``completed`` are the trained micro-batches of ``batches`` with the old log-probs of their update, if they had
+        none before.
+        """
         progress, limit = self.progress, self.stages.episodes.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
         progress.prompt_tokens += prompt_tokens
@@ -416,7 +434,7 @@ class TrainStep:
             **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
-            **mismatch_metrics(batches),
+            **mismatch_metrics(completed or batches),
             **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
         everywhere = by_name(self.ranks.gather(measured))

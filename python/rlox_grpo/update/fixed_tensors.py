@@ -45,8 +45,9 @@ class FixedTensors:
         reference: the reference policy, or None.
         teacher: the teacher, or None.
         level: the level of the importance weights, or None.
-        needs_old_log_probs: whether old log-probs are computed by ``forward``. With an exact engine and one update
-            for each batch, the log-probs of the update, detached, are used instead.
+        needs_old_log_probs: whether ``forward`` computes the old log-probs before the update. With one update for each
+            batch, the log-probs of the update, detached, are used instead.
+        adds_in_update: whether :meth:`add_in_update` completes the micro-batches.
         batcher: makes the micro-batches of a KL penalty in the reward.
         ranks: the ranks that share the micro-batches; every rank calls each method.
         routers: the routers of a mixture of experts, or None. The routers' choices in the forward pass of the old
@@ -59,6 +60,7 @@ class FixedTensors:
     teacher: Teacher | Teachers | None
     level: ImportanceLevel | None
     needs_old_log_probs: bool
+    adds_in_update: bool
     batcher: MiniBatcher
     ranks: Ranks
     routers: Routers | None = None
@@ -94,6 +96,16 @@ class FixedTensors:
         # [N], prompt-major.
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         return with_token_advantages(filled, norms, rewards, compute_group_offsets(scored), self.ranks)
+
+    def add_in_update(self, batch: Batch, log_probs: Tensor) -> Batch:
+        """Return a micro-batch with old log-probs and importance weights from the forward pass of its only update.
+
+        The policy has not changed since the completions of the step were scored, so ``log_probs`` ``[N, T]``, detached,
+        are the old log-probs. A micro-batch that has old log-probs is returned as it is.
+        """
+        if not self._is_open(batch):
+            return batch
+        return self._add_importance(replace(batch, log_probs=replace(batch.log_probs, old=log_probs.detach())))
 
     def penalise_rewards(self, scored: Sequence[ScoredGroup], kl_coef: float) -> list[ScoredGroup]:
         """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``."""
@@ -139,7 +151,7 @@ class FixedTensors:
             batch = replace(batch, policy=replace(batch.policy, routing=Routing()))
             batch = self._add_teacher(batch, teacher_prompts, names)
             filled.append(replace(batch, policy=replace(batch.policy, routing=routing)))
-        filled = with_importance_weights(filled, self.level, self.stages.importance)
+        filled = [batch if self._is_open(batch) else self._add_importance(batch) for batch in filled]
         if share == 1:
             return filled
         # The threshold is that of the whole optimizer step, so it is computed after all of its micro-batches. The
@@ -148,6 +160,14 @@ class FixedTensors:
         return [
             replace(batch, policy=replace(batch.policy, mask=mask)) for batch, mask in zip(filled, masks, strict=True)
         ]
+
+    def _is_open(self, batch: Batch) -> bool:
+        """Whether the micro-batch gets its old log-probs and importance weights in its update."""
+        return self.adds_in_update and batch.log_probs.old is None
+
+    def _add_importance(self, batch: Batch) -> Batch:
+        (batch,) = with_importance_weights([batch], self.level, self.stages.importance)
+        return batch
 
     def _read_routing(self, batch: Batch) -> Routing:
         """Return what the routers did in the forward pass of ``batch`` that has just run."""
