@@ -139,9 +139,9 @@ def learn_the_form(model, processor, rows, steps: int) -> None:
 def main() -> None:
     """Train and print the accuracy on held-out pictures before and after GRPO."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--warm-steps", type=int, default=600)
+    parser.add_argument("--warm-steps", type=int, default=700)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--pictures", type=int, default=2048)
+    parser.add_argument("--pictures", type=int, default=6144)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     begin = time.monotonic()
@@ -158,6 +158,7 @@ def main() -> None:
         max_new_tokens=14,
         learning_rate=5e-4,
         max_grad_norm=0.5,
+        lr_schedule="cosine",
         max_steps=arguments.steps,
         seed=arguments.seed,
         log_to=(),
