@@ -372,10 +372,38 @@ def make_runner(byte_tokenizer: Any, template: str, **options: Any) -> EpisodeRu
     return EpisodeRunner(None, [look_up], GRPOConfig.create(**options).split().episodes, tokenizer)
 
 
+LISTED = "{% if tools %}{{ '<|im_start|>system\\n' }}{{ tools | tojson }}{{ '<|im_end|>\\n' }}{% endif %}"
+"""Shows the policy its tools, before another template."""
+
+
 def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert make_runner(byte_tokenizer, XML).main.template.call_format == "hermes"
+        assert make_runner(byte_tokenizer, LISTED + XML).main.template.call_format == "hermes"
     assert "in an unknown format" in caplog.text
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""A template of plain chats, such as SmolLM2-135M-Instruct's: it takes tools, and leaves them out."""
+
+
+@pytest.mark.parametrize(("option", "parsed"), [("auto", "in Hermes' format"), ("json", "call_format='json'")])
+def test_tools_that_the_prompt_does_not_show_are_warned_of(
+    option: str, parsed: str, byte_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        make_runner(byte_tokenizer, CHATML, call_format=option)
+    (record,) = caplog.records
+    assert "does not show the tools to the policy" in record.message
+    assert parsed in record.message
+
+
+def test_tools_that_the_prompt_shows_need_no_warning(byte_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        make_runner(byte_tokenizer, LISTED + QWEN)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["qwen3_6", "glm4moe"])

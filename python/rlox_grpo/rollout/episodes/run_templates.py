@@ -83,13 +83,23 @@ class RunTemplates:
         """Set the format of tool calls: the option's format, or the format that the template writes."""
         asked = self._config.call_format
         chosen = find_call_format(template) if asked == "auto" and template.tools else asked
-        if chosen is None:
-            logger.warning(
-                "the chat template writes tool calls in an unknown format: replies are parsed in Hermes' format, "
-                "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
-            )
-        elif chosen != "auto":
+        if chosen not in (None, "auto"):
             template.call_format = chosen
+        parsed = f"in the format call_format={template.call_format!r}"
+        if chosen is None:
+            parsed = "in Hermes' format, <tool_call>{…}</tool_call>, and as JSON"
+        if not template.shows_tools():
+            logger.warning(
+                "the chat template does not show the tools to the policy: describe the tools, and how to call them, in "
+                "a system message or in the prompts. Replies are parsed %s (option call_format)",
+                parsed,
+            )
+        elif chosen is None:
+            logger.warning(
+                "the chat template writes tool calls in an unknown format: replies are parsed %s; set call_format to "
+                "choose another",
+                parsed,
+            )
 
 
 def find_rewrite(template: Template) -> str | None:

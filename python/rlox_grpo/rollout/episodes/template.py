@@ -88,6 +88,22 @@ class Template:
         except Exception as error:  # jinja2's errors, and errors that a template raises
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
 
+    def shows_tools(self) -> bool:
+        """Whether a prompt contains the name of each tool; True without tools.
+
+        A template that was made for plain chats takes ``tools`` and ignores them, without an error.
+        """
+        names = [str(schema.get("function", schema).get("name", "")) for schema in self.tools or ()]
+        question = {"role": "user", "content": "q"}
+        for messages in ([question], [{"role": "system", "content": "s"}, question]):
+            try:
+                prompt = self.render(messages)
+            except TemplateError:  # some templates have no system message, others need one
+                continue
+            if all(name in prompt for name in names):
+                return True
+        return False
+
     def encode(self, text: str) -> Int64Array:
         """Return the token ids of rendered text, which already has its special tokens.
 
