@@ -40,7 +40,9 @@ SIZES: dict[str, Any] = {
     "dtype": "float32",
     "learning_rate": 1e-5,
 }
-SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 0.1}
+COMPARED: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 0.1, "temperature": 0.3, "max_new_tokens": 16}
+"""Options of runs whose weights are compared. The temperature: see docs/concepts/numerics.md, batches and tokens."""
+
 SAME_WEIGHTS = 1e-5
 """Largest difference of a weight between two ways to the same step. Weights move by 1e-3 and more."""
 
@@ -203,8 +205,14 @@ def compare_weights(left: Path, right: Path) -> float:
 
 def compare_runs(place: Place, name: str, **options: Any) -> str:
     """Train on two ranks and in one process, and compare the final weights."""
-    alone = place.train_once("one_process", **SMOOTH)
-    both = place.train(name, ranks=2, **SMOOTH, **options)
+    alone = place.train_once("one_process", **COMPARED)
+    both = place.train(name, ranks=2, **COMPARED, **options)
+    for step in range(1, SIZES["max_steps"] + 1):
+        file = f"completions/step_{step:06d}.jsonl"
+        same = [row["completion"] for row in read_lines(alone / file)] == [
+            row["completion"] for row in read_lines(both / file)
+        ]
+        check(same, f"the completions of step {step} differ, before the weights are compared")
     moved = compare_weights(Path(place.model), find_checkpoint(alone))
     difference = compare_weights(find_checkpoint(alone), find_checkpoint(both))
     check(moved > 100 * SAME_WEIGHTS, f"weights moved by {moved:.1e}: too little to compare")

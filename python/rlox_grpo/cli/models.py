@@ -22,6 +22,7 @@ def add_commands(commands: Commands) -> None:
     memory.add_argument(
         "--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: this machine's, else 80)"
     )
+    memory.add_argument("--cpu", action="store_true", help="host memory of training on a CPU, in float32 by default")
     memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
     memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
     memory.add_argument(
@@ -77,7 +78,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.gguf import find_gguf, read_config
     from rlox_grpo.model.memory import read_shape
-    from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, format_table
+    from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, find_host_bytes, format_table
 
     if arguments.gpu_memory is not None and arguments.gpu_memory <= 0:
         raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
@@ -87,16 +88,19 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(
             f"--pictures {arguments.pictures}, --picture-pixels {arguments.picture_pixels}: expected at least 0 and 1"
         )
-    config = GRPOConfig.create(**{"dtype": "bfloat16", **parse_overrides(rest)})
+    if arguments.cpu and arguments.gpu_memory is not None:
+        raise ConfigError("--cpu and --gpu-memory: choose one of them")
+    config = GRPOConfig.create(**{"dtype": "float32" if arguments.cpu else "bfloat16", **parse_overrides(rest)})
     try:
         file = find_gguf(arguments.model)
         settings = AutoConfig.from_pretrained(arguments.model) if file is None else read_config(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {' '.join(str(error).split())}") from error
     shape = read_shape(settings, config.lora_target_modules)
-    detected_bytes = find_gpu_bytes() or 80 * GIB
+    detected_bytes = (find_host_bytes() if arguments.cpu else find_gpu_bytes()) or 80 * GIB
     gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
-    print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
+    kind = "host memory" if arguments.cpu else "GPU memory"
+    print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; {kind} {gpu_bytes / GIB:.1f} GiB")
     picture_tokens = 0
     if arguments.pictures:
         if shape.vision is None:
@@ -114,6 +118,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
             ranks=arguments.ranks,
             prompt_tokens=arguments.prompt_tokens + picture_tokens,
             picture_tokens=picture_tokens,
+            on_cpu=arguments.cpu,
         )
     )
 

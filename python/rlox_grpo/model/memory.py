@@ -82,6 +82,7 @@ class UpdateLayout:
         ranks: number of ranks.
         accumulates: whether a step has several micro-batches.
         tile_bytes: maximum size of a tile of float32 logits.
+        stored_bytes: logits that the forward pass keeps for the backward pass, at most.
         picture_tokens: those of ``tokens`` that are tokens of distinct pictures.
     """
 
@@ -91,6 +92,7 @@ class UpdateLayout:
     ranks: int = 1
     accumulates: bool = True
     tile_bytes: int = GPU_TILE_BYTES[1]
+    stored_bytes: int = 0
     picture_tokens: int = 0
 
 
@@ -347,8 +349,9 @@ def _estimate_head(
     weight = shape.vocabulary * shape.hidden
     product = tile // 2 if bfloat16 else 0
     cast = 2 * weight if bfloat16 and weight_bytes == 4 else 0
-    forward = 2 * tile + product + cast
-    backward = tile + 2 * product + cast + 4 * layout.predicted * shape.hidden
+    stored = min(layout.stored_bytes // row, layout.predicted) * row
+    forward = 2 * tile + stored + product + cast
+    backward = tile + stored + 2 * product + cast + 4 * layout.predicted * shape.hidden
     if trains_head:
         backward += 4 * weight + (2 * weight if bfloat16 else 0) + (2 * weight if weight_bytes == 2 else 0)
     return forward, backward

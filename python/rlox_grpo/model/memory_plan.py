@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_gpu
-from rlox_grpo.model.log_probs import GPU_TILE_BYTES
+from rlox_grpo.model.log_probs import CPU_STORED_BYTES, CPU_TILE, GPU_TILE_BYTES
 from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
 from rlox_grpo.model.vision_memory import estimate_vision
 
@@ -34,6 +35,11 @@ def find_gpu_bytes() -> int | None:
     """Return the memory of this process's GPU, or None if there is none."""
     gpu = find_gpu()
     return None if gpu is None else int(torch.cuda.get_device_properties(gpu).total_memory)
+
+
+def find_host_bytes() -> int | None:
+    """Return the memory of this machine, or None where the system does not say (Windows)."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,9 @@ def estimate_run(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
+    on_cpu: bool = False,
 ) -> RunMemory:
-    """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``.
+    """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``, or on CPUs of as much memory.
 
     Args:
         shape: the model's sizes.
@@ -71,12 +78,13 @@ def estimate_run(
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
         picture_tokens: those of these tokens that are tokens of pictures.
+        on_cpu: whether the run is on a CPU, whose tiles of logits have another size.
     """
     # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
     longest = prompt_tokens + config.max_new_tokens
     tokens = max(config.micro_batch_tokens, longest)
     least, most = GPU_TILE_BYTES
-    tile_bytes = min(max(gpu_bytes // 64, least), most)
+    tile_bytes = 4 * CPU_TILE[0] * CPU_TILE[1] if on_cpu else min(max(gpu_bytes // 64, least), most)
     # Each prompt of a micro-batch has pictures of its own, which all its completions share.
     groups = max(1, tokens // (config.group_size * longest))
     # In the worst case every token is predicted.
@@ -86,6 +94,7 @@ def estimate_run(
         checkpointing=checkpointing,
         ranks=ranks,
         tile_bytes=tile_bytes,
+        stored_bytes=CPU_STORED_BYTES if on_cpu else 0,
         picture_tokens=groups * picture_tokens,
     )
     update = estimate_update(shape, config, layout)
@@ -256,12 +265,16 @@ def format_table(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
+    on_cpu: bool = False,
 ) -> str:
-    """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end."""
+    """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end.
+
+    With ``on_cpu`` the table has one line, these options, in GiB of host memory for each rank.
+    """
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
-    lines = [f"{'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
-    for label, options, count in list_rows(config, ranks):
-        checkpointing = choose_checkpointing(shape, options, gpu_bytes, ranks=count)
+    lines = [f"{'GiB of host memory' if on_cpu else 'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
+    for label, options, count in [("these options", config, ranks)] if on_cpu else list_rows(config, ranks):
+        checkpointing = choose_checkpointing(shape, options, None if on_cpu else gpu_bytes, ranks=count)
         memory = estimate_run(
             shape,
             options,
@@ -270,6 +283,7 @@ def format_table(
             ranks=count,
             prompt_tokens=prompt_tokens,
             picture_tokens=picture_tokens,
+            on_cpu=on_cpu,
         )
         update = memory.update
         sizes = (
