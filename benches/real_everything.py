@@ -425,17 +425,13 @@ def check_resume(place: Place) -> str:
     done = call(train_command(file))
     check("resuming at step" in done.stdout + done.stderr, f"the second start does not resume: {done.stdout}")
     left, right = find_checkpoint(whole), find_checkpoint(file.parent / "run")
-    tensors = [path.name for path in left.glob("*.safetensors")]
-    check(len(tensors) > 1, f"{left} holds {tensors}: no moments")
-    for name in tensors:
+    for name in ("model.safetensors", "optimizer.safetensors"):
         check((left / name).read_bytes() == (right / name).read_bytes(), f"{name} differs")
     rewards = [
         [step["reward/mean"] for step in read_lines(run.parent.parent / "metrics.jsonl")] for run in (left, right)
     ]
     check(rewards[0] == rewards[1], f"rewards differ: {rewards}")
-    return (
-        f"killed after step {steps} of 4: {' and '.join(sorted(tensors))} and the rewards of all steps equal to the bit"
-    )
+    return f"killed after step {steps} of 4: weights, moments and rewards of all steps equal to the bit"
 
 
 def check_eval(place: Place) -> str:
@@ -504,6 +500,46 @@ def check_guards(place: Place) -> str:
     return f"reward {rewards[0]:.3f} to {rewards[-1]:.3f}: {triggered}"
 
 
+def read_status(key: str) -> int:
+    """Return a size of this process in bytes, by its name in /proc (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+
+def check_memory(place: Place, **options: Any) -> str:
+    """The peak of a process that trains, less what its libraries take, beside `rlox-grpo memory --cpu`."""
+    import torch
+    from torch import nn
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    from rlox_grpo import GRPO
+
+    layer = nn.Linear(300, 300)  # so that torch's libraries are loaded
+    layer(torch.ones(300, 300)).sum().backward()
+    torch.optim.AdamW(layer.parameters()).step()
+    sizes = {**SIZES, "prompts_per_step": 4, "max_new_tokens": 64, "micro_batch_tokens": 512, **options}
+    libraries = read_status("VmRSS")
+    trainer = GRPO(place.model, share_of_vowels, log_to=(), **sizes)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM, the peak, starts again
+    trainer.train([{"prompt": [{"role": "user", "content": f"Write a story. {text}"}]} for text in QUESTIONS])
+    peak = (read_status("VmHWM") - libraries) / 2**30
+    arguments = [word for key, value in sizes.items() for word in (f"--{key}", json.dumps(value))]
+    table = call([*CLI, "memory", place.model, "--cpu", "--prompt-tokens", "60", *arguments]).stdout
+    estimate = float(table.splitlines()[2].split()[-2])
+    check(abs(estimate - peak) < 0.15 * peak, f"{estimate} GiB estimated, {peak:.2f} measured\n{table}")
+    return f"{estimate} GiB estimated, {peak:.2f} measured ({estimate / peak - 1:+.0%})"
+
+
+def check_recomputed_memory(place: Place) -> str:
+    """The same with gradient checkpointing."""
+    return check_memory(place, gradient_checkpointing=True)
+
+
+def check_adapter_memory(place: Place) -> str:
+    """The same with LoRA."""
+    return check_memory(place, lora_rank=16)
+
+
 @dataclass(frozen=True)
 class Part:
     """A check, and the packages that it needs besides those of ``make real``."""
@@ -519,6 +555,9 @@ PARTS = {
     "eval": Part(check_eval),
     "merge": Part(check_merge, ("peft",)),
     "guards": Part(check_guards),
+    "memory": Part(check_memory),
+    "memory_recomputed": Part(check_recomputed_memory),
+    "memory_lora": Part(check_adapter_memory, ("peft",)),
     "ranks": Part(check_ranks),
     "fsdp2": Part(check_fsdp2),
     "zero2": Part(check_zero2, ("deepspeed",)),
@@ -554,7 +593,7 @@ def run_part(name: str, place: Place) -> bool:
     """Run a part in a process of its own, and print its line; return whether it holds."""
     missing = [package for package in PARTS[name].needs if find_spec(package) is None]
     if missing:
-        print(f"{name:12} not run: needs {', '.join(missing)}, which `{ENVIRONMENTS[missing[0]]}` installs", flush=True)
+        print(f"{name:18} not run: needs {', '.join(missing)}, which `{ENVIRONMENTS[missing[0]]}` installs", flush=True)
         return True
     command = [sys.executable, __file__, "--part", name, "--model", place.model, "--out", str(place.out)]
     start = time.perf_counter()
@@ -564,7 +603,7 @@ def run_part(name: str, place: Place) -> bool:
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     line = lines[-1].removeprefix("RESULT ") if done.returncode == 0 and lines else f"FAILED, see {log}"
-    print(f"{name:12} {line}  ({seconds:.0f} s)", flush=True)
+    print(f"{name:18} {line}  ({seconds:.0f} s)", flush=True)
     return done.returncode == 0
 
 
