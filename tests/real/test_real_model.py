@@ -96,3 +96,11 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert metrics["step"] == 1
     (trained,) = (cell for cell in notebook.cells if ".train(" in cell.source)
     assert any("<progress" in output.get("data", {}).get("text/html", "") for output in trained.outputs)
+
+
+def test_a_tool_is_called_by_the_models_own_template(tmp_path: Path) -> None:
+    """Rows are the template's text with the replies as sampled; their log-probs are those of transformers."""
+    command = [sys.executable, ROOT / "benches/real_everything.py", "--only", "tools", "--out", tmp_path]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"tools +\d+ of 8 episodes called the tool", done.stdout), done.stdout
