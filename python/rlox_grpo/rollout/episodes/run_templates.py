@@ -83,7 +83,7 @@ class RunTemplates:
         """Set the format of tool calls: the option's format, or the format that the template writes."""
         asked = self._config.call_format
         chosen = find_call_format(template) if asked == "auto" and template.tools else asked
-        if chosen not in (None, "auto"):
+        if chosen is not None and chosen != "auto":
             template.call_format = chosen
         parsed = f"in the format call_format={template.call_format!r}"
         if chosen is None:
