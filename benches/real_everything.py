@@ -360,7 +360,7 @@ def check_vllm(place: Place) -> str:
     try:
         trainer.train(rows)
     except EngineError as error:
-        return f"{gaps}; with a lost sync: {str(error).split(';')[0][:160]}"
+        return f"{gaps}; a lost sync is refused: {str(error).split(' (')[0]}"
     raise CheckError("a lost sync raised no error")
 
 

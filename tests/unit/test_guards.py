@@ -415,3 +415,19 @@ def test_a_resumed_run_warns_as_the_whole_run_does(tmp_path, stop):
         GRPO(ToyLM(), hopeless, **options(max_steps=steps, output_dir=tmp_path)).train(PROMPTS)
     fired = [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl") if "guard/constant_rewards" in row]
     assert fired == [row["step"] for row in read_jsonl(tmp_path / "warnings.jsonl")] == [5]
+
+
+def test_a_collapse_within_the_first_steps_is_repetition() -> None:
+    """A pretrained model at learning_rate=1e-2: broken in step 3, from then on one text without an end.
+
+    The mean of the first steps counts the collapse, and advice to raise max_new_tokens would be wrong.
+    """
+    shares, truncated = [0.0, 0.25, 0.92, 0.88, *[0.92] * 11], [0.75, 1.0, *[1.0] * 13]
+    steps = [
+        {"reward/mean": 0.4, "completions/repeated_share": share, "completions/clipped_ratio": cut}
+        for share, cut in zip(shares, truncated, strict=True)
+    ]
+    watch = Watch()
+    triggered = [watch.step(step) for step in steps]
+    assert [[*step] for step in triggered] == [[]] * 14 + [["repetition"]]
+    assert "lower learning_rate" in triggered[-1]["repetition"]

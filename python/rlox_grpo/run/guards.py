@@ -40,6 +40,10 @@ class History:
         """
         return _mean(self.first, name), _mean(self.recent[:-LAST], name), _mean(self.recent[-LAST:], name)
 
+    def least_at_start(self, name: str) -> float | None:
+        """Return the smallest finite value of a metric in the first steps; None if there is none."""
+        return min((step[name] for step in self.first if name in step and np.isfinite(step[name])), default=None)
+
     def is_long(self) -> bool:
         """Whether there are enough steps to compare: at least :data:`FIRST` + :data:`LAST`."""
         return len(self.first) == FIRST and len(self.recent) >= FIRST + LAST
@@ -166,8 +170,9 @@ def long_completions(history: History) -> str | None:
 def truncated_completions(history: History) -> str | None:
     """Most completions are truncated, but not all of them in every step since the start."""
     start, _, share = history.means("completions/clipped_ratio")
-    # A model without an end token truncates every completion, which is intended.
-    if share is None or share < 0.5 or min(start or 0.0, share) == 1.0:
+    # A model without an end token truncates every completion, which is intended. Completions that repeat themselves
+    # never end, and a higher limit would not help.
+    if share is None or share < 0.5 or min(start or 0.0, share) == 1.0 or repetition(history) is not None:
         return None
     return (
         f"{share:.0%} of the completions are truncated at max_new_tokens and are scored without an answer. Raise "
@@ -176,8 +181,12 @@ def truncated_completions(history: History) -> str | None:
 
 
 def repetition(history: History) -> str | None:
-    """Completions repeat themselves."""
-    start, _, now = history.means("completions/repeated_share")
+    """Completions repeat themselves.
+
+    They are compared with the first step that repeats least: a learning rate that is far too high breaks the policy
+    within the first steps, whose mean would then count the collapse as the start.
+    """
+    start, now = history.least_at_start("completions/repeated_share"), history.means("completions/repeated_share")[2]
     if now is None or now < 0.5 or now < (start or 0.0) + 0.25:
         return None
     return (
