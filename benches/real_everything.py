@@ -243,6 +243,7 @@ def check_tools(place: Place) -> str:
         for a, b in ((7, 8), (12, 7), (6, 9), (8, 8))
     ]
     run = place.out / "tools/run"
+    shutil.rmtree(run, ignore_errors=True)
     sizes = {**SIZES, "max_new_tokens": 40, "temperature": 0.7, "checkpoint_steps": 1, "output_dir": str(run)}
     trainer = GRPO(place.model, names_product, tools=[multiply], max_turns=4, **sizes)
     trainer.train(rows)
@@ -350,6 +351,7 @@ def check_vllm(place: Place) -> str:
     from rlox_grpo.errors import EngineError
 
     run = place.out / "vllm/run"
+    shutil.rmtree(run, ignore_errors=True)
     options = {**SIZES, "learning_rate": 1e-4, "output_dir": str(run), "max_steps": 3}
     trainer = GRPO(place.model, share_of_vowels, engine="vllm", engine_max_length=256, **options)
     rows = [{"prompt": [{"role": "user", "content": question}]} for question in QUESTIONS]
