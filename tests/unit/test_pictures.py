@@ -732,10 +732,7 @@ def test_prompts_with_pictures_can_be_evaluated(qwen: tuple[Any, Any]) -> None:
 
 
 CONFLICTS = [
-    (
-        {"engine": "vllm_server", "server_urls": ["http://127.0.0.1:1"]},
-        "engine='vllm_server': set engine='hf' or engine='vllm'",
-    ),
+    ({"engine": "mine:make_engine"}, "engine='mine:make_engine': set engine to 'hf', 'vllm' or 'vllm_server'"),
     ({"mutual_information_steps": 5}, "set mutual_information_steps=0"),
     ({"reference": "server", "reference_url": "http://127.0.0.1:1", "kl_coef": 0.1}, "reference='server'"),
     ({"updater": "deepspeed"}, "updater='deepspeed' and a trained vision tower"),

@@ -83,8 +83,8 @@ def _find_conflict(config: GRPOConfig) -> str | None:
     """Return why these options take no pictures yet; None if they do."""
     stages = config.split()
     yet = "pictures in prompts are not supported yet"
-    if config.engine not in ("hf", "vllm"):
-        return f"{yet} with engine={config.engine!r}: set engine='hf' or engine='vllm'"
+    if config.engine not in ("hf", "vllm", "vllm_server"):
+        return f"{yet} with engine={config.engine!r}: set engine to 'hf', 'vllm' or 'vllm_server'"
     if stages.sharding.updater == "deepspeed" and stages.sharding.zero_stage == 3:
         return (
             f"{yet} with updater='deepspeed' and zero_stage=3, where every rank must run the same layers: set "

@@ -1,4 +1,4 @@
-"""Tensors that were used last, within a number of bytes."""
+"""Tensors and texts that were used last, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 class TensorCache:
     """Entries by key. The last used entries stay, up to ``most_bytes`` in total; the newest entry always stays.
 
-    An entry is a tensor, or a mapping, a list or an object of tensors.
+    An entry is a tensor, a text in ASCII, or a mapping, a list or an object of tensors.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -29,7 +29,8 @@ class TensorCache:
 
     def add(self, key: Hashable, entry: Any) -> None:
         """Store an entry, and drop those that were not used for longest."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in _list_tensors(entry))
+        tensors = () if isinstance(entry, str) else _list_tensors(entry)
+        size = len(entry) if isinstance(entry, str) else sum(one.numel() * one.element_size() for one in tensors)
         self._bytes += size - self._entries.pop(key, (None, 0))[1]
         self._entries[key] = entry, size
         while len(self._entries) > 1 and self._bytes > self._most_bytes:

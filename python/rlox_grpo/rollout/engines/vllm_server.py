@@ -21,4 +21,5 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMServerE
         sync_dir=config.server_sync_dir,
         nccl_address=config.server_nccl_address,
         ranks=ranks.new_host_group(),
+        reader=policy.reader,
     )

@@ -18,14 +18,16 @@ from torch import Tensor
 from rlox_grpo.distributed.addresses import find_engines, take_engines
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import NAME_HEADER
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, ask_about_model
 from rlox_grpo.rollout.engines.vllm.in_flight import InFlight, ask_streaming
+from rlox_grpo.rollout.engines.vllm.picture_requests import RequestMaker, ServerRequest, require_pictures
+from rlox_grpo.rollout.engines.vllm.pictures import refuse_model
 from rlox_grpo.rollout.engines.vllm.requests import (
-    MODEL_NAME,
     derive_prompt_seeds,
     find_limits,
     make_request_fields,
@@ -33,9 +35,9 @@ from rlox_grpo.rollout.engines.vllm.requests import (
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
-from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, make_turn_fields, read_cached
+from rlox_grpo.rollout.engines.vllm.turns import CONVERSATION, ServerTurns, Tell, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import build_manifest, hold_weights
-from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class VLLMServerEngine:
         sync_dir: str | Path | None = None,
         nccl_address: str | None = None,
         ranks: HostGroup | None = None,
+        reader: PictureReader | None = None,
     ) -> None:
         """Connect to every server and check that it serves the policy's model.
 
@@ -100,11 +103,15 @@ class VLLMServerEngine:
                 ``"ray:"``: servers that Ray started read a temporary file of rank 0 through Ray's object store.
             nccl_address: this host's address, for transfers from GPU to GPU by NCCL; no folder is needed then.
             ranks: a process group of all ranks for this engine. The ranks call ``load_weights`` together.
+            reader: reads the pictures of prompts. Each server must then take pictures, and ids of pictures and videos
+                are not sampled.
 
         Raises:
             ValueError: not a transformers model, no token for a server, or a remote server without ``sync_dir``.
-            EngineError: a server does not answer, or serves another model.
+            EngineError: a server does not answer, serves another model, or takes no pictures.
         """
+        if reader is not None:
+            refuse_model(model.config, "vllm_server")
         self._limits = find_limits("vllm_server", model, max_length, has_tokenizer=tokenizer is not None)
         self.max_length = self._limits.max_length
         elsewhere = [url for url in urls if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")]
@@ -114,8 +121,9 @@ class VLLMServerEngine:
         self.end_ids = tuple(eos_token_ids)
         vocab_size = self._limits.vocab_size or 0
         self._vocab_limit = vocab_limit
-        without_text = range(vocab_limit or vocab_size, vocab_size)
-        self._logit_bias = {str(token): _PADDING_BIAS for token in without_text} or None
+        marks = () if reader is None else reader.excluded_ids
+        without_text = sorted({*range(vocab_limit or vocab_size, vocab_size), *marks})
+        self._requests = RequestMaker(reader, {str(token): _PADDING_BIAS for token in without_text} or None)
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._ranks = ranks or HostGroup()
@@ -129,7 +137,12 @@ class VLLMServerEngine:
         self._revision = 0
         """Revision number of the list of servers, which changes when engines join or leave under Ray."""
         self._transfer = WeightTransfer(
-            sync_dir, nccl_address, is_first=self.reads_weights, timeout=timeout, note=self._router.note_transfer
+            sync_dir,
+            nccl_address,
+            is_first=self.reads_weights,
+            timeout=timeout,
+            note=self._router.note_transfer,
+            requests=self._requests,
         )
 
     def generate(
@@ -140,8 +153,10 @@ class VLLMServerEngine:
         :class:`~rlox_grpo.rollout.engines.vllm.routing.Router` distributes the prompts by the load of the servers.
 
         Raises:
-            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
-            EngineError: no weights were loaded, no server answered within the deadline, or a server refused a request.
+            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`; or the pictures of a prompt are not those
+                of its token ids, or too large for one request.
+            EngineError: no weights were loaded, no server answered within the deadline, or a server refused a request
+                or read other tokens for a prompt with pictures.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
@@ -150,8 +165,8 @@ class VLLMServerEngine:
 
         def group(index: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
             fields = make_request_fields(sampling, group_size, prompt_seed, self.end_ids)
-            body = self._body(prompt.token_ids, fields)
-            return self._ask_any(index, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
+            request = self._requests.make(prompt.token_ids, prompt.pictures, fields, prompt.name)
+            return self._ask_any(index, lambda server: self._ask(server, request, sampling, deadline), deadline)[0]
 
         # These are indices in the whole step. If each rank counted from 0, all ranks would begin with the same servers.
         indices = range(first_prompt, first_prompt + len(prompts))
@@ -176,12 +191,13 @@ class VLLMServerEngine:
         in_flight = InFlight()
 
         def ask(request: TurnRequest, tell: Tell | None) -> tuple[Completion, int]:
-            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self.end_ids))
+            fields = make_turn_fields(sampling, request, seed, self.end_ids)
+            made = self._requests.make(request.token_ids, request.pictures, fields, CONVERSATION)
             deadline = time.monotonic() + self._timeout
 
             def ask_server(server: ServerConnection) -> _Answer:
                 with in_flight.named(request, server) as name:
-                    return self._ask(server, body, sampling, deadline, tell, name)
+                    return self._ask(server, made, sampling, deadline, tell, name)
 
             (completion,), cached = self._ask_any(request.episode[0], ask_server, deadline, stays=True)
             return completion, cached
@@ -191,6 +207,7 @@ class VLLMServerEngine:
             max(1, min(max_episodes, REQUESTS_PER_SERVER * len(self._servers))),
             self._limits,
             cancel=in_flight.cancel,
+            takes_pictures=self._requests.reader is not None,
         )
         try:
             yield session
@@ -277,15 +294,6 @@ class VLLMServerEngine:
         self._transfer.close()
         self.policy_version = -1
 
-    def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **fields,
-            "model": MODEL_NAME,
-            "prompt": token_ids.tolist(),
-            "return_token_ids": True,
-            "logit_bias": self._logit_bias,
-        }
-
     def _ask_any(
         self, index: int, ask: Callable[[ServerConnection], _Answer], deadline: float, *, stays: bool = False
     ) -> _Answer:
@@ -310,26 +318,32 @@ class VLLMServerEngine:
     def _ask(
         self,
         server: ServerConnection,
-        body: dict[str, Any],
+        request: ServerRequest,
         sampling: Sampling,
         deadline: float,
         tell: Tell | None = None,
         name: str | None = None,
     ) -> _Answer:
         """Send a request to one server; ``name`` is the request's, by which it can be cancelled."""
-        content = {"json": body} if name is None else {"json": body, "headers": {NAME_HEADER: name}}
+        content: dict[str, Any] = {"json": request.body}
+        if name is not None:
+            content["headers"] = {NAME_HEADER: name}
         if tell is not None:
-            body_json, held = ask_streaming(server, content, self._transfer.mark, deadline, tell)
+            answered, held = ask_streaming(server, content, self._transfer.mark, deadline, tell, request.path)
         else:
-            answer = server.post("/v1/completions", deadline, **content)
-            body_json, held = answer.json(), answer.headers.get(MARK, "no mark")
+            answer = server.post(request.path, deadline, **content)
+            answered, held = answer.json(), answer.headers.get(MARK, "no mark")
         self._transfer.check_mark(held)
-        completions = read_choices(body_json["choices"], body["n"], sampling, self._vocab_limit, server.url)
-        return completions, read_cached(body_json.get("usage"))
+        choices = request.read_answer(answered, server.url)
+        completions = read_choices(choices, request.count, sampling, self._vocab_limit, server.url)
+        self._requests.refuse_marks(completions, server.url)
+        return completions, read_cached(answered.get("usage"))
 
     def _check_model(self, server: ServerConnection) -> None:
         """Wait for a server to start, and check its model."""
         longest, server.rows = ask_about_model(server, self._expected, self._timeout)
+        if self._requests.reader is not None:
+            require_pictures(server, self._timeout)
         self.max_length = self._limits.max_length = min(longest, self.max_length or longest)
 
     def _reports(self) -> str:

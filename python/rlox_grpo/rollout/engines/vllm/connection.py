@@ -87,6 +87,17 @@ class ServerConnection:
         """
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
 
+    def serves(self, path: str, deadline: float) -> bool:
+        """Whether the server reads the body of a POST to ``path``. It gets one that it refuses.
+
+        Raises:
+            Unavailable, httpx.TransportError, EngineError: as :meth:`post`, for another refusal.
+        """
+        answer = self._client.post(path, json={}, timeout=self._limits(deadline))
+        if answer.status_code in (403, 404, 405):
+            return False
+        return answer.status_code in (400, 422) or bool(self._usable(path, answer))
+
     @contextmanager
     def stream(self, path: str, deadline: float, **content: Any) -> Iterator[Any]:
         """Yield the answer to a POST before its body is read; each part of the body has the same deadline.

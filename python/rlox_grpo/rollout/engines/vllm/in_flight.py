@@ -15,6 +15,7 @@ from typing import Any
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import END_MARK
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.picture_requests import COMPLETIONS_PATH, list_log_probs
 from rlox_grpo.rollout.engines.vllm.turns import Tell
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,12 @@ _DATA, _DONE = "data: ", "[DONE]"
 
 
 def ask_streaming(
-    server: ServerConnection, content: Mapping[str, Any], mark: str, deadline: float, tell: Tell
+    server: ServerConnection,
+    content: Mapping[str, Any],
+    mark: str,
+    deadline: float,
+    tell: Tell,
+    path: str = COMPLETIONS_PATH,
 ) -> tuple[dict[str, Any], str]:
     """Request one completion as a stream of token ids.
 
@@ -100,17 +106,18 @@ def ask_streaming(
         mark: the expected mark of the server's weights. With another mark, the stream is not read.
         deadline: time on the monotonic clock by which the stream must end.
         tell: called with all tokens so far, whenever there are new ones.
+        path: where the request is posted.
 
     Returns:
-        The answer that the server would give without a stream (``choices`` with index, token ids, log-probs and finish
-        reason), and the mark at its end.
+        The answer that ``/v1/completions`` would give without a stream (``choices`` with index, token ids, log-probs
+        and finish reason), and the mark at its end. From another path also ``prompt_token_ids``, if they were sent.
 
     Raises:
         Unavailable, httpx.TransportError, EngineError: as in :meth:`ServerConnection.post`. An incomplete stream is
         Unavailable.
     """
     body = {**content["json"], "stream": True, "stream_options": {"include_usage": True}}
-    with server.stream("/v1/completions", deadline, **{**content, "json": body}) as answer:
+    with server.stream(path, deadline, **{**content, "json": body}) as answer:
         held = answer.headers.get(MARK, "no mark")
         return ({}, held) if held != mark else read_stream(answer.iter_lines(), deadline, tell)
 
@@ -119,7 +126,7 @@ def read_stream(lines: Iterable[str], deadline: float, tell: Tell) -> tuple[dict
     """Join the events of a stream of one completion; see :func:`ask_streaming`."""
     token_ids: list[int] = []
     log_probs: list[float] = []
-    reason, usage, held, is_done = None, None, "no mark", False
+    reason, usage, prompt_ids, held, is_done = None, None, None, "no mark", False
     for line in lines:
         if time.monotonic() >= deadline:
             raise Unavailable("its stream did not end within the deadline")
@@ -133,16 +140,18 @@ def read_stream(lines: Iterable[str], deadline: float, tell: Tell) -> tuple[dict
         event = json.loads(line.removeprefix(_DATA))
         _refuse_error(event)
         usage = event.get("usage") or usage
+        prompt_ids = event.get("prompt_token_ids") or prompt_ids
         for choice in event["choices"]:
             reason = choice.get("finish_reason") or reason
             token_ids += choice["token_ids"]
-            log_probs += choice["logprobs"]["token_logprobs"]
+            log_probs += list_log_probs(choice)
             if choice["token_ids"]:
                 tell(token_ids)
     if not is_done:
         raise Unavailable(f"its stream broke off after {len(token_ids)} tokens")
     choice = {"index": 0, "token_ids": token_ids, "logprobs": {"token_logprobs": log_probs}, "finish_reason": reason}
-    return {"choices": [choice], "usage": usage}, held
+    answer = {"choices": [choice], "usage": usage}
+    return answer if prompt_ids is None else {**answer, "prompt_token_ids": prompt_ids}, held
 
 
 def _refuse_error(event: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlox_grpo.model.gguf import refuse_gguf
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
@@ -17,6 +17,9 @@ from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
+
+NO_DOMAIN = "rlox-grpo.invalid"
+"""A domain that cannot exist (RFC 2606)."""
 
 
 def serve(
@@ -57,7 +60,7 @@ def serve(
 
 
 def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """Return arguments and variables of vLLM's server that depend on whether this machine has a GPU.
+    """Return arguments and variables of vLLM's server that depend on the model, and on whether there is a GPU here.
 
     The server's own process calls this function, because it imports torch and transformers in any case.
 
@@ -71,6 +74,9 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     from rlox_grpo.model.precision import choose_dtype
 
     arguments = [] if "--dtype" in words else ["--dtype", choose_dtype()]
+    models = [after for word, after in pairwise(words) if word == "--model"]
+    config = _read_config(models[0]) if models else None
+    arguments += [] if config is None else _list_picture_arguments(config)
     if _has_gpu():
         return [*arguments, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
     # vLLM 0.32 resets the random generator of a seeded request after each part of its prompt, which is not possible
@@ -83,8 +89,7 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
         "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probs waits for a C++ compiler
     }
-    models = [after for word, after in pairwise(words) if word == "--model"]
-    return [*arguments, *(_untie_arguments(models[0]) if models else [])], variables
+    return [*arguments, *([] if config is None else _untie_arguments(models[0], config))], variables
 
 
 def _command(
@@ -116,15 +121,36 @@ def _refuse_taken(host: str, port: int) -> None:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _untie_arguments(model: str) -> list[str]:
+def _read_config(model: str) -> Any:
+    """Return the transformers config of a model; on a GPU, None for a model that transformers cannot read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError):
+        if _has_gpu():
+            return None  # vLLM may read it
+        raise
+
+
+def _list_picture_arguments(config: Any) -> list[str]:
+    """Return arguments with which a vision-language model takes pictures beside token ids; none for other models.
+
+    A picture is sent as bytes. The server downloads nothing: the only domain that it may open does not exist, and
+    vLLM opens no file unless ``--allowed-local-media-path`` is set.
+    """
+    if not hasattr(config, "vision_config"):
+        return []
+    limits = json.dumps({"video": 0})
+    return ["--enable-scale-out", "--limit-mm-per-prompt", limits, "--allowed-media-domains", NO_DOMAIN]
+
+
+def _untie_arguments(model: str, config: Any) -> list[str]:
     """Return arguments that give vLLM a separate output layer if the model ties it to its embeddings.
 
     See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for that layer, so vLLM starts with dummy
     weights, and the first weight sync replaces all of them.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model)
     text_config = config.get_text_config(decoder=True)
     if not getattr(text_config, "tie_word_embeddings", False):
         return []

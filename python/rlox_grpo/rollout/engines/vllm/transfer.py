@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from rlox_grpo.distributed.ray_cluster.remote_file import SCHEME, require_served
@@ -16,7 +17,8 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdated, ServerConnection, Unavailable
-from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME, SCORING, read_prompt_log_probs
+from rlox_grpo.rollout.engines.vllm.picture_requests import RequestMaker
+from rlox_grpo.rollout.engines.vllm.requests import SCORING
 from rlox_grpo.rollout.engines.weight_file import write_weights
 from rlox_grpo.rollout.engines.weight_folder import WeightFolder
 from rlox_grpo.rollout.engines.weight_sync import Manifest, check_weights, digest_weights, hold_weights
@@ -42,6 +44,7 @@ class WeightTransfer:
         is_first: bool,
         timeout: float,
         note: Callable[..., None],
+        requests: RequestMaker | None = None,
     ) -> None:
         """Prepare the transfers of one rank.
 
@@ -50,7 +53,9 @@ class WeightTransfer:
             is_first: whether this is rank 0, which writes the files and sends by NCCL.
             timeout: maximum seconds to wait for a server.
             note: called after each transfer: ``note(server, seconds, is_restart=…)``.
+            requests: makes the request for the canary prompt; None: the model is trained on text.
         """
+        self._requests = requests or RequestMaker(None, None)
         self._timeout, self._note = timeout, note
         self._loaded: set[ServerConnection] = set()
         """Servers that have received weights before."""
@@ -139,6 +144,9 @@ class WeightTransfer:
         # The blocks of the cache have keys and values of the old weights.
         if not server.post("/reset_prefix_cache", deadline).json()["success"]:
             raise Unavailable("it did not clear its prefix cache: requests are still running")
+        if self._requests.reader is not None:
+            # The features of pictures are those of the old weights.
+            server.post("/reset_encoder_cache", deadline)
         server.post("/resume", deadline, headers={MARK: self.mark})
         self.check_canary(server, deadline)
 
@@ -152,10 +160,14 @@ class WeightTransfer:
         if canary is None:
             return
         dtype = str(server.post("/collective_rpc", deadline, json={"method": "rlox_dtype"}).json()["results"][0])
-        body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
-        answer = server.post("/v1/completions", deadline, json=body)
+        request = self._requests.make_scoring(
+            np.asarray(canary.token_ids, np.int64), canary.pictures, SCORING, "the prompt that checks the weights"
+        )
+        answer = server.post(request.path, deadline, json=request.body)
         self.check_mark(answer.headers.get(MARK, "no mark"))
-        answered = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
+        answered = request.read_scores(answer.json(), server.url)
+        if canary.pictures:
+            answered = answered[-len(canary.log_probs) :]
         check = self._checks.setdefault(server, CanaryCheck())
         check.compare(canary, answered, self._version, source=server.url, dtype=dtype)
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONVERSATION = "a conversation"
+CONVERSATION = "a conversation"
+"""The name of the prompt of a turn in errors."""
 
 Tell: TypeAlias = Callable[[Sequence[int]], None]
 """Called with all tokens of a reply so far."""
@@ -118,7 +119,7 @@ class EngineTurns:
         self._limits.check_turn(request, takes_pictures=self._reader is not None)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
-        asked = make_vllm_prompt(request.token_ids, request.pictures, self._reader, _CONVERSATION)
+        asked = make_vllm_prompt(request.token_ids, request.pictures, self._reader, CONVERSATION)
         self._engine.add_request(name, asked, self._make_parameters(request))
         self._under_way[name] = request
 
@@ -139,7 +140,7 @@ class EngineTurns:
                 continue
             self._remove(output.request_id)
             if request.pictures:
-                check_prompt_ids(output.prompt_token_ids, request.token_ids, _CONVERSATION)
+                check_prompt_ids(output.prompt_token_ids, request.token_ids, CONVERSATION)
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
@@ -190,6 +191,7 @@ class ServerTurns:
         limits: Limits,
         *,
         cancel: Callable[[Sequence[TurnRequest]], None] = lambda requests: None,
+        takes_pictures: bool = False,
     ) -> None:
         """Begin without requests.
 
@@ -199,9 +201,11 @@ class ServerTurns:
             max_requests: maximum number of requests in flight.
             limits: the limits of each request.
             cancel: cancels pending replies at their servers, without waiting.
+            takes_pictures: whether conversations may show pictures.
         """
         self.prefilled_tokens = 0
         self._ask, self._limits, self._cancel = ask, limits, cancel
+        self._takes_pictures = takes_pictures
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
         self._answers: queue.SimpleQueue[tuple[TurnRequest, list[int] | tuple[Completion, int] | BaseException]]
         self._answers = queue.SimpleQueue()
@@ -213,7 +217,7 @@ class ServerTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError if the request does not fit the model."""
-        self._limits.check_turn(request)
+        self._limits.check_turn(request, takes_pictures=self._takes_pictures)
         self._under_way.add(request)
         self._threads.submit(self._serve, request)
 
