@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from byte_model import shake
+from picture_rows import SCALE, make_prompt, make_prompts, measure_gap, shake_tower
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import EngineError
 from rlox_grpo.model.processor import make_reader
-from rlox_grpo.model.vision import Vision, find_language_model
 from rlox_grpo.rollout.engines.canary import draw_canary
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
@@ -23,8 +23,6 @@ from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import draw_picture, make_tiny_vlm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
-
-SCALE = 4  # heads of 32, which vLLM's CPU kernels take
 
 
 def make_parts(family, *, is_tied=False):
@@ -43,57 +41,6 @@ def make_parts(family, *, is_tied=False):
         model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_length=256, max_rows=32, reader=reader
     )
     return model, reader, engine
-
-
-def make_prompt(reader, index, *sizes):
-    """A prompt with a picture of noise for each size."""
-    noise = [np.asarray(draw_picture(10 * index + at, *size)) for at, size in enumerate(sizes)]
-    pictures = tuple(reader.read(picture, Path(), f"picture {index}") for picture in noise)
-    entries = [{"type": "image"}] * len(sizes) + [{"type": "text", "text": "how many?"}]
-    text = reader.render([{"role": "user", "content": entries}], add_generation_prompt=True)
-    ids = np.array(reader.processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
-    return Prompt(reader.expand(ids, pictures, f"prompt {index}"), index, pictures=pictures)
-
-
-def make_prompts(reader):
-    """One picture, two of different sizes, none, and a picture that another prompt has too."""
-    prompts = [make_prompt(reader, 0, (32, 32)), make_prompt(reader, 1, (48, 32), (32, 32)), make_prompt(reader, 2)]
-    shared = Prompt(prompts[0].token_ids, 3, pictures=prompts[0].pictures)
-    return [*prompts, shared]
-
-
-@torch.no_grad()
-def measure_gap(model, reader, groups):
-    """The largest difference of the completions' log-probs from those of each row forwarded alone, with its pixels."""
-    gaps = []
-    for group in groups:
-        prompt, start = group.prompt, len(group.prompt.token_ids)
-        for completion in group.completions:
-            ids = torch.tensor(np.concatenate([prompt.token_ids, completion.token_ids]))[None]
-            inputs = {}
-            if prompt.pictures:
-                pixels = [picture.read() for picture in prompt.pictures]
-                inputs = {name: torch.cat([tensors[name] for tensors in pixels]) for name in pixels[0]}
-                marks = (ids == reader.image_token_id).int()
-                vision = Vision(model, reader)
-                names = {"mm_token_type_ids": vision.has_axes, "token_type_ids": vision.attends_both_ways}
-                inputs |= {name: marks for name, is_taken in names.items() if is_taken}
-            logits = model(input_ids=ids, **inputs).logits[0, start - 1 : -1]
-            logits[:, list(reader.excluded_ids)] = -torch.inf
-            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-            gaps.append(np.abs(expected.numpy() - completion.log_probs).max())
-    return max(gaps)
-
-
-@torch.no_grad()
-def shake_tower(model, scale=0.1):
-    """Move the weights of the vision tower and its projection alone."""
-    generator = torch.Generator().manual_seed(5)
-    inner = {id(parameter) for parameter in find_language_model(model).parameters()}
-    inner |= {id(model.get_output_embeddings().weight)}
-    for parameter in model.parameters():
-        if id(parameter) not in inner:
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,8 @@ class WeightTransfer:
                         is_restart = held == "none" and (not self.is_loading or server in self._loaded)
                         self._note(server, time.monotonic() - start, is_restart=is_restart)
                         self._loaded.add(server)
+                    elif self._requests.reader is not None and server not in self._checks:
+                        self.check_canary(server, deadline)  # an earlier run may have had another processor
                     server.is_up, server.trouble = True, ""
                     return
                 except server.failures as error:
