@@ -585,8 +585,8 @@ def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
 def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, make_tiny_model, tmp_path):
     from rlox_grpo.rollout.engines.vllm.serve import _untie_arguments
 
-    make_tiny_model("qwen2", **model).save_pretrained(tmp_path)
-    assert _untie_arguments(str(tmp_path)) == expected
+    config = make_tiny_model("qwen2", **model).config
+    assert _untie_arguments(str(tmp_path), config) == expected
 
 
 def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch):

@@ -29,8 +29,7 @@ class TensorCache:
 
     def add(self, key: Hashable, entry: Any) -> None:
         """Store an entry, and drop those that were not used for longest."""
-        tensors = () if isinstance(entry, str) else _list_tensors(entry)
-        size = len(entry) if isinstance(entry, str) else sum(one.numel() * one.element_size() for one in tensors)
+        size = len(entry) if isinstance(entry, str) else sum(tensor.nbytes for tensor in _list_tensors(entry))
         self._bytes += size - self._entries.pop(key, (None, 0))[1]
         self._entries[key] = entry, size
         while len(self._entries) > 1 and self._bytes > self._most_bytes:

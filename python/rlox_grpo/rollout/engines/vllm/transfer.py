@@ -137,7 +137,8 @@ class WeightTransfer:
             Unavailable, httpx.TransportError: a failure of the server.
             EngineError: the server refused the weights, or its log-probs differ from the canary's.
         """
-        # The server first finishes its running requests with the old weights.
+        # The server first finishes its running requests with the old weights. It then clears its caches, also those of
+        # processed pictures and of their features.
         server.post("/pause?mode=wait", deadline)
         if self._nccl_address is None:
             self._send_file(server, deadline)
@@ -146,9 +147,6 @@ class WeightTransfer:
         # The blocks of the cache have keys and values of the old weights.
         if not server.post("/reset_prefix_cache", deadline).json()["success"]:
             raise Unavailable("it did not clear its prefix cache: requests are still running")
-        if self._requests.reader is not None:
-            # The features of pictures are those of the old weights.
-            server.post("/reset_encoder_cache", deadline)
         server.post("/resume", deadline, headers={MARK: self.mark})
         self.check_canary(server, deadline)
 
