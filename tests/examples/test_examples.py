@@ -38,7 +38,7 @@ MARGINS = {
 
 OTHERS = {
     *("countdown_calculator", "frozen_lake", "guess_the_number", "list_functions", "look_up", "look_up_agent"),
-    *("real_model", "count_shapes", "distil", "edit_files"),
+    *("real_model", "count_shapes", "zoom_in", "distil", "edit_files"),
 }
 """Examples without a run file, which have tests of their own in tests/e2e and tests/real or none."""
 
