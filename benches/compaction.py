@@ -46,7 +46,7 @@ from rlox_grpo.types import ScoredGroup
 
 RESULTS = Path(__file__).parent / "results" / "compaction"
 ARMS = ("trained", "masked", "none")
-CONTEXT, KEYS, VALUES, CHUNK_ROWS, ROW_TOKENS = 256, 36, 8, 4, 12
+CONTEXT, KEYS, VALUES, CHUNK_ROWS, ROW_TOKENS = 256, 36, 4, 4, 12
 NUM_CHUNKS = KEYS // CHUNK_ROWS
 MESSAGE_TOKENS = CHUNK_ROWS * ROW_TOKENS + 5
 """A message with rows: the rows, the key, and ``<user>``, ``<assistant>``, ``next`` and ``<eos>``."""
@@ -57,8 +57,8 @@ GOOD_SUMMARIES = 0.35
 COMPACTION: dict[str, Any] = {"compact_at_tokens": CONTEXT - 16, "compact_prompt": REQUEST}
 SETTINGS: dict[str, Any] = {
     "group_size": 8,
-    "prompts_per_step": 12,
-    "max_steps": 30,
+    "prompts_per_step": 8,
+    "max_steps": 20,
     "max_new_tokens": 2,
     "max_turns": NUM_CHUNKS + 1,
     "learning_rate": 1e-3,
@@ -67,7 +67,7 @@ SETTINGS: dict[str, Any] = {
     "guards": False,
 }
 NUM_TRAIN, NUM_HELD_OUT, EVAL_SAMPLES = 400, 64, 4
-WARM_STEPS, WARM_RATE, WARM_TOKENS = 450, 3e-3, 5000
+WARM_STEPS, WARM_RATE, WARM_TOKENS = 400, 3e-3, 5000
 
 
 def build() -> PreTrainedTokenizerFast:
@@ -145,10 +145,10 @@ def mask_summaries(completions: Sequence[Any], advantages: np.ndarray) -> np.nda
 
 
 def draw_drill(rng: np.random.Generator, num_rows: int, length: int) -> list[dict[str, str]]:
-    """Return a short table and ten questions about its rows, from which the model learns to look up."""
+    """Return a short table and twelve questions about its rows, from which the model learns to look up."""
     table = draw_table(rng)[:num_rows]
     messages = []
-    for index, answer in enumerate(rng.choice(table, 10)):
+    for index, answer in enumerate(rng.choice(table, 12)):
         rows = "" if index else write_rows(rng, table, length)
         messages += _exchange(f"{rows}{answer[:3]}?", str(answer))
     return messages
@@ -183,22 +183,24 @@ def _exchange(message: str, reply: str) -> list[dict[str, str]]:
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     """Return a Llama model of two layers of width 64 with random weights.
 
-    The embedding of a row begins near that of its key, and the slow rotations let a layer compare tokens far apart.
+    The embedding of a row begins as the sum of its key's and of its value's, and the slow rotations let a layer compare
+    tokens that are far apart.
     """
     torch.manual_seed(seed)
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": CONTEXT}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
     ends: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = LlamaConfig(
         vocab_size=len(tokenizer), **shape, **heads, **ends, bos_token_id=None, tie_word_embeddings=True,
-        initializer_range=0.05, attention_bias=True, rope_parameters={"rope_theta": 1e5, "rope_type": "default"},
+        initializer_range=0.1, attention_bias=True, rope_parameters={"rope_theta": 1e5, "rope_type": "default"},
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    weight = model.get_input_embeddings().weight
+    words, weight = tokenizer.get_vocab(), model.get_input_embeddings().weight
+    values = 0.1 * torch.randn(VALUES, weight.shape[1])
     with torch.no_grad():
-        for word, index in tokenizer.get_vocab().items():
-            if word[:1] == "k" and word[3:4] == "=":
-                weight[index] += weight[tokenizer.get_vocab()[f"{word[:3]}?"]]
+        for key in range(KEYS):
+            for value in range(VALUES):
+                weight[words[f"k{key:02}={value}"]] = weight[words[f"k{key:02}?"]] + values[value]
     return model
 
 
@@ -209,7 +211,7 @@ def warm_start(file: Path, tokenizer: PreTrainedTokenizerFast, seed: int, steps:
         model.load_state_dict(torch.load(file, weights_only=True))
         return model.eval()
     rng = np.random.default_rng([seed, 2])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     for step in range(steps):
         share = step / steps
         decay = 0.05 + 0.95 * (1 + math.cos(math.pi * share)) / 2
@@ -233,7 +235,7 @@ def draw_batch(
     The first fifth of the steps, by ``share``, has short drills only, because the look-up is learned from them first.
     """
     if share < 0.2 or rng.random() < 0.3:
-        num_rows, length = (8, 3) if share < 0.2 else ((8, 3), (16, 6), (14, 12))[int(rng.integers(3))]
+        num_rows, length = (8, 3) if share < 0.2 else ((8, 3), (16, 6), (12, 12))[int(rng.integers(3))]
         count = WARM_TOKENS // (num_rows * length + 60)
         chats = [draw_drill(rng, num_rows, length) for _ in range(count)]
     else:
