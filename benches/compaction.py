@@ -2,10 +2,10 @@
 
     python benches/compaction.py --out runs/compaction [--seeds 0,1,2,3,4]
 
-A table of 36 rows (441 tokens) comes in nine messages, and a model with a context of 256 tokens repeats one row of it at
-the end. Each message names the key of that row. A row is one token for its key and its value, and eleven more tokens.
-With compaction, the policy writes two summaries of at most two tokens, so that it must note the row of the key, and
-copy it into the second summary.
+A table of 36 rows (432 tokens) comes in nine messages. A model with a context of 256 tokens reads it, and repeats one
+row at the end. Each message names the key of that row. A row has one token for its key and its value, and eleven more.
+With compaction, the policy writes two summaries of at most two tokens, so it must note the row of the key, and copy it
+into the second summary.
 
 - ``trained``: the tokens of a summary have the advantage of the episode, as they do in this library.
 - ``masked``: the tokens of summaries have an advantage of 0; all other tokens are trained.
@@ -27,6 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ NUM_CHUNKS = KEYS // CHUNK_ROWS
 MESSAGE_TOKENS = CHUNK_ROWS * ROW_TOKENS + 5
 """A message with rows: the rows, the key, and ``<user>``, ``<assistant>``, ``next`` and ``<eos>``."""
 
-WORDS = tuple("amber birch cedar delta ember flint grove heron inlet jade kelp larch".split())
+WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jade", "kelp", "larch")
 REQUEST, NEXT, ANSWER = "summary", "next", "answer"
 GOOD_SUMMARIES = 0.35
 COMPACTION: dict[str, Any] = {"compact_at_tokens": CONTEXT - 16, "compact_prompt": REQUEST}
@@ -74,8 +75,10 @@ def build() -> PreTrainedTokenizerFast:
     """Return a tokenizer in which a key with its value, a key that is asked for, and a heading are one token each."""
     rows = [f"k{key:02}={value}" for key in range(KEYS) for value in range(VALUES)]
     asked = [f"k{key:02}?" for key in range(KEYS)]
-    texts = [*(f" {word}" for word in WORDS), "\n", REQUEST, NEXT, ANSWER]
-    return build_tokenizer(texts, 0, chat_template=TURNS_TEMPLATE, phrases=[*rows, *asked, f"{HEADING}\n\n"])
+    # Every word is a phrase, so that the tokenizer can encode whatever the policy writes in a summary.
+    words = [f"{blank}{word}" for word in (*WORDS, "0") for blank in ("", " ")]
+    phrases = [*rows, *asked, f"{HEADING}\n\n", HEADING, "\n", REQUEST, NEXT, ANSWER, *words]
+    return build_tokenizer([], 0, chat_template=TURNS_TEMPLATE, phrases=phrases)
 
 
 def write_rows(rng: np.random.Generator, rows: Sequence[str], length: int = ROW_TOKENS) -> str:
@@ -115,7 +118,7 @@ async def read_table(row: Mapping[str, Any], chat: Any) -> Outcome:
 def list_notes(messages: Sequence[Mapping[str, Any]], answer: str) -> list[bool]:
     """For each summary after the row was read, return whether the summary has the row."""
     notes, is_read = [], False
-    for message, reply in zip(messages, messages[1:], strict=False):
+    for message, reply in pairwise(messages):
         if message["role"] == "user":
             is_read |= answer in message["content"]
             if is_read and message["content"] == REQUEST:
