@@ -256,7 +256,7 @@ def draw_batch(
 def train(arm: str, seed: int, folder: Path, changes: Mapping[str, Any], warm_steps: int) -> dict[str, Any]:
     """Train one cell, and return its accuracy before and after, and the share of summaries with the row."""
     tokenizer = build()
-    model = warm_start(folder / "warm_start.pt", tokenizer, WARM_SEED, warm_steps)
+    model = warm_start(folder / f"warm_start_{warm_steps}.pt", tokenizer, WARM_SEED, warm_steps)
     rng = np.random.default_rng([seed, 1])
     compacts = arm != "none"
     rows, held_out = (
