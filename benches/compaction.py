@@ -12,7 +12,7 @@ into the second summary.
 - ``none``: no compaction. The environment asks when the next message would not fit, after four of nine messages.
 
 The warm start answers from its context, but its summaries are bad on purpose: the scripted player notes the row of the
-key in 35 % of the summaries before which this row was read, and the newest row in all others. All runs begin with the
+key in 50 % of the summaries before which this row was read, and the newest row in all others. All runs begin with the
 same warm start, and a seed is that of the tables and the samples. Finished cells are not trained again.
 """
 
@@ -54,15 +54,16 @@ MESSAGE_TOKENS = CHUNK_ROWS * ROW_TOKENS + 5
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jade", "kelp", "larch")
 REQUEST, NEXT, ANSWER = "summary", "next", "answer"
-GOOD_SUMMARIES = 0.35
+GOOD_SUMMARIES = 0.5
 COMPACTION: dict[str, Any] = {"compact_at_tokens": CONTEXT - 16, "compact_prompt": REQUEST}
 SETTINGS: dict[str, Any] = {
     "group_size": 8,
     "prompts_per_step": 8,
-    "max_steps": 20,
+    "max_steps": 24,
     "max_new_tokens": 2,
     "max_turns": NUM_CHUNKS + 1,
     "learning_rate": 1e-3,
+    "lr_schedule": "linear",
     "weight_decay": 0.0,
     "log_to": (),
     "guards": False,
