@@ -44,7 +44,7 @@ def test_a_table_is_longer_than_the_context(study):
     assert sum(row["answer"] in chunk for chunk in row["chunks"]) == 1
 
 
-def test_the_scripted_player_notes_the_row_in_a_third_of_the_summaries(study):
+def test_the_scripted_player_notes_the_row_in_a_share_of_the_summaries(study):
     drawn = [study.draw_conversation(np.random.default_rng(seed), 2) for seed in range(2000)]
     summaries = [chat for chat in drawn if chat[-2]["content"] == study.REQUEST]
     asked = [(chat, chat[-4]["content"][-4:-1]) for chat in summaries]
