@@ -58,8 +58,8 @@ GOOD_SUMMARIES = 0.5
 COMPACTION: dict[str, Any] = {"compact_at_tokens": CONTEXT - 16, "compact_prompt": REQUEST}
 SETTINGS: dict[str, Any] = {
     "group_size": 8,
-    "prompts_per_step": 8,
-    "max_steps": 24,
+    "prompts_per_step": 16,
+    "max_steps": 50,
     "max_new_tokens": 2,
     "max_turns": NUM_CHUNKS + 1,
     "learning_rate": 1e-3,
