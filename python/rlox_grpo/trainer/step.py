@@ -279,16 +279,16 @@ class TrainStep:
         log_probs: Tensor,
         batch: Batch,
         *,
-        completed: list[Batch],
         entropy: Tensor,
         distribution_kl: Tensor | None = None,
+        completed: list[Batch] | None = None,
     ) -> LossOutput:
         """Return the loss of one micro-batch; the arguments are those of :func:`rlox_grpo.loss.grpo_loss`.
 
-        A micro-batch that gets its old log-probs here is added to ``completed``.
+        The micro-batch is added to ``completed`` if it may get its old log-probs here.
         """
-        if self.fixed_tensors.adds_in_update:
-            batch = self.fixed_tensors.add_in_update(batch, log_probs)
+        batch = self.fixed_tensors.add_in_update(batch, log_probs)
+        if self.fixed_tensors.adds_in_update and completed is not None:
             completed.append(batch)
         kl_coef = self.kl_weight.value if self.stages.loss.kl_in == "loss" else 0.0
         inputs = make_loss_inputs(log_probs, batch, self.stages.loss.model_copy(update={"kl_coef": kl_coef}))
