@@ -17,7 +17,6 @@ SHORT = {"max_steps": 3, "checkpoint_steps": 2, "family": "qwen3_moe"}
 RUNS = {
     "plain": SHORT,
     "mixtral": {**SHORT, "family": "mixtral"},
-    "whole": {**SHORT, "shard_parameters": False},
     "adapter": {**SHORT, "lora_rank": 2},
     "losses": {
         **SHORT,
@@ -34,6 +33,7 @@ RUNS = {
     "few": {**SHORT, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
 }
 if THOROUGH:  # each with one change of the runs above
+    RUNS["whole"] = {**SHORT, "shard_parameters": False}
     RUNS["recomputed"] = {**SHORT, "gradient_checkpointing": True}
     RUNS["smooth"] = {**SHORT, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0}
 

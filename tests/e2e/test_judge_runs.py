@@ -121,7 +121,7 @@ def test_kill_9_twice_with_keep_best(tmp_path):
         assert whole.step == again.step
 
 
-@pytest.mark.parametrize("rows", [8, 1])
+@pytest.mark.parametrize("rows", [8, pytest.param(1, marks=pytest.mark.thorough)])
 def test_two_ranks_ask_nothing_twice(tmp_path, rows):
     """The rewards are those of one process. With a single row, both ranks meet the same completions at a time."""
     with fake_judge(lambda data, before: time.sleep(0.01) or score(data, before)) as judge:

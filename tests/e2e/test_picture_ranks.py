@@ -25,7 +25,7 @@ RUNS = {
     "shards": SHARDS,
     **{f"shards {family}": {"family": family, **SHARDS} for family in FAMILIES[1 : None if THOROUGH else 2]},
     "shards frozen": {"freeze_vision": True, **SHARDS},
-    "shards recomputed": {"gradient_checkpointing": True, **SHARDS},
+    **({"shards recomputed": {"gradient_checkpointing": True, **SHARDS}} if THOROUGH else {}),
     "shards few": {**ONE_MORE, **SHARDS},
 }
 PLAYED = {

@@ -35,7 +35,7 @@ def make_batch():
     return build_batch([group], rng.standard_normal(ROWS).astype(np.float32))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_the_estimate_for_a_cpu_is_what_an_update_allocates(checkpointing):
     """A vocabulary that is wide for its layers, as SmolLM2-135M's: a GPU's tiles of logits would be half of the sum."""
     torch.manual_seed(0)
