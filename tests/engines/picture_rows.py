@@ -1,4 +1,4 @@
-"""Prompts with pictures for tiny models, and the distance of an engine's log-probs from the trainer's."""
+"""Prompts and episodes with pictures for tiny models, and the distance of an engine's log-probs from the trainer's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlox_grpo.model.vision import Vision, find_language_model
+from rlox_grpo.rollout.engines.canary import Canary, choose_tokens, draw_canary
 from rlox_grpo.types import Prompt
 from tiny_vlms import draw_picture
 
@@ -63,3 +64,29 @@ def shake_tower(model, scale=0.1):
     for parameter in model.parameters():
         if id(parameter) not in inner:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+def make_canary(model, reader):
+    """The prompt that checks the weights, with a picture, and the log-probs of ``model``."""
+    picture = reader.read(draw_canary(), Path(), "a picture")
+    tail = choose_tokens(102, excluded={*reader.excluded_ids, reader.placeholder_id})
+    row = torch.tensor([[*picture.token_ids.tolist(), *tail]])
+    with torch.no_grad():
+        marks = (row == reader.image_token_id).int()
+        logits = model(input_ids=row, mm_token_type_ids=marks, **picture.read()).logits[0]
+    values = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0]
+    return Canary(row[0].tolist(), values[-len(tail) :].numpy(), "float32", None, (picture,))
+
+
+async def look_again(row, chat):
+    """A picture in the second turn, and text in the third."""
+    await chat.turn(row["prompt"])
+    later = {"type": "image", "image": draw_picture(row["later"], 48, 32)}
+    await chat.turn([{"role": "user", "content": [{"type": "text", "text": "now"}, later]}])
+    reply = await chat.turn("and?")
+    return float(sum(reply.text.encode()) % 11)
+
+
+def share_of_letters(completions):
+    texts = [completion[0]["content"] for completion in completions]
+    return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]

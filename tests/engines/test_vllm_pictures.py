@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from byte_model import shake
-from picture_rows import SCALE, make_prompt, make_prompts, measure_gap, shake_tower
+from picture_rows import (
+    SCALE,
+    look_again,
+    make_canary,
+    make_prompt,
+    make_prompts,
+    measure_gap,
+    shake_tower,
+    share_of_letters,
+)
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import EngineError
 from rlox_grpo.model.processor import make_reader
-from rlox_grpo.rollout.engines.canary import draw_canary
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.vllm.pictures import PicturePromptError
@@ -110,27 +116,13 @@ def test_the_tower_runs_once_for_a_group_and_again_after_a_sync(parts):
 
 def test_a_stale_tower_fails_the_check_of_the_weights(parts, monkeypatch):
     """Tokens without a picture cannot show it."""
-    from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
-
     model, reader, engine = parts
-    picture = reader.read(draw_canary(), Path(), "a picture")
-    tail = choose_tokens(102, excluded={*reader.excluded_ids, reader.placeholder_id})
-    ids = [*picture.token_ids.tolist(), *tail]
-
-    @torch.no_grad()
-    def expected():
-        tensors = picture.read()
-        row = torch.tensor([ids])
-        logits = model(input_ids=row, mm_token_type_ids=(row == reader.image_token_id).int(), **tensors).logits[0]
-        values = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0]
-        return values[-len(tail) :].numpy()
-
-    engine.expect_log_probs(Canary(ids, expected(), "float32", None, (picture,)))
+    engine.expect_log_probs(make_canary(model, reader))
     engine.load_weights(collect_weights(model), version=1)
     assert engine.take_metrics()["mismatch/canary_gap_max"] < 1e-4
     old = [(name, tensor.clone()) for name, tensor in collect_weights(model)]
     shake_tower(model)
-    engine.expect_log_probs(Canary(ids, expected(), "float32", None, (picture,)))
+    engine.expect_log_probs(make_canary(model, reader))
     with pytest.raises(EngineError, match="log-probs of 17 fixed tokens differ"):
         engine.load_weights(old, version=2)
     engine.expect_log_probs(None)
@@ -206,11 +198,6 @@ def test_a_family_that_vllm_cannot_serve_is_refused_before_it_starts():
         make_parts("gemma3")
 
 
-def share_of_letters(completions):
-    texts = [completion[0]["content"] for completion in completions]
-    return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -236,15 +223,6 @@ def test_a_run_has_the_ratio_1_at_its_first_update(tmp_path, changes):
     assert all(step["mismatch/canary_gap_max"] < 1e-4 for step in steps)
     assert all(step["mismatch/weight_mean"] == pytest.approx(1, abs=1e-4) for step in steps)
     assert all(step["images/distinct"] == 2 for step in steps)
-
-
-async def look_again(row, chat):
-    """A picture in the second turn, and text in the third."""
-    await chat.turn(row["prompt"])
-    later = {"type": "image", "image": draw_picture(row["later"], 48, 32)}
-    await chat.turn([{"role": "user", "content": [{"type": "text", "text": "now"}, later]}])
-    reply = await chat.turn("and?")
-    return float(sum(reply.text.encode()) % 11)
 
 
 def test_episodes_with_pictures_have_the_ratio_1(tmp_path):

@@ -5,21 +5,28 @@ from __future__ import annotations
 import copy
 import json
 import os
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import torch
 from byte_model import shake
-from picture_rows import SCALE, make_prompt, make_prompts, measure_gap, shake_tower
+from picture_rows import (
+    SCALE,
+    look_again,
+    make_canary,
+    make_prompt,
+    make_prompts,
+    measure_gap,
+    shake_tower,
+    share_of_letters,
+)
 
 from conftest import TOKEN, Launcher
 from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import EngineError
 from rlox_grpo.model.processor import make_reader
-from rlox_grpo.rollout.engines.canary import Canary, choose_tokens, draw_canary
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
@@ -135,18 +142,6 @@ def test_the_gap_notices_a_wrong_picture(parts):
     assert measure_gap(model, reader, [type(group)(other, group.completions)]) > 1e-2
 
 
-def make_canary(model, reader):
-    """The prompt that checks the weights, with a picture, and the log-probs of ``model``."""
-    picture = reader.read(draw_canary(), Path(), "a picture")
-    tail = choose_tokens(102, excluded={*reader.excluded_ids, reader.placeholder_id})
-    row = torch.tensor([[*picture.token_ids.tolist(), *tail]])
-    with torch.no_grad():
-        marks = (row == reader.image_token_id).int()
-        logits = model(input_ids=row, mm_token_type_ids=marks, **picture.read()).logits[0]
-    values = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0]
-    return Canary(row[0].tolist(), values[-len(tail) :].numpy(), "float32", None, (picture,))
-
-
 def test_a_stale_tower_fails_the_check_of_the_weights(parts):
     """After the transfer of a text model's weights alone, the features of pictures would be those of the old tower."""
     model, reader, engine = parts
@@ -248,20 +243,6 @@ def test_the_server_opens_no_file_and_no_address(server, url):
     assert answer.status_code >= 400
     expected = "Cannot load local files" if url.startswith("file") else "must be from one of the allowed domains"
     assert expected in answer.text
-
-
-async def look_again(row, chat):
-    """A picture in the second turn, and text in the third."""
-    await chat.turn(row["prompt"])
-    later = {"type": "image", "image": draw_picture(row["later"], 48, 32)}
-    await chat.turn([{"role": "user", "content": [{"type": "text", "text": "now"}, later]}])
-    reply = await chat.turn("and?")
-    return float(sum(reply.text.encode()) % 11)
-
-
-def share_of_letters(completions):
-    texts = [completion[0]["content"] for completion in completions]
-    return [sum(map(str.isalpha, text)) / (len(text) + 1) + 0.01 * len(text) for text in texts]
 
 
 @pytest.mark.parametrize("has_turns", [False, True])
