@@ -98,19 +98,12 @@ def correction_level(config: ImportanceConfig, *, exact: bool) -> ImportanceLeve
     return "token" if chosen == "auto" else chosen
 
 
-def with_importance_weights(
-    batches: Sequence[Batch], level: ImportanceLevel | None, config: ImportanceConfig
-) -> list[Batch]:
-    """Return the batches with the weights of their tokens; unchanged without a ``level``."""
+def with_importance_weights(batch: Batch, level: ImportanceLevel | None, config: ImportanceConfig) -> Batch:
+    """Return the micro-batch with the weights of its tokens; unchanged without a ``level``."""
     if level is None:
-        return list(batches)
-    return [
-        replace(
-            batch,
-            policy=replace(batch.policy, importance=importance_weights(*_both(batch), batch.loss_mask, level, config)),
-        )
-        for batch in batches
-    ]
+        return batch
+    weights = importance_weights(*_both(batch), batch.loss_mask, level, config)
+    return replace(batch, policy=replace(batch.policy, importance=weights))
 
 
 def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:

@@ -105,7 +105,8 @@ class FixedTensors:
         """
         if not self._is_open(batch):
             return batch
-        return self._add_importance(replace(batch, log_probs=replace(batch.log_probs, old=log_probs.detach())))
+        batch = replace(batch, log_probs=replace(batch.log_probs, old=log_probs.detach()))
+        return with_importance_weights(batch, self.level, self.stages.importance)
 
     def penalise_rewards(self, scored: Sequence[ScoredGroup], kl_coef: float) -> list[ScoredGroup]:
         """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``."""
@@ -150,8 +151,10 @@ class FixedTensors:
             # The teacher may be this model too.
             batch = replace(batch, policy=replace(batch.policy, routing=Routing()))
             batch = self._add_teacher(batch, teacher_prompts, names)
-            filled.append(replace(batch, policy=replace(batch.policy, routing=routing)))
-        filled = [batch if self._is_open(batch) else self._add_importance(batch) for batch in filled]
+            batch = replace(batch, policy=replace(batch.policy, routing=routing))
+            if not self._is_open(batch):
+                batch = with_importance_weights(batch, self.level, self.stages.importance)
+            filled.append(batch)
         if share == 1:
             return filled
         # The threshold is that of the whole optimizer step, so it is computed after all of its micro-batches. The
@@ -164,10 +167,6 @@ class FixedTensors:
     def _is_open(self, batch: Batch) -> bool:
         """Whether the micro-batch gets its old log-probs and importance weights in its update."""
         return self.adds_in_update and batch.log_probs.old is None
-
-    def _add_importance(self, batch: Batch) -> Batch:
-        (batch,) = with_importance_weights([batch], self.level, self.stages.importance)
-        return batch
 
     def _read_routing(self, batch: Batch) -> Routing:
         """Return what the routers did in the forward pass of ``batch`` that has just run."""
