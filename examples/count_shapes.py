@@ -15,11 +15,10 @@ import time
 
 import numpy as np
 import torch
-import transformers
 from PIL import Image, ImageDraw
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rlox_grpo import GRPO
+from small_vlm import make_small_vlm
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "yellow": (230, 210, 40)}
 SIDE, CELL = 3, 8
@@ -75,36 +74,6 @@ def right_count(completions, count):
     return scores
 
 
-def make_model() -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin]:
-    """An Idefics3 of 0.2 M parameters with a tokenizer of characters; a picture is 9 tokens and 2 marks."""
-    special = ["<pad>", "<|start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>"]
-    vocabulary = {token: index for index, token in enumerate([*special, *map(chr, range(32, 127))])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<end_of_utterance>",
-        pad_token="<pad>",
-        unk_token="<pad>",
-        additional_special_tokens=["<|start|>", *special[3:]],
-    )
-    tokenizer.chat_template = TEMPLATE
-    sizes = {"intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {"model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 64, "num_key_value_heads": 2}
-    ids = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None}
-    vision = {"image_size": 24, "patch_size": 4, "hidden_size": 48, **sizes}
-    config = transformers.Idefics3Config(
-        text_config={**text, **sizes, **ids}, vision_config=vision, scale_factor=2, image_token_id=3, pad_token_id=0
-    )
-    edge = {"longest_edge": 24}
-    images = transformers.Idefics3ImageProcessor(size=edge, max_image_size=edge, do_image_splitting=False)
-    processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=9, chat_template=TEMPLATE)
-    torch.manual_seed(0)
-    model = transformers.Idefics3ForConditionalGeneration(config)
-    model.generation_config.eos_token_id = 2
-    return model, processor
-
-
 def learn_the_form(model, processor, rows, steps: int) -> None:
     """Train on transcripts: cross entropy of their characters."""
     batches = []
@@ -146,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     begin = time.monotonic()
     rows, held_out = make_rows(arguments.pictures, arguments.seed), make_rows(256, 10_000 + arguments.seed)
-    model, processor = make_model()
+    model, processor = make_small_vlm(TEMPLATE, side=CELL * SIDE, patch=4, image_tokens=9)
     learn_the_form(model, processor, rows, arguments.warm_steps)
     print(f"warm start: {time.monotonic() - begin:.0f} s", flush=True)
     trainer = GRPO(

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rlox_grpo import GRPO
+from small_vlm import make_small_vlm
 
 RED, OTHERS = (195, 65, 65), ((65, 170, 75), (70, 80, 190), (120, 120, 120))
 # Brightness of 2 × 2 pixels. The mean is 0, so a copy of half the size does not show it.
@@ -96,34 +95,10 @@ async def look_closer(row: dict[str, Any], chat: Any) -> float:
     return float(reply.content == row["answer"])
 
 
-def make_model() -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin]:
-    """An Idefics3 of 0.2 M parameters; a picture is a token for each quarter and 2 marks, a call is 6 tokens."""
-    special = ["<pad>", "<|start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>"]
-    words = [*special, "<tool_call>", "</tool_call>", CALL, "}}", *map(chr, range(32, 127))]
-    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<end_of_utterance>",
-        pad_token="<pad>",
-        unk_token="<pad>",
-        additional_special_tokens=["<|start|>", *special[3:]],
-    )
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>", CALL, "}}"])
-    tokenizer.chat_template = TEMPLATE
-    sizes = {"intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {"model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 64, "num_key_value_heads": 2}
-    ids = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None}
-    vision = {"image_size": SIDE, "patch_size": 8, "hidden_size": 48, **sizes}
-    config = transformers.Idefics3Config(
-        text_config={**text, **sizes, **ids}, vision_config=vision, scale_factor=2, image_token_id=3, pad_token_id=0
-    )
-    edge = {"longest_edge": SIDE}
-    images = transformers.Idefics3ImageProcessor(size=edge, max_image_size=edge, do_image_splitting=False)
-    processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
-    torch.manual_seed(0)
-    model = transformers.Idefics3ForConditionalGeneration(config)
-    model.generation_config.eos_token_id = 2
+def make_model() -> tuple[Any, Any]:
+    """The model and its processor. A picture is a token for each quarter and 2 marks, and a call is 6 tokens."""
+    words = ["<tool_call>", "</tool_call>", CALL, "}}"]
+    model, processor = make_small_vlm(TEMPLATE, side=SIDE, patch=8, image_tokens=4, words=words)
     with torch.no_grad():  # at the usual size, 0.02, the model learns late which token is red, and where it is
         embeddings = model.model.vision_model.embeddings
         embeddings.position_embedding.weight.mul_(20)
