@@ -119,7 +119,7 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 .PHONY: test-real
 test-real: $(filter .uv/bin/uv,$(UV)) ## a pretrained model of 135 M parameters, in .venv-environments (Linux)
 	$(AGENTS)
-	$(OTHERS)/agents/bin/python -m pytest tests/real
+	OMP_NUM_THREADS=1 $(OTHERS)/agents/bin/python -m pytest tests/real
 
 # Two workers, each with clusters of its own.
 .PHONY: test-cluster
