@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -510,6 +510,7 @@ def read_status(key: str) -> int:
 
 def check_memory(place: Place, **options: Any) -> str:
     """The peak of a process that trains, less what its libraries take, beside `rlox-grpo memory --cpu`."""
+    import peft  # noqa: F401  whether or not this run has an adapter
     import torch
     from torch import nn
     from transformers.models.llama import modeling_llama  # noqa: F401
@@ -519,7 +520,7 @@ def check_memory(place: Place, **options: Any) -> str:
     layer = nn.Linear(300, 300)  # so that torch's libraries are loaded
     layer(torch.ones(300, 300)).sum().backward()
     torch.optim.AdamW(layer.parameters()).step()
-    sizes = {**SIZES, "prompts_per_step": 4, "max_new_tokens": 64, "micro_batch_tokens": 512, **options}
+    sizes = {**SIZES, "prompts_per_step": 8, "max_new_tokens": 32, "micro_batch_tokens": 680, **options}
     libraries = read_status("VmRSS")
     trainer = GRPO(place.model, share_of_vowels, log_to=(), **sizes)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM, the peak, starts again
@@ -544,11 +545,15 @@ def check_adapter_memory(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A check, and the packages that it needs besides those of ``make real``."""
+    """A check, the packages that it needs besides those of ``make real``, and environment variables."""
 
     run: Callable[[Place], str]
     needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
+
+FREES = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_MMAP_MAX_": "1000000"}
+"""Variables with which glibc gives each freed tensor back, so that resident memory is what is allocated."""
 
 PARTS = {
     "tools": Part(check_tools),
@@ -557,9 +562,9 @@ PARTS = {
     "eval": Part(check_eval),
     "merge": Part(check_merge, ("peft",)),
     "guards": Part(check_guards),
-    "memory": Part(check_memory),
-    "memory_recomputed": Part(check_recomputed_memory),
-    "memory_lora": Part(check_adapter_memory, ("peft",)),
+    "memory": Part(check_memory, ("peft",), FREES),
+    "memory_recomputed": Part(check_recomputed_memory, ("peft",), FREES),
+    "memory_lora": Part(check_adapter_memory, ("peft",), FREES),
     "ranks": Part(check_ranks),
     "fsdp2": Part(check_fsdp2),
     "zero2": Part(check_zero2, ("deepspeed",)),
@@ -601,7 +606,10 @@ def run_part(name: str, place: Place) -> bool:
     start = time.perf_counter()
     log = place.out / f"{name}.log"
     with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, stderr=file, text=True, check=False)
+        environment = {**os.environ, **PARTS[name].environment}
+        done = subprocess.run(
+            command, cwd=HERE, stdout=subprocess.PIPE, stderr=file, text=True, env=environment, check=False
+        )
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     line = lines[-1].removeprefix("RESULT ") if done.returncode == 0 and lines else f"FAILED, see {log}"
