@@ -42,6 +42,9 @@ OTHERS = {
 }
 """Examples without a run file, which have tests of their own in tests/e2e and tests/real or none."""
 
+SHARED = {"learner", "small_vlm"}
+"""Modules that examples import."""
+
 ON_RAY = {"countdown_ray"}
 """Not run here: it needs the extra ray, and four places on a cluster. Its run file is read."""
 
@@ -68,7 +71,7 @@ def missing_extras():
 
 
 def test_there_is_a_margin_for_every_script_and_a_run_file_beside_it():
-    scripts = {path.stem for path in EXAMPLES.glob("*.py")} - {"learner"} - OTHERS
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")} - SHARED - OTHERS
     assert scripts == set(MARGINS) | ON_RAY
     assert all((EXAMPLES / f"{system}.toml").exists() for system in scripts)
 

@@ -424,7 +424,7 @@ def test_other_outcomes_are_refused(returned: Any) -> None:
     ],
 )
 def test_messages_with_pictures_are_errors(message: dict[str, Any], what: str) -> None:
-    with pytest.raises(ValueError, match=rf"messages\[1\] has {what}: pictures, video and audio are not supported yet"):
+    with pytest.raises(ValueError, match=rf"messages\[1\] has {what}: pictures need a vision-language model"):
         list_messages([{"role": "user", "content": "x"}, {"role": "user", **message}])
     list_messages([{"role": "user", "content": [{"type": "text", "text": "an image"}]}])
 

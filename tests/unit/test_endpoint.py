@@ -302,7 +302,7 @@ BAD = [
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "video and audio are not supported"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png,x"}}]}]},
-        "messages[0] has a part of the type 'image_url': pictures, video and audio are not supported yet",
+        "messages[0] has a part of the type 'image_url': pictures need a vision-language model with its processor",
     ),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "the policy writes that one"),
     ({"messages": [user("\ud800")]}, "lone surrogate"),

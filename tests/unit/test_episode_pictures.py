@@ -141,6 +141,12 @@ def test_a_mark_in_a_text_is_an_error(reader: PictureReader, message: dict[str, 
     list_messages([{"role": "user", "content": MARK}], EpisodePictures())  # a model of text
 
 
+@pytest.mark.parametrize("message", [{"images": [draw_picture(0)]}, {"content": [{"type": "video"}]}])
+def test_media_beside_the_parts_of_pictures_are_errors(reader: PictureReader, message: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"messages\[0\] has .*a picture is a part of the type 'image'.*and video"):
+        list_messages([{"role": "user", "content": "x", **message}], EpisodePictures(reader))
+
+
 def test_ids_of_pictures_without_pictures_are_errors(reader: PictureReader) -> None:
     with pytest.raises(ValueError, match="prompt has 0 pictures"):
         EpisodePictures(reader).check_ids(np.array([20, 5, 21]))

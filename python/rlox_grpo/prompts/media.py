@@ -9,11 +9,11 @@ from typing import Any
 MEDIA_COLUMNS = frozenset(f"{kind}{plural}" for kind in ("image", "video", "audio") for plural in ("", "s"))
 """Columns and keys of messages that other libraries show to the model. Paths and URLs in them are refused too."""
 
-NOT_SUPPORTED = "pictures, video and audio are not supported yet"
-"""Why pictures are errors in episodes of models of text and at endpoints, and video and audio in all episodes."""
-
 NO_PROCESSOR = "pictures need a vision-language model with its processor, and video and audio are not supported yet"
-"""Text of the error for pictures in prompts."""
+"""Text of the error for pictures in prompts and in messages of episodes, where the model reads text alone."""
+
+NOT_A_PART = "a picture is a part of the type 'image' or 'image_url', and video and audio are not supported yet"
+"""Text of the error for media in messages of episodes, where the model reads pictures."""
 
 _MEDIA_KIND = re.compile("image|picture|video|audio", re.IGNORECASE)
 _MEDIA_PACKAGES = ("PIL.", "torchcodec.", "datasets.features.")
