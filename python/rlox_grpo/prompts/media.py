@@ -12,7 +12,7 @@ MEDIA_COLUMNS = frozenset(f"{kind}{plural}" for kind in ("image", "video", "audi
 NO_PROCESSOR = "pictures need a vision-language model with its processor, and video and audio are not supported yet"
 """Text of the error for pictures in prompts and in messages of episodes, where the model reads text alone."""
 
-NOT_A_PART = "a picture is a part of the type 'image' or 'image_url', and video and audio are not supported yet"
+PICTURE_FORM = "a picture is a part of the type 'image' or 'image_url', and video and audio are not supported yet"
 """Text of the error for media in messages of episodes, where the model reads pictures."""
 
 _MEDIA_KIND = re.compile("image|picture|video|audio", re.IGNORECASE)

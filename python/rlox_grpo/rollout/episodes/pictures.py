@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.prompts.media import NO_PROCESSOR, NOT_A_PART, find_media_in_message
+from rlox_grpo.prompts.media import NO_PROCESSOR, PICTURE_FORM, find_media_in_message
 from rlox_grpo.prompts.picture_messages import is_picture, take_picture
 from rlox_grpo.types import Int64Array, Picture
 
@@ -60,7 +60,7 @@ class EpisodePictures:
             content = [entry for entry in message["content"] if not is_picture(entry)]
         rest = {**message, "content": content}
         if media := find_media_in_message(rest):
-            why = NO_PROCESSOR if self._reader is None else NOT_A_PART
+            why = NO_PROCESSOR if self._reader is None else PICTURE_FORM
             raise ValueError(f"{where} has {media}: {why}; describe it in text")
         # The policy's own text may hold a mark, which drop_marks removes where the text is encoded again.
         if self._reader is not None and message.get("role") != "assistant":
