@@ -83,6 +83,17 @@ def test_a_study_is_continued_and_compared(study, tmp_path, capsys):
         study.main([*small, "--cells", "chess/*"])
 
 
+def test_a_reply_names_who_is_asked_for_and_nobody_else(study):
+    text = "Ma'moon shuns tea. Richie damns tea. Anne-Marie adores Richie. \nWho shuns tea? Reply only with a name."
+    replies = {"Ma'moon": 1, "It is Ma'moon.": 1, "Richie": 0, "Ma'moon or Richie": 0, "Anne": 0, "": 0, text: 0}
+    scores = study.TASKS["pretrained_names"].trainer()["reward_fn"][0](
+        [*replies][:-2] + [[{"role": "assistant", "content": reply}] for reply in [*replies][-2:]],
+        question=[text] * len(replies),
+        answer=["Ma'moon"] * len(replies),
+    )
+    assert scores == [*replies.values()]
+
+
 def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
     with study.locked(tmp_path / "cells" / "countdown.default.0.lock"):
         study.run_cells([("countdown", "default", 0)], tmp_path, study.Sizes())  # would take a minute
