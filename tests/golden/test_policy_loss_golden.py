@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rlox_grpo.config.records import LossConfig
-from rlox_grpo.loss.covariance import covariance_masks
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.inputs import make_loss_inputs
 from rlox_grpo.loss.kl import kl_penalty
@@ -243,6 +242,13 @@ def covariance_batches(pieces):
         for rows in pieces
     ]
     return [log_probs[rows] for rows in pieces], batches
+
+
+def covariance_masks(log_probs, batches, config, **options):
+    """The tokens that the policy loss selects, ``bool [N, T]`` for each micro-batch."""
+    of = dict(zip(map(id, batches), log_probs, strict=True))
+    measured = with_step_statistics(batches, config, lambda batch: of[id(batch)], **options)
+    return [batch.policy.measured for batch in measured]
 
 
 # (log pi + 2.4)(A - 0.2): 2.4 · 0.8 = 1.92, 0.32, -1.28 of the first row; 0.4 · -1.2 = -0.48 and 1.92 of the second.

@@ -471,11 +471,9 @@ AGGREGATIONS = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
-    from dataclasses import replace
-
     from rlox_grpo.config.records import LossConfig
     from rlox_grpo.loss import grpo_loss
-    from rlox_grpo.loss.covariance import SELECTING, covariance_masks
+    from rlox_grpo.loss.step_statistics import with_step_statistics
 
     mode, options = OURS[name]
     inputs = loss_inputs()
@@ -491,11 +489,10 @@ def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
         setattr(config.policy_loss, option, value)
     theirs, _ = core_algos.get_policy_loss_fn(name)(**inputs, loss_agg_mode=mode, config=config)
     ours = LossConfig(clip_low=0.2, clip_high=0.28, loss_aggregation=AGGREGATIONS[mode], **options)  # type: ignore[arg-type]
-    own = loss_batch(inputs)
-    if ours.policy_loss in SELECTING:
-        (selected,) = covariance_masks([inputs["log_prob"]], [own], ours)
-        assert 0 < selected.sum() < inputs["response_mask"].sum()
-        own = replace(own, policy=replace(own.policy, measured=selected))
+    (own,) = with_step_statistics([loss_batch(inputs)], ours, lambda batch: inputs["log_prob"])
+    assert (own.policy.measured is not None) == (ours.policy_loss in ("clip_cov", "kl_cov"))
+    if own.policy.measured is not None:
+        assert 0 < own.policy.measured.sum() < inputs["response_mask"].sum()
     found = grpo_loss(inputs["log_prob"], own, ours).loss
     # Both in float64 but for verl's float32 temperatures of sapo and its 1e-8 beside the lengths of geo_mean.
     torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-8)

@@ -3,11 +3,15 @@
 A policy-gradient step lowers the entropy by the covariance of log-probs and advantages, to which few tokens contribute
 most. ``policy_loss="clip_cov"`` excludes some of these tokens from the policy term; ``"kl_cov"`` penalises their
 distance from the old policy.
+
+A token's covariance is (log π − mean log π)(A − mean A); means run over all loss tokens of the step. Of n loss tokens,
+s = max(1, ⌊covariance_share · n⌋) are selected. Means, s and the selection are over the whole step: over every
+micro-batch and rank, whatever their layout. verl and the authors' code compute them in each micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,44 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossConfig
-from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.loss.inputs import LossInputs, StepInputs, make_loss_inputs
-from rlox_grpo.types import Batch
-
-SELECTING = ("clip_cov", "kl_cov")
-"""The policy losses that select tokens."""
+from rlox_grpo.loss.inputs import LossInputs, StepInputs
 
 _Select: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.int64]]
 """Covariances ``[n]`` and whether the ratio is clipped ``[n]`` → the indices of the selected tokens."""
-
-
-def covariance_masks(
-    log_probs: Sequence[Tensor],
-    batches: Sequence[Batch],
-    config: LossConfig,
-    *,
-    seed: Sequence[int] = (0,),
-    ranks: Ranks | None = None,
-) -> list[Tensor]:
-    """Select tokens of an optimizer step: ``bool [N, T]`` for each micro-batch.
-
-    A token's covariance is (log π − mean log π)(A − mean A); means run over all loss tokens of the step. Of n
-    loss tokens, s = max(1, ⌊covariance_share · n⌋) are selected, by :func:`select_largest` for ``kl_cov`` and by
-    :func:`select_drawn` for ``clip_cov``.
-
-    Means, s and the selection are over the whole step: over every micro-batch and rank, whatever their layout. verl
-    and the authors' code compute them in each micro-batch.
-
-    Args:
-        log_probs: ``[N, T]`` for each micro-batch, under the policy before the step; no gradient is taken.
-        batches: the micro-batches, with their advantages; without old log-probs no ratio is clipped.
-        config: the kind of selection and its options.
-        seed: seed of the draw of ``clip_cov``, the same on every rank.
-        ranks: the ranks that have the step's other micro-batches; every rank calls this.
-    """
-    inputs = [make_loss_inputs(*pair, config) for pair in zip(log_probs, batches, strict=True)]
-    step = StepInputs(lambda: inputs, is_on_policy=False, options=config, seed=seed, ranks=ranks or Ranks())
-    return select_largest(step) if config.policy_loss == "kl_cov" else select_drawn(step)
 
 
 def select_largest(step: StepInputs) -> list[Tensor]:
