@@ -20,7 +20,7 @@ from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, join_states
 from rlox_grpo.rollout.engines import GenerationEngine, returns_experts, returns_mask
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import Generate, generate
+from rlox_grpo.rollout.generate import Generate
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
@@ -49,10 +49,10 @@ class Sampler:
         ranks: Ranks,
         *,
         seed: int,
-        generate: Generate = generate,
-        partial_episodes: EpisodeRunner | None = None,
-        router_replay: str = "none",
-        reader: PictureReader | None = None,
+        generate: Generate,
+        partial_episodes: EpisodeRunner | None,
+        router_replay: str,
+        reader: PictureReader | None,
     ) -> None:
         """Prepare to sample.
 
