@@ -413,14 +413,6 @@ def test_a_resumed_run_goes_on_exactly(tmp_path, make, changes):
     assert bool(whole.progress.skipped) == ("curriculum" in changes)
 
 
-def test_checkpoints_of_before_mixtures_have_skipped_nothing():
-    state = Progress(step=3, draws=12).state_dict()
-    del state["skipped"]
-    progress = Progress()
-    progress.load_state_dict(state)
-    assert (progress.step, progress.draws, progress.skipped) == (3, 12, {})
-
-
 @pytest.mark.parametrize("make", [make_rows, make_streams])
 def test_a_run_resumes_after_an_error_in_a_step(tmp_path, make):
     whole, calls = trainer_of(Seen(), max_steps=9), itertools.count(1)

@@ -52,7 +52,7 @@ class Progress:
     Attributes:
         step: Training steps.
         draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
-        start_step, start_draw: ``step`` and ``draws`` at the start of the current call of ``train``.
+        start_step: ``step`` at the start of the current call of ``train``.
         skipped: Prompts of each source of a mixture that the curriculum has skipped.
         total_steps: The step with which this call and its schedules end.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
@@ -64,7 +64,6 @@ class Progress:
     step: int = 0
     draws: int = 0
     start_step: int = 0
-    start_draw: int = 0
     total_steps: int = 1
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -78,10 +77,9 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`; the weights are then whole."""
-        before = {"skipped": {}, **state}  # checkpoints of before mixtures have none
         for each in fields(self):
             if each.name not in _CALL_KEYS:
-                setattr(self, each.name, before[each.name])
+                setattr(self, each.name, state[each.name])
         self.weights_are_whole = True
 
 

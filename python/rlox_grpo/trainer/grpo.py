@@ -361,7 +361,7 @@ class GRPO:
             self.sampler.clear()
             step.engine_sync.forget()
         if not self._is_unfinished:
-            progress.start_step, progress.start_draw = progress.step, progress.draws
+            progress.start_step = progress.step
         data = self._data.open(prompts, self.progress)
         train_prompts = data.prompts
         if data.sources.keys() - data.rewards.keys():
