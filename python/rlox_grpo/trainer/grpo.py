@@ -53,7 +53,7 @@ from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
-from rlox_grpo.trainer.sources import RunSources, make_eval_table, record_sources, resolve_path
+from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
 from rlox_grpo.trainer.train_data import DataReader, Draws
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
@@ -627,7 +627,7 @@ def _record_data(eval_prompts: Any) -> dict[str, Any]:
         return {}
     try:
         tables = [
-            make_eval_table(f"eval_prompts[{name!r}]", name, asked, resolve_path(asked.prompts))
+            make_data_table(f"eval_prompts[{name!r}]", name, asked, resolve_path(asked.prompts))
             for name, asked in sets.items()
         ]
     except ConfigError as error:

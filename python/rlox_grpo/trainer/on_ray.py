@@ -30,14 +30,7 @@ from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import read_jsonl, replace_file
 from rlox_grpo.run.history import checkpoint_path, checkpoint_step, checkpoints
 from rlox_grpo.run.metrics import add_short_names
-from rlox_grpo.trainer.sources import (
-    STAYS_HERE,
-    make_eval_table,
-    make_table,
-    make_train_table,
-    name_callable,
-    resolve_path,
-)
+from rlox_grpo.trainer.sources import STAYS_HERE, make_data_table, make_table, name_callable, resolve_path
 
 STOPPED = 130
 _SHOWN_LINES = 20
@@ -234,7 +227,7 @@ class RayRun:
             where = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
             path = folder / ("eval.jsonl" if name == UNNAMED else f"eval_{name}.jsonl")
             data = self._write_prompts(where, asked.prompts, path)
-            tables.append(make_eval_table(where, name, asked, data))
+            tables.append(make_data_table(where, name, asked, data))
         return tables
 
     def _write_sources(self, prompts: Any, folder: Path) -> list[dict[str, Any]]:
@@ -243,7 +236,7 @@ class RayRun:
         for name, source in list_sources(prompts, self.config.prompts_per_step).items():
             where, column = f"prompts[{name!r}]", source.prompt_column
             data = self._write_prompts(where, source.prompts, folder / f"train_{name}.jsonl", column)
-            tables.append(make_train_table(where, name, source, data))
+            tables.append(make_data_table(where, name, source, data))
         return tables
 
     def _write_prompts(self, what: str, prompts: Any, path: Path, column: str | None = None) -> str:

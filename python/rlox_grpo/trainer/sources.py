@@ -65,35 +65,25 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool))
 
 
-def make_eval_table(where: str, name: str, asked: EvalSet, data: str) -> dict[str, Any]:
-    """Return the table of ``[[eval]]`` for the set ``name``, whose rows are in the file ``data``.
+def make_data_table(where: str, name: str, asked: EvalSet | TrainSource, data: str) -> dict[str, Any]:
+    """Return the table of ``[[eval]]`` or ``[[train]]`` for the set or source ``name``, whose rows are in a file.
+
+    Args:
+        where: the beginning of error messages.
+        name: its name; :data:`UNNAMED` is left out.
+        asked: its settings.
+        data: the path of the file.
 
     Raises:
-        ConfigError: other processes cannot import its environment or one of its reward functions; begins with
-            ``where``.
+        ConfigError: other processes cannot import its environment or one of its reward functions.
     """
-    settings = {key: getattr(asked, key) for key in EvalSet.model_fields if key != "prompts"}
+    settings = {key: getattr(asked, key) for key in type(asked).model_fields if key != "prompts"}
     if asked.environment:
         settings["environment"] = name_callable(f"{where}: environment", asked.environment)
     if asked.rewards is not None:
         settings["rewards"] = _make_tables(where, asked.rewards)
     named = {} if name == UNNAMED else {"name": name}
     return {**named, "data": data, **{key: value for key, value in settings.items() if value is not None}}
-
-
-def make_train_table(where: str, name: str, source: TrainSource, data: str) -> dict[str, Any]:
-    """Return the table of ``[[train]]`` for the source ``name``, whose rows are in the file ``data``.
-
-    Raises:
-        ConfigError: other processes cannot import its environment or one of its reward functions; begins with
-            ``where``.
-    """
-    settings = {key: getattr(source, key) for key in TrainSource.model_fields if key != "prompts"}
-    if source.environment:
-        settings["environment"] = name_callable(f"{where}: environment", source.environment)
-    if source.rewards is not None:
-        settings["rewards"] = _make_tables(where, source.rewards)
-    return {"name": name, "data": data, **{key: value for key, value in settings.items() if value is not None}}
 
 
 def _make_tables(where: str, rewards: Any) -> list[dict[str, Any]]:
