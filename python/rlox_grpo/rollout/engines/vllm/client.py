@@ -30,6 +30,7 @@ from rlox_grpo.rollout.engines.vllm.pictures import refuse_model
 from rlox_grpo.rollout.engines.vllm.requests import (
     derive_prompt_seeds,
     find_limits,
+    list_ids_without_text,
     make_request_fields,
     read_choices,
 )
@@ -119,10 +120,8 @@ class VLLMServerEngine:
             raise ValueError(f"{elsewhere[0]} is not this host: server_sync_dir has to name a folder that it shares")
         self._tokenizer = tokenizer
         self.end_ids = tuple(eos_token_ids)
-        vocab_size = self._limits.vocab_size or 0
         self._vocab_limit = vocab_limit
-        marks = () if reader is None else reader.excluded_ids
-        without_text = sorted({*range(vocab_limit or vocab_size, vocab_size), *marks})
+        without_text = list_ids_without_text(vocab_limit, self._limits.vocab_size, reader)
         self._requests = RequestMaker(reader, {str(token): _PADDING_BIAS for token in without_text} or None)
         self._timeout = timeout
         self._expected = build_manifest(model.config)

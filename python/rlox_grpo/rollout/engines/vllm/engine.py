@@ -39,6 +39,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     admit_mask,
     derive_prompt_seeds,
     find_limits,
+    list_ids_without_text,
     make_parameters,
     make_request_fields,
     read_output,
@@ -153,15 +154,14 @@ class VLLMEngine:
         """
         check_vllm_version()
         self._limits = find_limits("vllm", model, max_length, has_tokenizer=tokenizer is not None)
-        self.max_length, vocab_size = self._limits.max_length, self._limits.vocab_size or 0
+        self.max_length = self._limits.max_length
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._tokenizer = tokenizer
         self._ranks, self._sharing = ranks or HostGroup(), sharing_ranks or HostGroup()
         self.end_ids = tuple(eos_token_ids)
         self._vocab_limit = vocab_limit
         self._reader = reader
-        marks = () if reader is None else reader.excluded_ids
-        self._without_text = sorted({*range(vocab_limit or vocab_size, vocab_size), *marks})
+        self._without_text = list_ids_without_text(vocab_limit, self._limits.vocab_size, reader)
         self._expected = build_manifest(model.config)
         self._config = copy.deepcopy(model.config) if torch.cuda.is_available() else untie_output_layer(model.config)
         self._tied_layers = {} if torch.cuda.is_available() else find_tied_layers(model.config)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rlox_grpo.batch.sampling_mask import find_outside
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.types import Completion, Int16Array, Int32Array, Int64Array, Prompt, Sampling, SamplingMask
+
+if TYPE_CHECKING:
+    from rlox_grpo.prompts.pictures import PictureReader
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently replaces a lower temperature above 0 by this temperature."""
@@ -36,6 +39,19 @@ def find_limits(engine: str, model: Any, max_length: int | None, *, has_tokenize
     config = model.config.get_text_config(decoder=True)
     longest = max_length or getattr(config, "max_position_embeddings", None)
     return Limits(int(config.vocab_size), longest, has_tokenizer, EXTRA, LOWEST_TEMPERATURE)
+
+
+def list_ids_without_text(vocab_limit: int | None, vocab_size: int | None, reader: PictureReader | None) -> list[int]:
+    """Return the ids that are never sampled, ascending: those without a token, and with a ``reader`` those of pictures.
+
+    Args:
+        vocab_limit: ids from here on have no token; None: all have one.
+        vocab_size: number of rows of the output layer.
+        reader: reads the pictures of prompts; its excluded ids stand for pictures and videos.
+    """
+    vocab_size = vocab_size or 0
+    marks = () if reader is None else reader.excluded_ids
+    return sorted({*range(vocab_limit or vocab_size, vocab_size), *marks})
 
 
 def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
