@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlox_grpo.advantages.door import find_advantage_fn, make_advantage_fn, make_constant_test
+from rlox_grpo.advantages.door import make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
-from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import StageConfigs
-from rlox_grpo.config.records.option import find_ignored, is_custom
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.loss.demonstrations import find_demo_loss
 from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
@@ -33,11 +30,11 @@ from rlox_grpo.model.load import count_sampled_ids, load_policy
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
-from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_teacher_prompt
-from rlox_grpo.reference.load import is_url, load_frozen, refuse_shared_weights
+from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
+from rlox_grpo.reference.load import load_frozen, refuse_shared_weights
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike, make_teacher
+from rlox_grpo.reference.teacher import SELF, Teacher, TeacherLike, make_teacher
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.by_source import Scorer
@@ -50,26 +47,25 @@ from rlox_grpo.rollout.generate import generate, generate_checked
 from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
+from rlox_grpo.trainer.check_arguments import (
+    check_arguments,
+    check_group_size,
+    check_teacher,
+    check_teacher_masks,
+    refuse_branches,
+)
 from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.step import TrainStep
-from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
+from rlox_grpo.update.custom_optimizer import OptimizerFactory
 from rlox_grpo.update.expert_routing import ExpertRouting
 from rlox_grpo.update.fixed_tensors import FixedTensors
-from rlox_grpo.update.mini_batches import MiniBatcher, needs_no_advantage
+from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.protocol import Updater
 from rlox_grpo.update.updaters import make_updater
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
-
-LARGE_LEARNING_RATE = 0.1
-"""From here on the run warns of the learning rate."""
-
-_FOR_EPISODES = ("turn_credit", "environment_loss_coef")
-"""Options that need episodes of several turns, in one row each, also where a preset sets them."""
 
 
 def build_step(
@@ -85,7 +81,7 @@ def build_step(
     processor: Any,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
-    chooses_dtype: bool = False,
+    chooses_dtype: bool,
 ) -> tuple[TrainStep, EpisodeRunner | None]:
     """Build the step and, for an environment or tools, what runs the episodes.
 
@@ -97,8 +93,8 @@ def build_step(
             :class:`rlox_grpo.GRPO`, which has the errors too.
     """
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
-    _check_arguments(config, ref_model, optimizer, **arguments)
-    _check_teacher(config, teacher)
+    check_arguments(config, ref_model, optimizer, **arguments)
+    check_teacher(config, teacher)
     policy_loss = make_policy_loss(config.policy_loss)  # an import that fails is an error before the model is loaded
     stages = config.split()
     reward_fns = prepare_rewards(reward_fn, stages)
@@ -136,10 +132,10 @@ def build_step(
             check_turn=partial(check_turn, vocabulary) if checks_engine else None,
             reader=policy.reader,
         )
-        _refuse_branches(config, episodes)
+        refuse_branches(config, episodes)
         if episodes.environment.has_reward:
             reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
-    _check_group_size(config, has_teacher=teacher is not None, has_rewards=bool(reward_fns))
+    check_group_size(config, has_teacher=teacher is not None, has_rewards=bool(reward_fns))
     if teacher is not None and not reward_fns:
         reward_fns.append(no_reward)
     # Without functions, each source of the prompts and each held-out set must have its own.
@@ -158,7 +154,7 @@ def build_step(
     sharded = replace(policy, shards=policy.shards or shard_policy(policy.model, stages.sharding, ranks))
     forward, reference, distiller, updater = build_update(stages, sharded, ref_model, teacher, optimizer, ranks)
     if sampler.sampling.return_sampling_mask:
-        _check_teacher_masks(config, distiller)
+        check_teacher_masks(config, distiller)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
     batcher = MiniBatcher(
         stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks, teacher is not None
@@ -166,13 +162,7 @@ def build_step(
     is_exact = sampler.engine.exact and sampler.partial is None
     level = correction_level(stages.importance, exact=is_exact)
     corrects = not config.bypass_old_log_probs and (level is not None or not is_exact)
-    # With one update for each batch, the old log-probs are those of the update, detached.
-    needs_old = not config.bypass_old_log_probs and (
-        config.updates_per_batch * config.mini_batches > 1
-        or config.router_replay == "trainer"
-        # What reads importance weights, or counts the tokens of experts, before the update.
-        or (corrects and (config.baseline == "optimal_token" or forward.routers is not None))
-    )
+    needs_old = _needs_old_log_probs(config, corrects=corrects, has_routers=forward.routers is not None)
     step = TrainStep(
         stages=stages,
         ranks=ranks,
@@ -316,153 +306,21 @@ def build_update(
     return forward, reference, distiller, updater
 
 
-def _check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFactory | None, **has: bool) -> None:
-    """Refuse arguments of the wrong type, and options that would be ignored; ``has``: ``environment`` and ``tools``."""
-    if ref_model is not None and not isinstance(ref_model, (str, Path, nn.Module)):
-        raise TypeError(
-            f"ref_model is {type(ref_model).__name__}: expected a path, a hub id or a torch.nn.Module; give options by "
-            "keyword"
-        )
-    if is_url(ref_model):
-        raise ConfigError(f"ref_model={ref_model!r}: for a reference server set reference='server' and reference_url")
-    config.refuse_ignored(ref_model=ref_model is not None, **has)
-    # The check above lets a preset's own values pass. These two are what such a preset is for.
-    for ignored in find_ignored(config, config.model_dump(exclude=set(_FOR_EPISODES)), has):
-        raise ConfigError(f"preset={config.preset!r}: {ignored}")
-    if not has["teacher"] and "teacher_coef" in PRESETS[config.preset].values:
-        raise ConfigError(
-            f"preset={config.preset!r} learns from a teacher: pass teacher=, a path, a hub id, a model or a URL; or "
-            "'self' or 'ema', with teacher_prompt"
-        )
-    if has["teacher"] and config.zero_variance == "refill":
-        raise ConfigError(
-            "zero_variance='refill' replaces groups of equal rewards, and a teacher trains these groups too: set "
-            "zero_variance='drop'"
-        )
-    if config.advantage_fn is not None:
-        find_advantage_fn(config.advantage_fn)
-    _check_off_policy(config, **has)
-    several_turns = has["environment"] or has["tools"]
-    if config.policy_loss == "gspo_turn" and not several_turns:
-        raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
-    if several_turns and config.tensor_parallel_size > 1:
-        raise ConfigError(
-            "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
-            "would have to sample the same replies at the same time"
-        )
-    if optimizer is not None:
-        refuse_unread_options(config, optimizer)
-    elif config.learning_rate >= LARGE_LEARNING_RATE:
-        logger.warning(
-            "learning_rate=%g: AdamW moves every weight by about as much in each step, which destroys most models; "
-            "published runs have 1e-7 to 1e-3",
-            config.learning_rate,
-        )
+def _needs_old_log_probs(config: GRPOConfig, *, corrects: bool, has_routers: bool) -> bool:
+    """Whether a forward pass before the update computes the old log-probs.
 
+    With one update for each batch, the old log-probs are those of the update, detached, and need no pass of their own.
 
-def _check_off_policy(config: GRPOConfig, **has: bool) -> None:
-    """Refuse demonstrations and replay with what they do not support; ``has``: the arguments that the user gave."""
-    if config.demo_loss is not None:
-        find_demo_loss(config.demo_loss)  # an import that fails is an error before the model is loaded
-    for option, is_set in {"demo_loss": config.demo_loss is not None, "replay": config.replay != "none"}.items():
-        for argument in ("environment", "tools", "teacher"):
-            if is_set and has[argument]:
-                raise ConfigError(
-                    f"{option}={getattr(config, option)!r} with {argument}= is not supported: it needs replies of one "
-                    "turn, and no teacher; leave one of them out"
-                )
-
-
-def _check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, TeacherLike] | None) -> None:
-    """Refuse what several teachers, a teacher with its own prompt, or the policy as its own teacher do not support.
-
-    Raises:
-        ConfigError: the message names the option and what to set.
+    Args:
+        config: the options.
+        corrects: whether completions have importance weights, or their gap to the sampler is measured.
+        has_routers: whether the routers of a mixture of experts are watched.
     """
-    if isinstance(teacher, Mapping):
-        _check_teachers(config, teacher)
-    elif config.teacher_column is not None:
-        raise ConfigError(
-            f"teacher_column={config.teacher_column!r} is read only with several teachers: pass them by name, such as "
-            "teacher={'math': …, 'code': …}, or leave it out"
-        )
-    if config.teacher_prompt is not None:
-        find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
-    if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
-        raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
-    mix = GRPOConfig.model_fields["teacher_mix"].default
-    if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
-        raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")
-    if teacher not in (SELF, EMA):
-        return
-    if config.teacher_prompt is None:
-        raise ConfigError(
-            f"teacher={teacher!r} without teacher_prompt: the policy and its teacher would read the same prompt, so "
-            "that there is nothing to learn; set teacher_prompt to a template with a hint, such as "
-            "'{prompt}\\nA right answer: {answer}'"
-        )
-    if teacher == EMA:
-        if config.load_in_4bit:
-            raise ConfigError("teacher='ema' with load_in_4bit=True was never tried: set teacher='self'")
-        return
-    if config.teacher_offload:
-        raise ConfigError("teacher_offload=True with teacher='self': the policy stays on its device; leave it out")
-    if config.split().sharding.shards_weights:
-        raise ConfigError("teacher='self' with sharded parameters was never tried: keep them whole on each rank")
-    if config.teacher_kl == "full" and config.updates_per_batch * config.mini_batches > 1:
-        raise ConfigError(
-            f"teacher='self' with teacher_kl='full' reads the policy's output layer, which changes in each of "
-            f"{config.updates_per_batch * config.mini_batches} updates: set updates_per_batch=1 and mini_batches=1, or "
-            "teacher_kl='sampled'"
-        )
-
-
-def _check_teachers(config: GRPOConfig, teachers: Mapping[str, TeacherLike]) -> None:
-    """Refuse what several teachers do not support."""
-    if not teachers or not all(isinstance(name, str) and name for name in teachers):
-        raise ConfigError(f"teacher={dict(teachers)!r}: expected at least one teacher, each under a name that is text")
-    if config.teacher_column is None:
-        raise ConfigError(
-            f"teacher has several models ({', '.join(map(repr, teachers))}): set teacher_column to the column of the "
-            "rows that holds the name of each row's teacher"
-        )
-    for name, source in teachers.items():
-        if source in (SELF, EMA):
-            raise ConfigError(
-                f"teacher[{name!r}]={source!r}: the policy can be its own teacher for all rows only; pass "
-                f"teacher={source!r} alone"
-            )
-    if config.teacher_kl == "full":
-        raise ConfigError("teacher_kl='full' with several teachers was never tried: set teacher_kl='sampled'")
-
-
-def _check_teacher_masks(config: GRPOConfig, teacher: Teacher | Teachers | None) -> None:
-    """Refuse or warn of a teacher that normalises over all ids, where the policy normalises over a sampling mask."""
-    teachers = teacher.by_name.values() if isinstance(teacher, Teachers) else [] if teacher is None else [teacher]
-    if all(each.reference.takes_mask for each in teachers):
-        return
-    problem = (
-        "a teacher on a vLLM server gives log-probs over all ids, and those of the policy are over the ids that top_p, "
-        "top_k and min_p leave"
-    )
-    if config.sampling_mask == "require":
-        raise ConfigError(
-            f"sampling_mask='require': {problem}; serve the teacher with rlox-grpo serve-reference, or turn them off"
-        )
-    logger.warning("%s: the KL to the teacher is biased. Turn them off, or use rlox-grpo serve-reference", problem)
-
-
-def _check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool) -> None:
-    """Refuse groups of one completion whose rewards cannot differ from their mean.
-
-    A teacher needs no group: it gives each token an advantage of its own.
-    """
-    is_compared = config.advantage_fn is None and config.baseline == "mean" and config.max_group_size is None
-    if config.group_size > 1 or not is_compared or (has_teacher and not has_rewards):
-        return
-    raise ConfigError(
-        "group_size=1 with baseline='mean': every advantage is 0 and nothing is trained; set group_size to at least 2, "
-        "or baseline='batch' or 'moving'" + ("; a teacher without rewards needs no group" if has_teacher else "")
+    return not config.bypass_old_log_probs and (
+        config.updates_per_batch * config.mini_batches > 1
+        or config.router_replay == "trainer"
+        # What reads importance weights, or counts the tokens of experts, before the update.
+        or (corrects and (config.baseline == "optimal_token" or has_routers))
     )
 
 
@@ -471,20 +329,3 @@ def _count_most_sampled_tokens(stages: StageConfigs) -> int:
     every_turn = stages.episodes.max_turns * stages.sampling.max_new_tokens
     limit = stages.episodes.max_episode_tokens
     return every_turn if limit is None else min(every_turn, limit)
-
-
-def _refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:
-    """Refuse options that need episodes of one row, if there are branches: from the chat template or compaction."""
-    compacts = config.compact_at_tokens is not None
-    if not episodes.rewrites_history and not compacts:
-        return
-    cause, remedy = "the chat template rewrites history", "history='keep'"
-    if compacts:
-        cause, remedy = f"compact_at_tokens={config.compact_at_tokens!r} is set", "compact_at_tokens=None"
-    for name in (*_FOR_EPISODES, "teacher_prompt"):
-        value, default = getattr(config, name), GRPOConfig.model_fields[name].default
-        if value != default:
-            raise ConfigError(
-                f"{name}={value!r} needs episodes of one row, but {cause}, which opens branches: set {remedy} or "
-                f"{name}={default!r}"
-            )
