@@ -20,7 +20,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import Judge, RewardError
 from rlox_grpo.rewards.registry import make_rewards
-from rlox_grpo.run.resume import digest_rewards
+from rlox_grpo.run.digests import digest_rewards
 from rlox_grpo.trainer.sources import make_table
 
 SCRIPT = Path(__file__).parents[1] / "judged.py"

@@ -24,7 +24,8 @@ from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.rewards import GSM8KAnswer
 from rlox_grpo.run.content import digest_content
-from rlox_grpo.run.resume import compare_rewards, digest_data, digest_reward
+from rlox_grpo.run.digests import digest_data, digest_reward
+from rlox_grpo.run.resume import compare_rewards
 from rlox_grpo.types import Prompt
 
 

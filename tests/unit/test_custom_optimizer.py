@@ -8,7 +8,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
-from rlox_grpo.run.resume import digest_optimizer
+from rlox_grpo.run.digests import digest_optimizer
 from rlox_grpo.update.custom_optimizer import CustomOptimizer, takes_learning_rate
 from toy import PROMPTS, ToyLM, options, share_of_target, stop_after
 

@@ -13,7 +13,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import InWorkers, RewardModel, in_workers
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.reward_model import join_messages
-from rlox_grpo.run.resume import digest_reward
+from rlox_grpo.run.digests import digest_reward
 from toy import ToyLM
 
 TEMPLATE = (

@@ -33,6 +33,7 @@ from rlox_grpo.rollout.episodes.adapters import Environment
 from rlox_grpo.run.best import BestCheckpoint
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
+from rlox_grpo.run.digests import digest_data, digest_doors, digest_optimizer, digest_rewards
 from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.history import checkpoint_step
@@ -41,14 +42,7 @@ from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import (
-    OPTIMIZER,
-    digest_data,
-    digest_doors,
-    digest_optimizer,
-    digest_rewards,
-    read_recorded_dtype,
-)
+from rlox_grpo.run.resume import OPTIMIZER, read_recorded_dtype
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix

@@ -24,10 +24,10 @@ from rlox_grpo.rollout.engines.custom_engine import check_turn
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate, generate_checked
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
+from rlox_grpo.run.digests import digest_data, digest_rewards
 from rlox_grpo.run.eval_history import EvaluationHistory
 from rlox_grpo.run.evaluation import evaluate, has_vote, list_k, measure_prompts
 from rlox_grpo.run.inputs import PromptReader
-from rlox_grpo.run.resume import digest_data, digest_rewards
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, list_in_workers
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 

@@ -17,9 +17,10 @@ from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rollout.episodes.adapters import Environment
 from rlox_grpo.rollout.episodes.run import Prepared
+from rlox_grpo.run.digests import digest_rewards
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.plan import Progress
-from rlox_grpo.run.resume import SHARES, digest_rewards
+from rlox_grpo.run.resume import SHARES
 from rlox_grpo.types import Prompt
 
 Draws: TypeAlias = "PromptDraws | StreamDraws | MixtureDraws"
