@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,12 +51,11 @@ def make_reference(
         ReferenceServerError: the server does not answer, or serves another vocabulary.
     """
     kind = choose_reference(config, policy.model, kl_coef, ref_model)
-    refresh_steps = config.reference_refresh_steps
     if kind == "none":
         return None
     if kind == "adapter_off":
         without_adapter: Any = policy.model.disable_adapter
-        compute, distributions = _measure(policy_forward, without_adapter)
+        compute, distributions = _without_gradient(policy_forward, without_adapter)
         return Reference(compute, None, distributions)
     if kind == "server":
         from rlox_grpo.reference.client import connect
@@ -68,34 +68,75 @@ def make_reference(
             temperature=forward_options.get("temperature", 1.0),
             vocabulary=forward_options.get("vocabulary"),
         )
-    is_whole = policy.shards is None and policy.stored is None
-    if not is_whole and ref_model is None and kind == "frozen" and not config.reference_offload:
-        return _make_sharded(policy, ranks or Ranks(), policy_forward, forward_options)
-    device = find_device(policy.model)
-    frozen = policy.copy_whole() if ref_model is None else ref_model.to(device)
-    frozen.eval().requires_grad_(False)
-    masters = policy.masters if ref_model is None else {}
-    digest = fingerprint_model(frozen, masters)
+    offload = config.reference_offload
     if kind == "periodic":
-        for name, parameter in frozen.named_parameters():
-            if name in masters:  # it mixes weights in float32
-                parameter.data = masters[name].to(device, copy=True)
-    in_use = _offload_to_host(frozen) if config.reference_offload else nullcontext
-    forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
-    if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
-        # Not a periodic one: bfloat16 would drop what it takes over.
+        assert config.reference_refresh_steps is not None  # rlox_grpo.config.checks
+        every, share = config.reference_refresh_steps, config.reference_mix
+        return follow_policy(policy, every=every, share=share, offload=offload, **forward_options)
+    if ref_model is not None:
+        frozen = ref_model.to(find_device(policy.model))
+        return freeze_model(frozen, in_bfloat16=in_bfloat16, offload=offload, **forward_options)
+    is_whole = policy.shards is None and policy.stored is None
+    if not is_whole and not offload:
+        return _make_sharded(policy, ranks or Ranks(), policy_forward, forward_options)
+    return freeze_model(
+        policy.copy_whole(), masters=policy.masters, in_bfloat16=in_bfloat16, offload=offload, **forward_options
+    )
+
+
+def freeze_model(
+    model: nn.Module,
+    *,
+    masters: Mapping[str, Tensor] = MappingProxyType({}),
+    in_bfloat16: bool,
+    offload: bool,
+    **forward_options: Any,
+) -> Reference:
+    """Return a reference with the weights of ``model``, which is frozen in place.
+
+    Args:
+        model: the model, on the device of its forward passes.
+        masters: the float32 weights that ``model`` holds rounded, by name, for the fingerprint.
+        in_bfloat16: whether all weights are stored in the autocast dtype; otherwise those of linear layers are.
+        offload: whether the model is in host memory between the forward passes of two steps.
+        forward_options: see :func:`make_reference`.
+    """
+    model.eval().requires_grad_(False)
+    digest = fingerprint_model(model, masters)
+    in_use = _offload_to_host(model) if offload else nullcontext
+    forward = make_forward(model, **forward_options)  # tries the model in its own dtype
+    if (dtype := forward_options.get("autocast_dtype")) is not None:
         if in_bfloat16:
-            cast_weights(frozen, arithmetic, trained=False)
+            cast_weights(model, dtype, trained=False)
         else:
-            cast_frozen_layers(frozen, arithmetic)
-    compute, distributions = _measure(forward)
-    if kind == "frozen":
-        return Reference(compute, digest, distributions, in_use)
+            cast_frozen_layers(model, dtype)
+    compute, distributions = _without_gradient(forward)
+    return Reference(compute, digest, distributions, in_use)
+
+
+def follow_policy(policy: Policy, *, every: int, share: float, offload: bool, **forward_options: Any) -> Reference:
+    """Return a copy of the policy that takes over its weights, as ``reference="periodic"``.
+
+    The copy is in the precision of the policy's master weights, because bfloat16 would drop what it takes over.
+
+    Args:
+        policy: the model in training.
+        every: number of steps between two updates of the copy.
+        share: share of the policy's weights in an update; see :func:`_mix`.
+        offload: whether the copy is in host memory between the forward passes of two steps.
+        forward_options: see :func:`make_reference`.
+    """
+    copied = policy.copy_whole()
+    copied.eval().requires_grad_(False)
+    for name, parameter in copied.named_parameters():
+        if name in policy.masters:
+            parameter.data = policy.masters[name].to(find_device(policy.model), copy=True)
+    in_use = _offload_to_host(copied) if offload else nullcontext
+    compute, distributions = _without_gradient(make_forward(copied, **forward_options))
 
     def follow(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        assert refresh_steps is not None  # rlox_grpo.config.checks
-        if step % refresh_steps == 0:
-            _mix(frozen, weights(), config.reference_mix)
+        if step % every == 0:
+            _mix(copied, weights(), share)
 
     return Reference(
         compute,
@@ -103,8 +144,8 @@ def make_reference(
         distributions,
         in_use,
         follow,
-        state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in frozen.named_parameters()},
-        load_state_dict=lambda state: _mix(frozen, state.items(), 1.0),
+        state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in copied.named_parameters()},
+        load_state_dict=lambda state: _mix(copied, state.items(), 1.0),
     )
 
 
@@ -113,7 +154,7 @@ def refer_to_policy(policy_forward: Forward) -> Reference:
 
     The head of its distributions is the policy's own, so they are valid until the next optimizer step.
     """
-    compute, distributions = _measure(policy_forward)
+    compute, distributions = _without_gradient(policy_forward)
     return Reference(compute, None, distributions)
 
 
@@ -146,7 +187,7 @@ def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options
     )
     dtype = options.get("autocast_dtype")
     frozen = policy.copy_in_shards(lambda blank: None if dtype is None else cast_frozen_layers(blank, dtype), ranks)
-    compute, distributions = _measure(frozen.wrap(make_forward(frozen.model, like=policy_forward, **options)))
+    compute, distributions = _without_gradient(frozen.wrap(make_forward(frozen.model, like=policy_forward, **options)))
     return Reference(compute, digest, distributions)
 
 
@@ -162,7 +203,7 @@ def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -
     return str(ranks.gather(fingerprint_weights(read()) if ranks.is_first else None)[0])
 
 
-def _measure(
+def _without_gradient(
     forward: Forward, setting: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> tuple[Callable[[Batch], Tensor], Callable[[Batch], TokenDistributions]]:
     """The log-probs and the distributions of ``forward`` without a gradient, computed within ``setting()``."""

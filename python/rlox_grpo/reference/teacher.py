@@ -15,12 +15,14 @@ from rlox_grpo.batch.other_prompts import number_loss_tokens
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
+from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, select_mask, take_log_probs
 from rlox_grpo.model.load import count_sampled_ids, find_max_positions
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
+from rlox_grpo.reference.client import connect
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids, refuse_shared_weights
-from rlox_grpo.reference.local import make_reference, refer_to_policy
+from rlox_grpo.reference.local import follow_policy, freeze_model, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
 from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
 from rlox_grpo.types import Batch, TokenDistributions
@@ -160,41 +162,20 @@ def make_teacher(
     if teacher == SELF:
         return Teacher(refer_to_policy(policy_forward), temperature, is_full, True, SELF, positions)
     if teacher == EMA:
-        settings = config.model_copy(
-            update={
-                "reference": "periodic",
-                "reference_refresh_steps": 1,
-                "reference_mix": config.teacher_mix,
-                "reference_offload": config.teacher_offload,
-            }
+        reference = follow_policy(
+            policy, every=1, share=config.teacher_mix, offload=config.teacher_offload, **forward_options
         )
-        reference = make_reference(settings, policy, policy_forward, kl_coef=1.0, **forward_options)
-        assert reference is not None
         return Teacher(reference, temperature, is_full, True, EMA, positions)
     # Ids from here on are padding of the embedding, and left out on both sides.
-    forward_options["vocabulary"] = count_sampled_ids(policy)
+    vocabulary = count_sampled_ids(policy)
     if is_url(teacher):
         if is_full:
             raise ConfigError("teacher_kl='full' needs whole distributions, and a server sends log-probs of tokens")
-        if is_vllm(teacher):
-            reference = connect_to_vllm(
-                str(teacher),
-                config.teacher_token_file,
-                config.teacher_timeout,
-                temperature=temperature,
-                tokenizer=policy.tokenizer,
-            )
-            return Teacher(reference, temperature, is_full=False, has_distributions=False)
-        settings = config.model_copy(
-            update={
-                "reference": "server",
-                "reference_url": teacher,
-                "reference_token_file": config.teacher_token_file,
-                "reference_timeout": config.teacher_timeout,
-            }
-        )
-        reference = make_reference(settings, policy, policy_forward, kl_coef=1.0, **forward_options)
-        assert reference is not None
+        url, token_file, timeout = str(teacher), config.teacher_token_file, config.teacher_timeout
+        if is_vllm(url):
+            reference = connect_to_vllm(url, token_file, timeout, temperature=temperature, tokenizer=policy.tokenizer)
+        else:
+            reference = connect(url, token_file, timeout, temperature=temperature, vocabulary=vocabulary)
         return Teacher(reference, temperature, is_full=False, has_distributions=False)
     if isinstance(teacher, (str, Path)):
         teacher = load_frozen(argument, teacher, policy)
@@ -204,17 +185,12 @@ def make_teacher(
         )
     refuse_shared_weights(argument, teacher, policy, "teacher='self' with teacher_prompt")
     refuse_fewer_ids(argument, teacher, policy)
-    settings = config.model_copy(update={"reference": "frozen", "reference_offload": config.teacher_offload})
-    reference = make_reference(
-        settings,
-        policy,
-        policy_forward,
-        kl_coef=1.0,
-        ref_model=teacher,
+    reference = freeze_model(
+        teacher.to(find_device(policy.model)),
         in_bfloat16=in_bfloat16,
-        **forward_options,
+        offload=config.teacher_offload,
+        **{**forward_options, "vocabulary": vocabulary},
     )
-    assert reference is not None
     # With a prompt of its own, a frozen copy of the policy is a teacher (SDFT's base teacher).
     if (
         config.teacher_prompt is None
