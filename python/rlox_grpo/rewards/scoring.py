@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.groups import flag_sampled
+from rlox_grpo.rewards.arguments import collect_arguments, collect_columns
 from rlox_grpo.rewards.calls import (
     HINT,
-    ChatCompletion,
     RewardError,
     RewardFn,
     attempt,
@@ -31,7 +30,6 @@ from rlox_grpo.rewards.calls import (
     to_list,
     took_lengths_alone,
 )
-from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
 from rlox_grpo.rewards.steps import count_units, find_wrong_ends, split_steps
@@ -56,8 +54,6 @@ from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup, StepScores
 
 logger = logging.getLogger(__name__)
-
-_RESERVED = ("prompts", "completions", "completion_ids", SAMPLED)
 
 
 def score(
@@ -158,7 +154,7 @@ class _Calls:
         self._names = make_unique_names(batch.functions) if batch.names is None else batch.names
         self._factors = reward_weights(batch.functions, batch.weights)
         rows = sum(len(group.completions) for group in batch.groups)
-        self.arguments = _collect_arguments(batch.groups) if rows else {}
+        self.arguments = collect_arguments(batch.groups) if rows else {}
         self.by_function: dict[str, _FunctionScores] = {}
         self.waiting: dict[str, Awaitable[Any]] = {}
 
@@ -436,7 +432,7 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
     """
     empty = [""] * len(prompts)
     arguments = {"prompts": empty, "completion_ids": [[]] * len(prompts)}
-    arguments |= _collect_columns([(prompt, 1) for prompt in prompts])
+    arguments |= collect_columns([(prompt, 1) for prompt in prompts])
     for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
         if isinstance(function, Rule):
             try:
@@ -494,69 +490,6 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"the weight of {name} is {weight!r}, expected a finite number")
     return [float(weight) for weight in weights]
-
-
-def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    """Return all arguments that a reward function may have, with one value for each completion."""
-    completions = [completion for group in groups for completion in group.completions]
-    has_text = [completion.text is not None for completion in completions]
-    if any(has_text) and not all(has_text):
-        raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
-    arguments: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
-    arguments["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
-    columns = _collect_columns([(group.prompt, len(group.completions)) for group in groups])
-    if any(completion.sampled is not None for completion in completions):
-        columns[SAMPLED] = [flag_sampled(completion).tolist() for completion in completions]
-    return arguments | columns
-
-
-def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
-    """Return every column, with each value repeated for each completion of its prompt.
-
-    A column that a source of a mixture does not have is None in its rows.
-    """
-    columns: dict[str, list[Any]] = {}
-    for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
-        if name in _RESERVED:
-            raise ValueError(
-                f"a column is named {name!r}, which reward functions receive as something else: drop it, or rename it: "
-                f"columns={{'reference_{name}': {name!r}}}"
-            )
-        with_column = {prompt.data_source for prompt, _ in prompts if name in prompt.columns}
-        for prompt, _ in prompts:
-            if name not in prompt.columns and prompt.data_source in with_column:
-                raise ValueError(
-                    f"{prompt.name} has no column {name!r} while others have: give it in every row or in none"
-                )
-        columns[name] = [prompt.columns.get(name) for prompt, times in prompts for _ in range(times)]
-    return columns
-
-
-def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    prompts: list[Any] = []
-    completions: list[Any] = []
-    for group in groups:
-        source = group.prompt.text if group.prompt.source is None else group.prompt.source
-        for completion in group.completions:
-            if completion.episode is not None:
-                messages, first = list(completion.episode.messages), completion.episode.prompt_messages
-                prompts.append(messages[:first])
-                completions.append(ChatCompletion(messages[first:]))
-                continue
-            prompts.append(source)
-            said = {"role": "assistant", "content": completion.text}
-            completions.append(ChatCompletion([said]) if isinstance(source, list) else completion.text)
-    return {"prompts": prompts, "completions": completions}
-
-
-def _collect_tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    import torch
-
-    tensor = partial(torch.tensor, dtype=torch.int64)  # a copy
-    prompts = [tensor(group.prompt.token_ids) for group in groups for _ in group.completions]
-    completions = [tensor(completion.token_ids) for group in groups for completion in group.completions]
-    same = len({len(prompt) for prompt in prompts}) == 1
-    return {"prompts": torch.stack(prompts) if same else prompts, "completions": completions}
 
 
 def _split(
