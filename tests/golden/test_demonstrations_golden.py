@@ -21,6 +21,7 @@ import torch
 from rlox_grpo.advantages import group_advantages
 from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import fill_if_empty
+from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import is_worth_packing, make_forward
 from rlox_grpo.model.prefix_tree import build_prefix_tree
@@ -138,8 +139,8 @@ def test_a_step_of_demonstrations_alone_reports_no_policy() -> None:
     assert batch.has_loss
     assert batch.totals.num_loss_tokens == 0
     report, log_probs = StepReport(), log_probs_of(batch)
-    assert report.add(grpo_loss(log_probs, batch, demo_loss="ce"), log_probs, torch.zeros_like(log_probs), batch)
-    assert report._totals.keys() == {"demo/loss", "demo/probability"}
+    report.add(grpo_loss(log_probs, batch, demo_loss="ce"), log_probs, torch.zeros_like(log_probs), batch)
+    assert report.over_ranks(Ranks()).keys() == {"demo/loss", "demo/probability"}
 
 
 def test_a_loss_of_the_user_is_checked() -> None:

@@ -21,23 +21,21 @@ class StepReport:
 
     def add(
         self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch, kl: Tensor | None = None
-    ) -> bool:
-        """Add one micro-batch, with ``kl`` ``[N, T]`` over the whole vocabulary. Return whether its loss is finite."""
-        is_finite = bool(torch.isfinite(output.loss))
-        if self._failure is None and not is_finite:
+    ) -> None:
+        """Add one micro-batch, with ``kl`` ``[N, T]`` over the whole vocabulary."""
+        if self._failure is None and not bool(torch.isfinite(output.loss)):
             self._failure = _failure(output.loss, log_probs, batch, kl)
         if batch.totals.num_loss_tokens == 0:  # a step of demonstrations alone has no mean over the policy's tokens
             _add(
                 self._totals, {name: float(value) for name, value in output.metrics.items() if name.startswith("demo/")}
             )
-            return is_finite
+            return
         # This micro-batch's share of the mean entropy. The shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.totals.num_loss_tokens, 1.0
         )
         _add(self._totals, {name: float(value) for name, value in output.metrics.items()})
         _add(self._totals, {"policy/entropy": float(share)})
-        return is_finite
 
     def over_ranks(self, ranks: Ranks) -> dict[str, float]:
         """Return the metrics of the whole step.

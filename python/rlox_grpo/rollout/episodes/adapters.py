@@ -13,7 +13,7 @@ from typing import Any
 
 from rlox_grpo.config.eval_set import refuse_true
 from rlox_grpo.config.records.episodes import EpisodeConfig
-from rlox_grpo.environments import Outcome, Reply
+from rlox_grpo.environments import Outcome
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.workers import is_coroutine_function
@@ -161,11 +161,10 @@ async def _use_tools(row: Mapping[str, Any], chat: Chat) -> Outcome:
     return Outcome(None)
 
 
-async def _answer_calls(first: Any, chat: Chat) -> Reply:
+async def _answer_calls(first: Any, chat: Chat) -> None:
     reply = await chat.turn(first)
     while messages := await chat.call_tools(reply):
         reply = await chat.turn(messages)
-    return reply
 
 
 def _adapt_class(
