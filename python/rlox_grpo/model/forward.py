@@ -135,6 +135,125 @@ class SplitModel:
         return OutputHead(weight, bias, self.scale, self.softcap)
 
 
+@dataclass(frozen=True, eq=False)
+class _ForwardPass:
+    """The forward pass that :func:`make_forward` has chosen for a model.
+
+    Attributes:
+        model: runs by logits if there is no ``split``.
+        split: the model as decoder and output layer; None: it is not one that can be split.
+        packs: whether rows are packed where this saves enough tokens.
+        vision: what pictures need; None: the model is trained on text.
+        routers: the routers of a mixture of experts, if they are watched.
+        temperature, vocabulary, autocast_dtype, entropy_gradient, entropy_always: see :func:`make_forward`.
+    """
+
+    model: nn.Module
+    split: SplitModel | None
+    packs: bool
+    vision: Vision | None
+    routers: Routers | None
+    temperature: float
+    vocabulary: int | None
+    autocast_dtype: torch.dtype | None
+    entropy_gradient: bool
+    entropy_always: bool
+
+    def compute(self, batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
+        """Run the model over ``batch``; see :class:`Forward`."""
+        has_gradient = torch.is_grad_enabled()
+        # A pass with gradients predicts the tokens of the environment and of demonstrations too.
+        mask = batch.predicted_mask if has_gradient else batch.loss_mask
+        if is_unscaled:
+            batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
+        policy, row = self._read(replace(batch, loss_mask=mask), has_all_ids=is_unscaled)
+        if self.routers is not None:
+            self.routers.last.predicting = _locate_predicting(batch, mask, row)
+            self.routers.last.sources = None if row is None else row.sources
+        options: dict[str, Any] = {
+            "temperature": 1.0 if is_unscaled else self.temperature,
+            "with_entropy": self.entropy_always or has_gradient,
+            "entropy_gradient": self.entropy_gradient and has_gradient,
+        }
+        if batch.log_probs.ref_distributions is not None:
+            return self._compare(policy, row, batch, mask, options)
+        log_probs, entropy = take_log_probs(
+            policy,
+            batch.completion_ids[mask] if row is None else row.predicted_ids,
+            sampling_mask=select_mask(batch, mask) if row is None else row.sampling_mask,
+            **options,
+        )
+        if row is not None:
+            # [K] → [M]. Backward adds up the gradients of all rows that share a token.
+            log_probs, entropy = (_select_rows(values, row.prediction_indices) for values in (log_probs, entropy))
+        return scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
+
+    def distributions(self, batch: Batch) -> TokenDistributions:
+        """Return the distributions of the tokens under ``loss_mask``, ``[M, …]`` in row order."""
+        policy, row = self._read(batch)
+        return policy if row is None else replace(policy, hidden=_select_rows(policy.hidden, row.prediction_indices))
+
+    def _compare(
+        self, policy: TokenDistributions, row: PackedRow | None, batch: Batch, mask: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Return log-probs and entropies of the tokens under ``mask``, and the KL of those under ``loss_mask``."""
+        reference = batch.log_probs.ref_distributions
+        assert reference is not None
+        # [K, H] → [M, H]: rows that share a token of the policy can have different tokens of the reference.
+        hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
+        ref_hidden, has_kl = reference.hidden, batch.loss_mask[mask]
+        if batch.environment is not None or batch.demonstration_mask is not None:
+            # Tokens of the environment and of demonstrations have no KL: that to zeros is left out below.
+            ref_hidden = ref_hidden.new_zeros(len(hidden), ref_hidden.shape[1])
+            ref_hidden[has_kl] = reference.hidden
+        log_probs, entropy, kl = token_log_probs_and_kl(
+            replace(policy, hidden=hidden),
+            replace(reference, hidden=ref_hidden),
+            batch.completion_ids[mask],
+            sampling_mask=select_mask(batch, mask),
+            **options,
+        )
+        outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
+        # Unlike that of an index, the backward pass of masked_select adds nothing, so its order is fixed.
+        return (*outputs, scatter_to_rectangle(kl.masked_select(has_kl), batch.loss_mask))
+
+    def _read(self, batch: Batch, *, has_all_ids: bool = False) -> tuple[TokenDistributions, PackedRow | None]:
+        """Return the distributions of a packed row's K distinct tokens, or of rows' M tokens under ``loss_mask``.
+
+        The distributions are over the ids that can be sampled; with ``has_all_ids`` over all ids of the output layer.
+        """
+        split, vision = self.split, self.vision
+        rows = None if has_all_ids else self.vocabulary
+        is_shared = self.packs and not (vision is not None and vision.shows_later(batch))
+        tree = build_prefix_tree(batch) if is_shared else None
+        row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
+        if vision is None and any(batch.pictures):
+            raise ValueError("a prompt has pictures, and this forward pass has no processor: the model is text only")
+        watch = nullcontext() if self.routers is None else self.routers.watch(_lay_out_choices(batch, row))
+        with set_autocast(batch.input_ids.device, self.autocast_dtype), watch:
+            if split is None:
+                output = self.model(batch.input_ids)
+            elif row is None:
+                options = {} if vision is None else vision.prepare_batch(batch)
+                states = split.decoder(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
+                # [N, L, H] → [M, H]: the states that predict a token. The output layer runs on these alone, not on
+                # prompts and padding.
+                hidden = states[_find_predicting_positions(batch)]
+            else:
+                assert tree is not None
+                # [K, H], each distinct token once.
+                options = {} if vision is None else vision.prepare_packed(row, batch, find_first_rows(tree))
+                hidden = _compute_packed_hidden(split.decoder, row, options)
+        if split is None:
+            logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
+            # [M, ids] logits of the tokens under the mask, float32 or float64.
+            logits = _select_predicting_logits(logits, batch)[:, :rows]
+            return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
+        # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
+        hidden = hidden if self.autocast_dtype is None else hidden.to(self.autocast_dtype)
+        return TokenDistributions(hidden, split.output_head(rows, has_all_ids=has_all_ids)), row
+
+
 def make_forward(
     model: nn.Module,
     *,
@@ -207,98 +326,19 @@ def make_forward(
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
 
-    def read(batch: Batch, *, has_all_ids: bool = False) -> tuple[TokenDistributions, PackedRow | None]:
-        """Return the distributions of a packed row's K distinct tokens, or of rows' M tokens under ``loss_mask``.
-
-        The distributions are over the ids that can be sampled; with ``has_all_ids`` over all ids of the output layer.
-        """
-        rows = None if has_all_ids else vocabulary
-        is_shared = packs and not (vision is not None and vision.shows_later(batch))
-        tree = build_prefix_tree(batch) if is_shared else None
-        row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
-        if vision is None and any(batch.pictures):
-            raise ValueError("a prompt has pictures, and this forward pass has no processor: the model is text only")
-        watch = nullcontext() if routers is None else routers.watch(_lay_out_choices(batch, row))
-        with set_autocast(batch.input_ids.device, autocast_dtype), watch:
-            if split is None:
-                output = model(batch.input_ids)
-            elif row is None:
-                options = {} if vision is None else vision.prepare_batch(batch)
-                states = split.decoder(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
-                # [N, L, H] → [M, H]: the states that predict a token. The output layer runs on these alone, not on
-                # prompts and padding.
-                hidden = states[_find_predicting_positions(batch)]
-            else:
-                assert tree is not None
-                # [K, H], each distinct token once.
-                options = {} if vision is None else vision.prepare_packed(row, batch, find_first_rows(tree))
-                hidden = _compute_packed_hidden(split.decoder, row, options)
-        if split is None:
-            logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-            # [M, known] logits of the tokens under the mask, float32 or float64.
-            logits = _select_predicting_logits(logits, batch)[:, :rows]
-            return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
-        # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
-        hidden = hidden if autocast_dtype is None else hidden.to(autocast_dtype)
-        return TokenDistributions(hidden, split.output_head(rows, has_all_ids=has_all_ids)), row
-
-    def compute(batch: Batch, *, is_unscaled: bool = False) -> tuple[Tensor, ...]:
-        has_gradient = torch.is_grad_enabled()
-        # A pass with gradients predicts the tokens of the environment and of demonstrations too.
-        mask = batch.predicted_mask if has_gradient else batch.loss_mask
-        if is_unscaled:
-            batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))
-        policy, row = read(replace(batch, loss_mask=mask), has_all_ids=is_unscaled)
-        if routers is not None:
-            routers.last.predicting = _locate_predicting(batch, mask, row)
-            routers.last.sources = None if row is None else row.sources
-        options: dict[str, Any] = {
-            "temperature": 1.0 if is_unscaled else temperature,
-            "with_entropy": entropy_always or has_gradient,
-            "entropy_gradient": entropy_gradient and has_gradient,
-        }
-        if batch.log_probs.ref_distributions is not None:
-            return compare(policy, row, batch, mask, options)
-        log_probs, entropy = take_log_probs(
-            policy,
-            batch.completion_ids[mask] if row is None else row.predicted_ids,
-            sampling_mask=select_mask(batch, mask) if row is None else row.sampling_mask,
-            **options,
-        )
-        if row is not None:
-            # [K] → [M]. Backward adds up the gradients of all rows that share a token.
-            log_probs, entropy = (_select_rows(values, row.prediction_indices) for values in (log_probs, entropy))
-        return scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
-
-    def compare(
-        policy: TokenDistributions, row: PackedRow | None, batch: Batch, mask: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, ...]:
-        """Return log-probs and entropies of the tokens under ``mask``, and the KL of those under ``loss_mask``."""
-        reference = batch.log_probs.ref_distributions
-        assert reference is not None
-        # [K, H] → [M, H]: rows that share a token of the policy can have different tokens of the reference.
-        hidden = policy.hidden if row is None else _select_rows(policy.hidden, row.prediction_indices)
-        ref_hidden, has_kl = reference.hidden, batch.loss_mask[mask]
-        if batch.environment is not None or batch.demonstration_mask is not None:
-            # Tokens of the environment and of demonstrations have no KL: that to zeros is left out below.
-            ref_hidden = ref_hidden.new_zeros(len(hidden), ref_hidden.shape[1])
-            ref_hidden[has_kl] = reference.hidden
-        log_probs, entropy, kl = token_log_probs_and_kl(
-            replace(policy, hidden=hidden),
-            replace(reference, hidden=ref_hidden),
-            batch.completion_ids[mask],
-            sampling_mask=select_mask(batch, mask),
-            **options,
-        )
-        outputs = scatter_to_rectangle(log_probs, mask), scatter_to_rectangle(entropy, mask)
-        # Unlike that of an index, the backward pass of masked_select adds nothing, so its order is fixed.
-        return (*outputs, scatter_to_rectangle(kl.masked_select(has_kl), batch.loss_mask))
-
-    def distributions(batch: Batch) -> TokenDistributions:
-        policy, row = read(batch)
-        return policy if row is None else replace(policy, hidden=_select_rows(policy.hidden, row.prediction_indices))
-
-    return Forward(compute, packs, distributions, is_split=split is not None, routers=routers)
+    forward_pass = _ForwardPass(
+        model=model,
+        split=split,
+        packs=packs,
+        vision=vision,
+        routers=routers,
+        temperature=temperature,
+        vocabulary=vocabulary,
+        autocast_dtype=autocast_dtype,
+        entropy_gradient=entropy_gradient,
+        entropy_always=entropy_always,
+    )
+    return Forward(forward_pass.compute, packs, forward_pass.distributions, is_split=split is not None, routers=routers)
 
 
 def _check_replay(split: SplitModel | None, routers: Routers | None) -> None:
