@@ -48,7 +48,7 @@ from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
-from rlox_grpo.trainer.train_data import DataReader, Draws
+from rlox_grpo.trainer.train_data import DataReader, Draws, TrainData
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 
@@ -375,38 +375,7 @@ class GRPO:
                     sum(picture.num_features for picture in prompt.pictures) for prompt in train_prompts
                 ),
             )
-        reference = None if self.reference is None else self.reference.fingerprint
-        teacher = step.fixed_tensors.teacher
-        frozen = {
-            "frozen reference": reference,
-            "teacher": None if teacher is None else teacher.fingerprint,
-        }
-        self._run = run = Run(
-            self.config,
-            self.policy,
-            self.updater,
-            self.reference,
-            None if teacher is None else teacher.moving,
-            self.sampler,
-            self.ranks,
-            progress,
-            owners={
-                "pass_rates": self.sampler.pass_rates,
-                "moving_baselines": step.moving_baselines,
-                "off_policy": step.off_policy,
-                "kl_weight": step.kl_weight,
-                "evaluations": self._held_out.history,
-                **({} if self._best is None else {"best": self._best}),
-            },
-            rewards=[*self._reward_digests, *data.digest_rewards()],
-            data={**digest_data(train_prompts), **data.describe(), **frozen, **self._digests},
-            origin=self._sources.origin,
-            sources={**_record_data(eval_prompts), **self._sources.evaluation},
-            callbacks=self.callbacks,
-            restore=restore,
-            is_torn=is_torn,
-            best=self._best,
-        )
+        self._run = run = self._open_run(data, eval_prompts, restore, is_torn=is_torn)
         plan = make_plan(
             data.count_epoch(self.config.prompts_per_step),
             n_epochs,
@@ -424,6 +393,40 @@ class GRPO:
         self._is_unfinished = True
         self._restore_rollouts(run.rollouts, data.restore(draws, self.progress, under_way))
         return run, plan, draws, held_out
+
+    def _open_run(self, data: TrainData, eval_prompts: Any, restore: Path | None, *, is_torn: bool) -> Run:
+        """Open the run folder, and resume from its newest checkpoint; see :class:`rlox_grpo.run.run.Run`."""
+        step, teacher = self._step, self._step.fixed_tensors.teacher
+        frozen = {
+            "frozen reference": None if self.reference is None else self.reference.fingerprint,
+            "teacher": None if teacher is None else teacher.fingerprint,
+        }
+        return Run(
+            self.config,
+            self.policy,
+            self.updater,
+            self.reference,
+            None if teacher is None else teacher.moving,
+            self.sampler,
+            self.ranks,
+            self.progress,
+            owners={
+                "pass_rates": self.sampler.pass_rates,
+                "moving_baselines": step.moving_baselines,
+                "off_policy": step.off_policy,
+                "kl_weight": step.kl_weight,
+                "evaluations": self._held_out.history,
+                **({} if self._best is None else {"best": self._best}),
+            },
+            rewards=[*self._reward_digests, *data.digest_rewards()],
+            data={**digest_data(data.prompts), **data.describe(), **frozen, **self._digests},
+            origin=self._sources.origin,
+            sources={**_record_data(eval_prompts), **self._sources.evaluation},
+            callbacks=self.callbacks,
+            restore=restore,
+            is_torn=is_torn,
+            best=self._best,
+        )
 
     def _restore_rollouts(self, rollouts: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
         """Restore a checkpoint's unfinished batches, and sample the batches whose failure ended ``train`` again."""
