@@ -172,142 +172,161 @@ def make_bounded_server(
     service: Service[User], *, host: str = "127.0.0.1", port: int = 0, bounds: Bounds
 ) -> ThreadingHTTPServer:
     """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it."""
-    memory = _Reservations(bounds.memory_bytes)
-    open_connections = threading.Semaphore(bounds.connections)
-    unsent = _Unsent(bounds.give_way_seconds)
+    return _Server((host, port), service, bounds)
 
-    def refuse(status: int, why: str) -> Answer:
-        return Answer(status, service.describe_error(status, why))
 
-    no_user = refuse(401, "the token is missing or another one")
+class _Server(ThreadingHTTPServer):
+    """Accepts connections within the bounds, each in a thread of its own.
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version = "rlox-grpo", ""
-        protocol_version = "HTTP/1.1"
+    Attributes:
+        service, bounds: the handlers and the limits.
+        memory: the bytes of the bodies of all requests.
+        unsent: the connections whose request is not complete.
+    """
 
-        def setup(self) -> None:
-            super().setup()
-            self._raw = _BoundedReader(self.connection, bounds.header_bytes, bounds.header_seconds)
-            self.rfile = io.BufferedReader(self._raw)
+    daemon_threads = True
 
-        def handle_expect_100(self) -> bool:
-            """Ask for the body only of a client that has a token."""
-            if self._find_user() is None:
-                self._answer(no_user)
-                return False
-            return super().handle_expect_100()
+    def __init__(self, address: tuple[str, int], service: Service[Any], bounds: Bounds) -> None:
+        self.service, self.bounds = service, bounds
+        self.memory, self.unsent = _Reservations(bounds.memory_bytes), _Unsent(bounds.give_way_seconds)
+        self._open_connections = threading.Semaphore(bounds.connections)
+        self.request_queue_size = bounds.connections  # the system resets what waits beyond it; the default is 5
+        super().__init__(address, _Handler)
 
-        def do_GET(self) -> None:
-            unsent.remove(self.connection)
-            user = self._find_user()
-            self._answer(no_user if user is None else service.get(user, self.path) or self._refuse_path())
-
-        def do_POST(self) -> None:
-            user = self._find_user()
-            self._answer(no_user if user is None else self._post(user))
-
-        def _find_user(self) -> User | None:
-            return service.authorize(self.headers.get("Authorization", ""))
-
-        def _refuse_path(self) -> Answer:
-            return refuse(404, f"there is no {self.path[:80]!r}")
-
-        def _post(self, user: User) -> Answer:
-            if self.path not in service.posts:
-                return self._refuse_path()
-            size = self.headers.get("Content-Length", "")
-            if not (size.isascii() and size.isdigit()):
-                return refuse(411, "Content-Length is missing")
-            if len(size) > _LONGEST_SIZE or int(size) > bounds.body_bytes:
-                return refuse(413, f"{size[:_LONGEST_SIZE]} bytes: one request may have {bounds.body_bytes}")
-            count = int(size)
-            if not memory.take(count):
-                return refuse(503, "other requests fill the memory for requests")
+    def process_request(self, request: Any, client_address: Any) -> None:
+        is_taken = self._open_connections.acquire(blocking=False)
+        if is_taken or (
+            self.unsent.end_oldest() and self._open_connections.acquire(timeout=self.bounds.discard_seconds)
+        ):
+            self.unsent.add(request)
             try:
-                return self._read_and_post(user, count)
-            finally:
-                memory.give_back(count)
+                super().process_request(request, client_address)
+            except BaseException:  # the system refuses a thread
+                self.unsent.remove(request)
+                self._open_connections.release()
+                raise
+            return
+        request.settimeout(self.bounds.discard_seconds)
+        try:
+            request.sendall(_TOO_MANY_CONNECTIONS)
+        except OSError:
+            logger.debug("a connection too many was gone")
+        self.shutdown_request(request)
 
-        def _read_and_post(self, user: User, count: int) -> Answer:
-            self._raw.allow(count, bounds.body_seconds)
-            try:
-                body = self.rfile.read(count)
-            except TimeoutError:
-                return refuse(408, "the request was not sent in time")
-            if len(body) < count:
-                return refuse(400, f"the body has {len(body)} of its {count} bytes")
-            unsent.remove(self.connection)
-            return service.post(user, self.path, body, self._is_gone)
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.unsent.remove(request)
+            self._open_connections.release()
 
-        def _is_gone(self) -> bool:
-            self.connection.settimeout(0.0)
-            try:
-                return not self.connection.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a connection of %s failed", client_address, exc_info=True)
 
-        def _answer(self, answer: Answer) -> None:
-            self.close_connection = True
-            self.connection.settimeout(bounds.answer_seconds)
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Connection", "close")
-            if isinstance(answer.body, bytes):
-                self.send_header("Content-Length", str(len(answer.body)))
-                self.end_headers()
-                self.wfile.write(answer.body)
-                if answer.status >= 400:
-                    self._discard_rest()
-                return
-            with contextlib.closing(answer.body) as chunks:
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                for chunk in chunks:
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-                self.wfile.write(b"0\r\n\r\n")
 
-        def _discard_rest(self) -> None:
-            self._raw.allow(bounds.discard_bytes, bounds.discard_seconds)
-            with contextlib.suppress(OSError):  # the client is gone, or goes on sending
-                self.connection.shutdown(socket.SHUT_WR)
-                while self._raw.read(2**12):
-                    pass
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request: its headers, then its body, then the service."""
 
-        def log_message(self, format: str, *args: Any) -> None:
-            logger.debug(format, *args)
+    server: _Server
+    server_version, sys_version = "rlox-grpo", ""
+    protocol_version = "HTTP/1.1"
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = bounds.connections  # the system resets what waits beyond it; the default is 5
+    def setup(self) -> None:
+        super().setup()
+        self._bounds, self._service = self.server.bounds, self.server.service
+        self._raw = _BoundedReader(self.connection, self._bounds.header_bytes, self._bounds.header_seconds)
+        self.rfile = io.BufferedReader(self._raw)
 
-        def process_request(self, request: Any, client_address: Any) -> None:
-            is_taken = open_connections.acquire(blocking=False)
-            if is_taken or (unsent.end_oldest() and open_connections.acquire(timeout=bounds.discard_seconds)):
-                unsent.add(request)
-                try:
-                    super().process_request(request, client_address)
-                except BaseException:  # the system refuses a thread
-                    unsent.remove(request)
-                    open_connections.release()
-                    raise
-                return
-            request.settimeout(bounds.discard_seconds)
-            try:
-                request.sendall(_TOO_MANY_CONNECTIONS)
-            except OSError:
-                logger.debug("a connection too many was gone")
-            self.shutdown_request(request)
+    def handle_expect_100(self) -> bool:
+        """Ask for the body only of a client that has a token."""
+        if self._find_user() is None:
+            self._answer(self._refuse_user())
+            return False
+        return super().handle_expect_100()
 
-        def process_request_thread(self, request: Any, client_address: Any) -> None:
-            try:
-                super().process_request_thread(request, client_address)
-            finally:
-                unsent.remove(request)
-                open_connections.release()
+    def do_GET(self) -> None:
+        self.server.unsent.remove(self.connection)
+        user = self._find_user()
+        self._answer(self._refuse_user() if user is None else self._service.get(user, self.path) or self._refuse_path())
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            logger.debug("a connection of %s failed", client_address, exc_info=True)
+    def do_POST(self) -> None:
+        user = self._find_user()
+        self._answer(self._refuse_user() if user is None else self._post(user))
 
-    return Server((host, port), Handler)
+    def _refuse(self, status: int, why: str) -> Answer:
+        return Answer(status, self._service.describe_error(status, why))
+
+    def _refuse_user(self) -> Answer:
+        return self._refuse(401, "the token is missing or another one")
+
+    def _find_user(self) -> Any:
+        return self._service.authorize(self.headers.get("Authorization", ""))
+
+    def _refuse_path(self) -> Answer:
+        return self._refuse(404, f"there is no {self.path[:80]!r}")
+
+    def _post(self, user: Any) -> Answer:
+        if self.path not in self._service.posts:
+            return self._refuse_path()
+        size = self.headers.get("Content-Length", "")
+        if not (size.isascii() and size.isdigit()):
+            return self._refuse(411, "Content-Length is missing")
+        if len(size) > _LONGEST_SIZE or int(size) > self._bounds.body_bytes:
+            return self._refuse(413, f"{size[:_LONGEST_SIZE]} bytes: one request may have {self._bounds.body_bytes}")
+        count = int(size)
+        if not self.server.memory.take(count):
+            return self._refuse(503, "other requests fill the memory for requests")
+        try:
+            return self._read_and_post(user, count)
+        finally:
+            self.server.memory.give_back(count)
+
+    def _read_and_post(self, user: Any, count: int) -> Answer:
+        self._raw.allow(count, self._bounds.body_seconds)
+        try:
+            body = self.rfile.read(count)
+        except TimeoutError:
+            return self._refuse(408, "the request was not sent in time")
+        if len(body) < count:
+            return self._refuse(400, f"the body has {len(body)} of its {count} bytes")
+        self.server.unsent.remove(self.connection)
+        return self._service.post(user, self.path, body, self._is_gone)
+
+    def _is_gone(self) -> bool:
+        self.connection.settimeout(0.0)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _answer(self, answer: Answer) -> None:
+        self.close_connection = True
+        self.connection.settimeout(self._bounds.answer_seconds)
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Connection", "close")
+        if isinstance(answer.body, bytes):
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body)
+            if answer.status >= 400:
+                self._discard_rest()
+            return
+        with contextlib.closing(answer.body) as chunks:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for chunk in chunks:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _discard_rest(self) -> None:
+        self._raw.allow(self._bounds.discard_bytes, self._bounds.discard_seconds)
+        with contextlib.suppress(OSError):  # the client is gone, or goes on sending
+            self.connection.shutdown(socket.SHUT_WR)
+            while self._raw.read(2**12):
+                pass
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
