@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.errors import EngineError
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -78,15 +80,23 @@ def generate(
     return groups[start - first : stop - first]
 
 
-def generate_checked(
+def choose_generate(engine: Any, vocabulary: int | None) -> Generate:
+    """Return what samples single replies: for a custom engine, the option ``engine``, with a check of its completions.
+
+    ``vocabulary`` is the number of token ids; None: unknown.
+    """
+    return partial(_generate_checked, vocabulary) if is_custom(engine) else generate
+
+
+def _generate_checked(
     vocabulary: int | None,
     engine: GenerationEngine,
     prompts: Sequence[Prompt],
     group_sizes: Sequence[int],
     sampling: Sampling,
     seed: int,
-    share: slice = slice(None),
-    engine_share: slice | None = None,
+    share: slice,
+    engine_share: slice | None,
 ) -> list[RolloutGroup]:
     """Like :func:`generate`, with a custom engine, whose completions are checked.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from torch import nn
 from rlox_grpo.advantages.door import make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.config.records import StageConfigs
-from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
@@ -41,9 +39,9 @@ from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import no_reward
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.custom_engine import check_turn
+from rlox_grpo.rollout.engines.custom_engine import choose_turn_check
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import generate, generate_checked
+from rlox_grpo.rollout.generate import choose_generate
 from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.plan import Progress
@@ -113,7 +111,6 @@ def build_step(
         # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
         # in a reward function would also truncate a call in the other thread.
         sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
-    checks_engine = is_custom(config.engine)
     vocabulary = count_sampled_ids(policy)
     episodes = None
     if environment is not None or tools:
@@ -129,7 +126,7 @@ def build_step(
             sampled_by.tokenizer,
             stages.prompts,
             on_ended=on_episodes,
-            check_turn=partial(check_turn, vocabulary) if checks_engine else None,
+            check_turn=choose_turn_check(config.engine, vocabulary),
             reader=policy.reader,
         )
         refuse_branches(config, episodes)
@@ -145,7 +142,7 @@ def build_step(
         stages.sampling,
         ranks,
         seed=config.seed,
-        generate=episodes or (partial(generate_checked, vocabulary) if checks_engine else generate),
+        generate=episodes or choose_generate(config.engine, vocabulary),
         partial_episodes=None if config.partial_rollout_turns is None else episodes,
         router_replay=config.router_replay,
         reader=policy.reader,

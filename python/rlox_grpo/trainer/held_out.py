@@ -6,12 +6,10 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.records import StageConfigs
-from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import RewardFn, reward_weights
@@ -20,9 +18,9 @@ from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines.calls import fill_texts
-from rlox_grpo.rollout.engines.custom_engine import check_turn
+from rlox_grpo.rollout.engines.custom_engine import choose_turn_check
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import Generate, generate, generate_checked
+from rlox_grpo.rollout.generate import Generate, choose_generate
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.run.digests import digest_data, digest_rewards
 from rlox_grpo.run.eval_history import EvaluationHistory
@@ -134,7 +132,7 @@ class HeldOut:
         config = self.reader.config.model_copy(update=changes)
         episodes, runner, generate_groups = self.reader.episodes, None, self.sampler.generate
         if asked.environment is False:
-            episodes, generate_groups = None, self._make_generate()
+            episodes, generate_groups = None, choose_generate(config.engine, self.reader.vocab_size)
         elif asked.environment is not None or (episodes is not None and asked.system_prompt is not None):
             episodes = runner = generate_groups = self._make_episodes(asked)
         reward_fns = self._list_rewards(asked, episodes)
@@ -217,11 +215,6 @@ class HeldOut:
             metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
         return metrics, groups
 
-    def _make_generate(self) -> Generate:
-        """Return what samples single replies, also where training runs episodes."""
-        is_checked = is_custom(self.reader.config.engine)
-        return partial(generate_checked, self.reader.vocab_size) if is_checked else generate
-
     def _make_episodes(self, asked: EvalSet) -> EpisodeRunner:
         """Return what runs the episodes of a set with its own environment or its own system prompt."""
         config, training = self.reader.config, self.reader.episodes
@@ -238,7 +231,7 @@ class HeldOut:
             self.reader.tokenizer,
             # The environment writes the prompts.
             self.stages.prompts.model_copy(update={**changes, "prompt_template": None}),
-            check_turn=partial(check_turn, self.reader.vocab_size) if is_custom(config.engine) else None,
+            check_turn=choose_turn_check(config.engine, self.reader.vocab_size),
             reader=self.reader.reader,
         )
 

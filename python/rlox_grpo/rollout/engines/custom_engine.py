@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.errors import EngineError
 from rlox_grpo.groups import flag_sampled, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -52,7 +54,15 @@ def check_groups(engine: Any, groups: Sequence[RolloutGroup], max_new_tokens: in
     _check_tokens(descriptions, rows, vocabulary)
 
 
-def check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: SampledTurn) -> None:
+def choose_turn_check(engine: Any, vocabulary: int | None) -> TurnCheck | None:
+    """Return the check of each reply of an episode if ``engine``, the option, is a custom engine; otherwise None.
+
+    ``vocabulary`` is the number of token ids; None: unknown.
+    """
+    return partial(_check_turn, vocabulary) if is_custom(engine) else None
+
+
+def _check_turn(vocabulary: int | None, engine: Any, request: TurnRequest, turn: SampledTurn) -> None:
     """Check one reply of an episode, as :func:`check_groups` checks completions.
 
     Raises:
