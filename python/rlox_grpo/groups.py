@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, Origin, ScoredGroup
+from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, Origin, Picture, RolloutGroup, ScoredGroup
 
 TurnState = Literal["observation", "history"]
 
@@ -32,6 +32,16 @@ RIGHT = 1.0
 def list_rows(completion: Completion) -> tuple[Completion, ...]:
     """Return the rows of a completion in the update: itself and the branches of its episode."""
     return (completion, *completion.branches)
+
+
+def find_prompt_ids(row: Completion, group: RolloutGroup) -> Int64Array:
+    """Return the prompt of a row, ``int64 [P]``: its own, or that of its group."""
+    return group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
+
+
+def find_pictures(row: Completion, group: RolloutGroup) -> tuple[Picture, ...]:
+    """Return the pictures of a row, of its prompt and then of its completion."""
+    return group.prompt.pictures if row.pictures is None else row.pictures
 
 
 def flag_sampled(row: Completion) -> BoolArray:
@@ -296,9 +306,8 @@ def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
     for scored in groups:
         numbers: dict[tuple[int, bytes], int] = {}
         for completion in scored.group.completions:
-            prompt = scored.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
-            state = -1
-            for turn, (extends_state, tokens) in enumerate(_list_keys(prompt, completion, kind)):
+            prompt_ids, state = find_prompt_ids(completion, scored.group), -1
+            for turn, (extends_state, tokens) in enumerate(_list_keys(prompt_ids, completion, kind)):
                 state = numbers.setdefault((state if extends_state else -1, tokens), first + len(numbers))
                 states[row, turn] = state
             row += 1

@@ -13,7 +13,7 @@ import rlox_grpo._native as _native
 from rlox_grpo.batch.pictures import mark_pictures
 from rlox_grpo.batch.ragged import check_at_least, concatenate
 from rlox_grpo.batch.sampling_mask import find_outside, join_masks
-from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
+from rlox_grpo.groups import count_turns, find_pictures, find_prompt_ids, list_rows, mark_sampled, number_turns
 from rlox_grpo.types import (
     ORIGINS,
     Batch,
@@ -365,8 +365,8 @@ def _list_prompts(
         last, last_shown = None, None
         for completion in group.completions:
             for row in list_rows(completion):
-                token_ids = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
-                pictures.append(_list_shown(row, group))
+                token_ids = find_prompt_ids(row, group)
+                pictures.append(find_pictures(row, group))
                 shown = group.prompt.pictures if row.prompt_ids is None else pictures[-1]
                 digests = [picture.digest for picture in shown]
                 # Rows of a group mostly have the same array object: compare identities first.
@@ -377,18 +377,10 @@ def _list_prompts(
     return prompts, np.array(indices, np.int64), pictures
 
 
-def _list_shown(row: Completion, group: RolloutGroup) -> tuple[Picture, ...]:
-    """Return the pictures of a row, of its prompt and then of its completion."""
-    return group.prompt.pictures if row.pictures is None else row.pictures
-
-
 def _mark_shown(groups: Sequence[RolloutGroup]) -> BoolArray:
     """``bool [sum T]``, True on the tokens of pictures in completions, which no model predicts."""
     marks = [
-        mark_pictures(
-            np.concatenate([group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids, row.token_ids]),
-            row.pictures,
-        )[-len(row.token_ids) :]
+        mark_pictures(np.concatenate([find_prompt_ids(row, group), row.token_ids]), row.pictures)[-len(row.token_ids) :]
         if row.pictures
         else np.zeros(len(row.token_ids), np.bool_)
         for group in groups

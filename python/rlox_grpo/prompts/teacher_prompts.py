@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
+from rlox_grpo.groups import find_prompt_ids
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
@@ -207,11 +208,7 @@ def find_hinted(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGr
 
 def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:
     """Return the policy's prompt of each completion, ``int64 [P_i]``, prompt-major."""
-    return [
-        group.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
-        for group in scored
-        for completion in group.group.completions
-    ]
+    return [find_prompt_ids(completion, group.group) for group in scored for completion in group.group.completions]
 
 
 def is_template(teacher_prompt: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.groups import RIGHT, count_sampled, has_zero_variance, list_rows, select_sampled
+from rlox_grpo.groups import RIGHT, count_sampled, find_pictures, has_zero_variance, list_rows, select_sampled
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
@@ -246,7 +246,7 @@ def picture_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         for scored in groups
         for completion in scored.group.completions
         for row in list_rows(completion)
-        for picture in (scored.group.prompt.pictures if row.pictures is None else row.pictures)
+        for picture in find_pictures(row, scored.group)
     ]
     if not shown:
         return {}

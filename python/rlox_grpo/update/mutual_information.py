@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlox_grpo.batch.build import fill_if_empty, group_tokens
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.groups import find_prompt_ids
 from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
 
 MOST_PROMPTS = 16
@@ -88,7 +89,7 @@ def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[
     pairs: dict[bytes, Pair] = {}
     for group in scored:
         for completion in group.group.completions:
-            context, reply = _split(group.group.prompt.token_ids, completion)
+            context, reply = _split(find_prompt_ids(completion, group.group), completion)
             if len(reply):
                 pairs.setdefault(context.tobytes(), (context, reply))
                 break
@@ -96,11 +97,13 @@ def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[
 
 
 def _split(prompt_ids: Int64Array, completion: Completion) -> Pair:
-    """Return the tokens that the policy was given, and its first reply, which ends before the first observation."""
+    """Return the tokens that the policy was given, and its first reply, which ends before the first observation.
+
+    ``prompt_ids`` are the prompt of the completion, ``int64 [P]``.
+    """
     ids, start = np.asarray(completion.token_ids, np.int64), completion.turns[0] if completion.turns else 0
     stop = len(ids)
     # `sampled bool [T]` is False at observations: argmin finds the first one after the start.
     if completion.sampled is not None and not completion.sampled[start:].all():
         stop = start + int(np.argmin(completion.sampled[start:]))
-    first_prompt = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
-    return np.concatenate([np.asarray(first_prompt, np.int64), ids[:start]]), ids[start:stop]
+    return np.concatenate([np.asarray(prompt_ids, np.int64), ids[:start]]), ids[start:stop]
