@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 
 import played
 from own_parts import by_thirds
-from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo import GRPO, EvalSet, GRPOConfig
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, EngineError, SampleError
@@ -607,6 +608,25 @@ def test_the_rounding_of_a_log_prob_is_no_error() -> None:
     model = ToyLM()
     engine = Wrong(model, lambda one: replace(one, log_probs=put(one.log_probs, 1e-6)))
     GRPO(model, share_of_target, engine=engine, **options(max_steps=1)).train(PROMPTS)
+
+
+class SamplesPadding(OwnEngine):
+    """Samples an id of the embedding that has no token."""
+
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+        padding = Completion(np.array([259]), np.array([-1.0], np.float32), "length")
+        return [RolloutGroup(prompt, (padding,) * group_size, self.policy_version) for prompt in prompts]
+
+
+def test_ids_without_a_token_are_refused_in_held_out_sets_too(make_tiny_model: Any, byte_tokenizer: Any) -> None:
+    model = make_tiny_model("qwen2", vocab_size=264, eos_token_id=1)  # the tokenizer has 259 ids
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    settings = {"tokenizer": tokenizer, "engine": SamplesPadding(model), **options(max_new_tokens=1)}
+    settings["environment"] = lambda row, chat: 1.0
+    trainer = GRPO(model, **settings)
+    with pytest.raises(EngineError, match="token 0 is 259, expected an id from 0 to 258"):
+        trainer.evaluate(EvalSet(["a"], environment=False, rewards=[lambda completions: [0.0] * len(completions)]))
 
 
 class Forgetful(OwnEngine):

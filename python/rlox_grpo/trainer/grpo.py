@@ -158,7 +158,7 @@ class GRPO:
         )
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._data = DataReader(self.prompts, self._prepare_rewards)
-        self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, self.model)
+        self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, step.policy)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
         self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}

@@ -12,6 +12,8 @@ from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.load import count_sampled_ids
+from rlox_grpo.model.policy import Policy
 from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -87,7 +89,7 @@ class HeldOut:
         reader: reads the prompts of training, with its reward functions and environment.
         tools: the tools of training.
         ranks: the ranks that share the prompts.
-        model: the policy; reward models of a set are loaded on its device.
+        policy: the policy; reward models of a set are loaded on its device.
         history: the evaluations of training with which later ones are compared; part of a checkpoint.
     """
 
@@ -96,7 +98,7 @@ class HeldOut:
     reader: PromptReader
     tools: Sequence[Callable[..., Any]]
     ranks: Ranks
-    model: Any
+    policy: Policy
     history: EvaluationHistory = field(default_factory=EvaluationHistory)
 
     def load(self, eval_prompts: Any, argument: str = "eval_prompts") -> dict[str, LoadedSet]:
@@ -132,7 +134,7 @@ class HeldOut:
         config = self.reader.config.model_copy(update=changes)
         episodes, runner, generate_groups = self.reader.episodes, None, self.sampler.generate
         if asked.environment is False:
-            episodes, generate_groups = None, choose_generate(config.engine, self.reader.vocab_size)
+            episodes, generate_groups = None, choose_generate(config.engine, count_sampled_ids(self.policy))
         elif asked.environment is not None or (episodes is not None and asked.system_prompt is not None):
             episodes = runner = generate_groups = self._make_episodes(asked)
         reward_fns = self._list_rewards(asked, episodes)
@@ -231,7 +233,7 @@ class HeldOut:
             self.reader.tokenizer,
             # The environment writes the prompts.
             self.stages.prompts.model_copy(update={**changes, "prompt_template": None}),
-            check_turn=choose_turn_check(config.engine, self.reader.vocab_size),
+            check_turn=choose_turn_check(config.engine, count_sampled_ids(self.policy)),
             reader=self.reader.reader,
         )
 
@@ -240,7 +242,7 @@ class HeldOut:
         functions = list(self.reader.reward_fns)
         if asked.rewards is not None:
             functions = list_in_workers(asked.rewards, self.stages)
-            connect_rewards(functions, self.model, self.reader.config.output_dir, self.ranks.size)
+            connect_rewards(functions, self.policy.model, self.reader.config.output_dir, self.ranks.size)
         functions = [function for function in functions if not isinstance(function, EnvironmentReward)]
         if episodes is not None and episodes.environment.has_reward:
             functions.insert(0, EnvironmentReward(episodes.environment.name))
