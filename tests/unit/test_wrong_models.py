@@ -12,6 +12,7 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen2Model,
     Qwen2VLConfig,
     T5Config,
@@ -27,6 +28,10 @@ SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_st
 
 def score_length(completions):
     return [float(len(completion)) for completion in completions]
+
+
+def rank_completions(completions):
+    return [float(index) for index in range(len(completions))]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +61,6 @@ def decoder(cls=Qwen2Model):
 
 
 def wide_head():
-    from transformers import Qwen2ForCausalLM
-
     model = decoder(Qwen2ForCausalLM)
     model.lm_head = nn.Linear(8, 50, bias=False)
     return model
@@ -112,6 +115,40 @@ MODEL_ROWS = [
 def test_models(make, error, message):
     with pytest.raises(error, match=message):
         GRPO(make(), score_length, log_to=())
+
+
+@pytest.mark.parametrize("argument", ["ref_model", "teacher"])
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [
+        (lambda: BertModel(BertConfig(**BERT)), " is a BertModel, an encoder: .*choose a causal model"),
+        (decoder, " is a Qwen2Model, which has no language-model head"),
+        (lambda: decoder(Qwen2ForCausalLM), " has another vocabulary: 40 ids, and the policy samples 259"),
+    ],
+    ids=["encoder", "no head", "fewer ids"],
+)
+def test_a_frozen_model_object_is_checked_before_anything_is_sampled(model, tokenizer, argument, frozen, message):
+    settings = {**SETTINGS, "kl_coef": 0.1} if argument == "ref_model" else SETTINGS
+    with pytest.raises(ValueError, match=argument + message):
+        GRPO(copy.deepcopy(model), score_length, tokenizer=tokenizer, **settings, **{argument: frozen()})
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("model", r"the model's logits are not finite at prompts\[\d\], completion token 0"),
+        ("ref_model", r"the log-probs of the reference .* are not finite in rows \[0, 1"),
+        ("teacher", r"the teacher's log-probs are not finite in rows \[0, 1"),
+    ],
+)
+def test_weights_that_are_nan_are_named(model, tokenizer, argument, message):
+    broken = copy.deepcopy(model)
+    broken.lm_head.weight.data.fill_(float("nan"))
+    models = {"model": copy.deepcopy(model), argument: broken}
+    settings = {**SETTINGS, "kl_coef": 0.1} if argument == "ref_model" else SETTINGS
+    trainer = GRPO(reward_fn=rank_completions, tokenizer=tokenizer, **settings, **models)
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train(["a", "b"])
 
 
 def test_a_hub_id_without_network(monkeypatch):

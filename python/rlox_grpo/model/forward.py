@@ -534,7 +534,8 @@ def are_activations_close(actual: Tensor, expected: Tensor) -> bool:
     # The absolute tolerance is relative to the largest activation, because a value near 0 has the rounding error of
     # larger terms.
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
-    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    finite = expected[expected.isfinite()]  # NaN has no scale, and an infinite scale would accept any difference
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
     return bool(torch.allclose(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
 
 

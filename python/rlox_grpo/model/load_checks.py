@@ -62,10 +62,11 @@ def reads_pictures(model: Any) -> bool:
     return isinstance(base, transformers.PreTrainedModel) and hasattr(base.config, "vision_config")
 
 
-def refuse_other_architectures(model: Any, *, has_reader: bool = False) -> None:
+def refuse_other_architectures(model: Any, *, has_reader: bool = False, argument: str = "model") -> None:
     """Raise ValueError for a transformers model that is not a causal language model.
 
     ``has_reader`` says that the model's pictures can be read; without it, there is a warning for such a model.
+    ``argument`` names the model in errors.
     """
     if not isinstance(model, transformers.PreTrainedModel):
         return
@@ -79,14 +80,14 @@ def refuse_other_architectures(model: Any, *, has_reader: bool = False) -> None:
     name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):
-        raise ValueError(f"model is a {name}, an encoder-decoder model: GRPO trains decoder-only models; {wanted}")
+        raise ValueError(f"{argument} is a {name}, an encoder-decoder model: GRPO trains decoder-only models; {wanted}")
     # For example BERT. A BERT with is_decoder set has a causal mask.
     if type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
-        raise ValueError(f"model is a {name}, an encoder: its attention is not causal; {wanted}")
+        raise ValueError(f"{argument} is a {name}, an encoder: its attention is not causal; {wanted}")
     causal: Any = model
     head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
     if head is None:
-        raise ValueError(f"model is a {name}, which has no language-model head: {wanted}")
+        raise ValueError(f"{argument} is a {name}, which has no language-model head: {wanted}")
     # The number of ids that can be sampled, and of ids that can be embedded; 0 for a layer without a weight.
     logits, rows = (getattr(getattr(layer, "weight", None), "shape", (0,))[0] for layer in (head, embedding))
     if logits > rows > 0:

@@ -10,6 +10,7 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import count_sampled_ids, count_vocabulary, load_policy
+from rlox_grpo.model.load_checks import refuse_other_architectures
 from rlox_grpo.model.policy import Policy
 
 if TYPE_CHECKING:
@@ -36,16 +37,34 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
     try:
         loaded = load_policy(source, None, GRPOConfig.create(dtype="float32"))
     except ValueError as error:
-        message = str(error).replace("model=", f"{name}=", 1)
+        message = str(error).replace("model=", f"{name}=", 1).replace("model is a ", f"{name} is a ", 1)
         # The tokenizer of the policy, GRPO's argument, cannot stand for that of another model.
         remedy = "save its tokenizer there by save_pretrained, so that it can be compared with the policy's"
         raise ValueError(message.replace("pass tokenizer=", remedy)) from error
     _refuse_other_tokens(name, policy.tokenizer, loaded.tokenizer)
-    refuse_fewer_ids(name, loaded.model, policy)
+    _refuse_fewer_ids(name, loaded.model, policy)
     return loaded.model
 
 
-def refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
+def refuse_unfit_model(name: str, model: nn.Module, policy: Policy, instead: str) -> None:
+    """Check a frozen model object before anything is sampled.
+
+    Args:
+        name: the argument, for errors: ``ref_model`` or ``teacher``.
+        model: the frozen model.
+        policy: the model in training, whose tokens the frozen model scores.
+        instead: what to set if the frozen model is the model in training.
+
+    Raises:
+        ValueError: the model is not a causal language model.
+        ConfigError: the model shares parameters with the policy, or lacks ids that the policy samples.
+    """
+    refuse_other_architectures(model, has_reader=True, argument=name)  # no warning: it is not trained
+    _refuse_shared_weights(name, model, policy, instead)
+    _refuse_fewer_ids(name, model, policy)
+
+
+def _refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
     """Raise ConfigError if the policy samples ids that ``model`` does not have."""
     sampled, size = count_sampled_ids(policy), count_vocabulary(model)
     if sampled is None or size is None:
@@ -54,7 +73,7 @@ def refuse_fewer_ids(name: str, model: nn.Module, policy: Policy) -> None:
         raise ConfigError(f"{name} has another vocabulary: {size} ids, and the policy samples {sampled}")
 
 
-def refuse_shared_weights(name: str, model: nn.Module, policy: Policy, instead: str) -> None:
+def _refuse_shared_weights(name: str, model: nn.Module, policy: Policy, instead: str) -> None:
     """Raise ConfigError if the frozen ``model`` shares parameters with the policy; ``instead`` says what to set."""
     ours = {id(parameter) for parameter in policy.model.parameters()}
     if any(id(parameter) in ours for parameter in model.parameters()):

@@ -21,7 +21,7 @@ from rlox_grpo.model.load import count_sampled_ids, find_max_positions
 from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.client import connect
-from rlox_grpo.reference.load import is_url, load_frozen, refuse_fewer_ids, refuse_shared_weights
+from rlox_grpo.reference.load import is_url, load_frozen, refuse_unfit_model
 from rlox_grpo.reference.local import follow_policy, freeze_model, refer_to_policy
 from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
 from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
@@ -183,8 +183,7 @@ def make_teacher(
         raise TypeError(
             f"{argument} is {type(teacher).__name__}: expected a path, a hub id, a URL or a torch.nn.Module"
         )
-    refuse_shared_weights(argument, teacher, policy, "teacher='self' with teacher_prompt")
-    refuse_fewer_ids(argument, teacher, policy)
+    refuse_unfit_model(argument, teacher, policy, "teacher='self' with teacher_prompt")
     reference = freeze_model(
         teacher.to(find_device(policy.model)),
         in_bfloat16=in_bfloat16,

@@ -29,7 +29,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
-from rlox_grpo.reference.load import load_frozen, refuse_shared_weights
+from rlox_grpo.reference.load import load_frozen, refuse_unfit_model
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import SELF, Teacher, TeacherLike, make_teacher
@@ -244,7 +244,7 @@ def build_update(
     scorer = load_frozen("ref_model", ref_model, policy) if isinstance(ref_model, (str, Path)) else ref_model
     reference_options = forward_options
     if isinstance(scorer, nn.Module):
-        refuse_shared_weights("ref_model", scorer, policy, "leave it out")
+        refuse_unfit_model("ref_model", scorer, policy, "leave it out")
     if scorer is not None:  # its output layer may have another number of rows without a token
         reference_options = {**forward_options, "vocabulary": count_sampled_ids(policy)}
 

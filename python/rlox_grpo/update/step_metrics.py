@@ -72,6 +72,14 @@ def _failure(loss: Tensor, log_probs: Tensor, batch: Batch, kl: Tensor | None) -
             "teacher or the reference gives probability 0 to a token of the policy; set teacher_kl='sampled', or "
             "another kl_estimator than 'full'"
         ), rows
+    reference = batch.log_probs.ref
+    if not rows and reference is not None:  # [N, T]
+        scored = torch.isfinite(torch.where(batch.predicted_mask, reference, 0)).all(dim=-1)
+        if rows := batch.row_index[~scored.to(batch.row_index.device)].tolist():
+            return (
+                f"the loss is {value}: the log-probs of the reference (ref_model, or a copy of the policy) are not "
+                f"finite in rows {rows[:8]}: its weights or activations have overflowed"
+            ), rows
     if not rows:
         return f"the loss is {value} though every log-prob and advantage is finite", rows
     return f"the loss is {value}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
