@@ -84,3 +84,42 @@ def test_an_error_in_a_callback_ends_the_run_with_what_was_done_saved(tmp_path: 
 def test_an_object_without_a_method_is_refused() -> None:
     with pytest.raises(TypeError, match=r"callbacks\[1\] is function: expected an object with a method on_step"):
         GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[Recorder(), toy.share_of_target], **toy.options())
+
+
+def make_callback(**methods: Any) -> Any:
+    return type("Mine", (), {name: staticmethod(method) for name, method in methods.items()})()
+
+
+async def wait(step: int, metrics: dict[str, float]) -> None:
+    """Never awaited."""
+
+
+def do_nothing(step: int, argument: Any) -> None:
+    """A method as it should be."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        (make_callback(on_step=do_nothing), "callbacks is Mine: expected a list of callbacks"),
+        (
+            [make_callback(on_step=do_nothing, on_evaluate=do_nothing)],
+            r"callbacks\[0\] is Mine with a method on_evaluate, which is never called: .* on_step, on_evaluation or on_s",
+        ),
+        (
+            [make_callback(on_step=lambda step: None)],
+            r"callbacks\[0\] is Mine, on_step: it is called with step, metrics: too many positional arguments",
+        ),
+        (
+            [make_callback(on_save=lambda step, path, metrics: None)],
+            r"callbacks\[0\] is Mine, on_save: it is called with step, path: missing a required argument: 'metrics'",
+        ),
+        ([make_callback(on_step=wait)], "on_step: it is called with step, metrics and not awaited: write def instead"),
+    ],
+    ids=["no list", "misspelt method", "one argument", "three arguments", "async"],
+)
+def test_a_callback_that_would_not_be_called_is_refused_at_the_start(callbacks: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        GRPO(toy.ToyLM(), toy.share_of_target, callbacks=callbacks, **toy.options())
+    both = make_callback(on_step=do_nothing, on_step_end=do_nothing, on_train_end=do_nothing)
+    GRPO(toy.ToyLM(), toy.share_of_target, callbacks=(both,), **toy.options())

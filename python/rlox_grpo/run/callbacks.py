@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-EVENTS = ("on_step", "on_evaluation", "on_save")
+from rlox_grpo.signatures import explain_misfit
+
+EVENTS = {"on_step": "metrics", "on_evaluation": "metrics", "on_save": "path"}
+"""Methods of a callback → their second argument; the first is ``step``."""
 
 
 class Callbacks:
@@ -20,11 +23,14 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        """Check that each callback has a method of :data:`EVENTS`.
+        """Check the methods of each callback.
 
         Raises:
-            TypeError: a class, a callback of transformers, or an object without such a method; names the index.
+            TypeError: no list, a class, a callback of transformers, an object without a method of :data:`EVENTS`, a
+                method with another name that begins with ``on_``, or a method with other arguments; names the index.
         """
+        if not isinstance(callbacks, Sequence):
+            raise TypeError(f"callbacks is {type(callbacks).__name__}: expected a list of callbacks")
         for index, callback in enumerate(callbacks):
             if isinstance(callback, type):
                 raise TypeError(f"callbacks[{index}] is the class {callback.__name__}: pass an instance")
@@ -33,11 +39,7 @@ class Callbacks:
                     f"callbacks[{index}] is {type(callback).__name__}, a callback of transformers: its methods are not "
                     "called here; write on_step(step, metrics), on_evaluation(step, metrics) or on_save(step, path)"
                 )
-            if not any(callable(getattr(callback, event, None)) for event in EVENTS):
-                raise TypeError(
-                    f"callbacks[{index}] is {type(callback).__name__}: expected an object with a method "
-                    f"{', '.join(EVENTS[:-1])} or {EVENTS[-1]}"
-                )
+            _check_methods(f"callbacks[{index}] is {type(callback).__name__}", callback)
         self._callbacks = tuple(callbacks)
 
     def call(self, event: str, step: int, argument: dict[str, float] | Path) -> None:
@@ -45,3 +47,20 @@ class Callbacks:
         for callback in self._callbacks:
             if (method := getattr(callback, event, None)) is not None:
                 method(step, dict(argument) if isinstance(argument, dict) else argument)  # each its own
+
+
+def _check_methods(callback_name: str, callback: Any) -> None:
+    """Raise TypeError if a method of the callback would not be called, or could not."""
+    *others, last = EVENTS
+    expected = f"expected an object with a method {', '.join(others)} or {last}"
+    methods = {name: getattr(callback, name) for name in dir(callback) if name.startswith("on_")}
+    methods = {name: method for name, method in methods.items() if callable(method)}
+    if not methods.keys() & EVENTS.keys():
+        raise TypeError(f"{callback_name}: {expected}")
+    serves_transformers = "on_step_end" in methods  # an object that serves both libraries
+    for name, method in methods.items():
+        if name not in EVENTS:
+            if not serves_transformers:
+                raise TypeError(f"{callback_name} with a method {name}, which is never called: {expected}")
+        elif misfit := explain_misfit(method, "step", EVENTS[name]):
+            raise TypeError(f"{callback_name}, {name}: {misfit}")
