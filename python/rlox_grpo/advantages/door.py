@@ -30,6 +30,7 @@ from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.groups import count_turns, flag_sampled
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.signatures import explain_misfit
 from rlox_grpo.types import Float32Array, ScoredGroup
 
 Advantages: TypeAlias = "Float32Array | list[Float32Array]"
@@ -64,6 +65,8 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
     resolved: Any = import_callable("advantage_fn", advantage_fn) if isinstance(advantage_fn, str) else advantage_fn
     if isinstance(resolved, type) or not callable(resolved):
         raise ConfigError(f"advantage_fn is {resolved!r}: expected a function of ScoredGroups, not a class")
+    if misfit := explain_misfit(resolved, "groups"):
+        raise ConfigError(f"advantage_fn {function_name(resolved)}: {misfit}; groups is a list of ScoredGroup")
     function: AdvantageFn = resolved
     return function
 

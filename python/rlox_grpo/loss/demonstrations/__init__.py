@@ -20,6 +20,7 @@ from rlox_grpo.config.records.loss import DEMO_LOSSES, LossConfig
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.signatures import explain_misfit
 from rlox_grpo.types import Batch
 
 __all__ = ["DEMO_LOSSES", "DemonstrationInputs", "demonstration_loss", "find_demo_loss"]
@@ -58,6 +59,8 @@ def find_demo_loss(demo_loss: Any) -> DemoLoss:
     resolved: Any = import_callable("demo_loss", demo_loss) if isinstance(demo_loss, str) else demo_loss
     if isinstance(resolved, type) or not callable(resolved):
         raise ConfigError(f"demo_loss is {resolved!r}: expected a function of DemonstrationInputs")
+    if misfit := explain_misfit(resolved, "inputs"):
+        raise ConfigError(f"demo_loss {function_name(resolved)}: {misfit}; inputs is a DemonstrationInputs")
     return partial(_call_custom_loss, resolved)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from rlox_grpo.config.records.loss import POLICY_LOSSES
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.inputs import PolicyLoss
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.signatures import explain_misfit
 
 __all__ = ["POLICY_LOSSES", "find_policy_loss"]
 
@@ -37,4 +39,9 @@ def find_policy_loss(policy_loss: Any) -> PolicyLoss:
             else repr(resolved)
         )
         raise ConfigError(f"policy_loss is {kind}; expected a function of LossInputs")
+    name, measure = function_name(resolved), getattr(resolved, "measure", None)
+    if misfit := explain_misfit(resolved, "inputs"):
+        raise ConfigError(f"policy_loss {name}: {misfit}; inputs is a rlox_grpo.loss.LossInputs")
+    if measure is not None and (misfit := explain_misfit(measure, "step")):
+        raise ConfigError(f"policy_loss {name}, measure: {misfit}; step is a rlox_grpo.loss.StepInputs")
     return resolved

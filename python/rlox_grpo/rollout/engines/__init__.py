@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.import_callable import find_folder, import_callable, search_also
+from rlox_grpo.signatures import explain_misfit
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -173,5 +174,14 @@ def _check_members(engine: Any) -> GenerationEngine:
             f"engine is {engine!r} and has no {', '.join(missing)}: expected the members of "
             f"rlox_grpo.rollout.engines.GenerationEngine: {', '.join(ENGINE_MEMBERS)}"
         )
+    misfits = {
+        "generate": explain_misfit(
+            engine.generate, "prompts", "group_size", "sampling", "seed", keywords=("first_prompt",)
+        ),
+        "load_weights": explain_misfit(engine.load_weights, "weights", keywords=("version",)),
+    }
+    for method, misfit in misfits.items():
+        if misfit is not None:
+            raise ConfigError(f"engine {type(engine).__name__}, {method}: {misfit}")
     made: GenerationEngine = engine
     return made
