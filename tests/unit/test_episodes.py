@@ -343,10 +343,32 @@ class Wrong:
         return "x", 1.0
 
 
+class ReturnsNothing(Wrong):
+    """A step without a return."""
+
+    def step(self, reply: Reply) -> None:
+        pass
+
+
+class PaysInText(Wrong):
+    """A reward that is text."""
+
+    def step(self, reply: Reply) -> tuple[str, str, bool]:
+        return "x", "1.0", True
+
+
+async def sends_a_number(row: Any, chat: Any) -> float:
+    await chat.turn(3)
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        (fails, r"fails failed at prompts\[0\], episode 0, turn 1: KeyError"),
+        (fails, r"fails failed at prompts\[0\], episode 0, turn 1: KeyError.* \(test_episodes.py, line \d+\)"),
+        (ReturnsNothing, r"step returned None: expected a message, or \(message, reward, done\)"),
+        (PaysInText, "step returned the reward str '1.0': expected a number"),
+        (sends_a_number, "messages is int 3: expected a text, or a list of"),
         (returns_text, "expected a number, an Outcome"),
         (pays_wrong_turns, "turn_rewards has 2 values for 1 turns"),
         (says_nothing, "call chat.turn at least once"),
@@ -375,6 +397,8 @@ def sync_tool(word: str) -> str:
         (3, {}, "environment is int"),
         (lambda row: 1.0, {}, "must take two arguments"),
         (count, {"tools": [lambda word: word]}, "type hints"),
+        (count, {"tools": [{"type": "function"}]}, r"tools\[0\] is dict: expected a function"),
+        (Wrong(), {}, "environment is Wrong: .* not an instance, as each episode has an instance of its own"),
         (dict, {}, "has no reset method"),
     ],
 )

@@ -90,6 +90,8 @@ def build_step(
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, processor, optimizer: see
             :class:`rlox_grpo.GRPO`, which has the errors too.
     """
+    if not isinstance(tools, Sequence):
+        raise TypeError(f"tools is {type(tools).__name__}: expected a list of functions")
     arguments = {"environment": environment is not None, "tools": bool(tools), "teacher": teacher is not None}
     check_arguments(config, ref_model, optimizer, **arguments)
     check_teacher(config, teacher)

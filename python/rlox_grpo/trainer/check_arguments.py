@@ -61,6 +61,11 @@ def check_arguments(config: GRPOConfig, ref_model: Any, optimizer: OptimizerFact
     several_turns = has["environment"] or has["tools"]
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
+    if has["tools"] and config.max_turns == 1:
+        logger.warning(
+            "max_turns=1 with tools=: the episode ends before the policy reads the result of a tool; to let it read "
+            "one, set max_turns to at least 2 (it counts replies, not rounds of calls)"
+        )
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "

@@ -14,6 +14,7 @@ from typing import Any
 from rlox_grpo.config.eval_set import refuse_true
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import Outcome
+from rlox_grpo.environments.foreign import read_number
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.workers import is_coroutine_function
@@ -78,7 +79,7 @@ def adapt_environment(
     if not callable(environment):
         raise ConfigError(
             f"environment is {type(environment).__name__}: expected async def episode(row, chat), or a class with "
-            "reset(**row) and step(reply)"
+            "reset(**row) and step(reply), not an instance, as each episode has an instance of its own"
         )
     if inspect.isclass(environment) or _binds(environment, 0):
         return _adapt_class(environment, name, tools, check_tools)
@@ -249,14 +250,16 @@ def _read_step(result: Any) -> tuple[Any, float, bool]:
     """Return (message, reward, done) from a message, from such a triple, or from Gymnasium's five values.
 
     Raises:
-        TypeError: another number of values.
+        TypeError: None, another number of values, or a reward that is not a number.
+        ValueError: the reward is not finite.
     """
+    if result is None:
+        raise TypeError("step returned None: expected a message, or (message, reward, done)")
     if not isinstance(result, tuple):
         return _as_message(result), 0.0, False
-    if len(result) == 3:
-        return _as_message(result[0]), float(result[1]), bool(result[2])
-    if len(result) == 5:
-        return _as_message(result[0]), float(result[1]), bool(result[2] or result[3])
+    if len(result) in (3, 5):
+        reward = read_number(result[1], "step returned the reward")
+        return _as_message(result[0]), reward, any(map(bool, result[2:4]))  # done, or terminated and truncated
     raise TypeError(
         f"step returned {len(result)} values: expected a message, (message, reward, done), or (observation, reward, "
         "terminated, truncated, info)"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.environments.foreign import show
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rollout.episodes.pictures import EpisodePictures
 
@@ -91,6 +92,8 @@ def list_messages(
         messages = [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):
         messages = [messages]
+    if not isinstance(messages, Iterable):
+        raise ValueError(f"messages is {show(messages)}: expected a text, or a list of {{'role': …, 'content': …}}")
     listed = []
     pictures = pictures or EpisodePictures()
     for index, message in enumerate(messages):

@@ -15,7 +15,7 @@ import numpy as np
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome
-from rlox_grpo.errors import EXITS, ConfigError, EpisodeError
+from rlox_grpo.errors import EXITS, ConfigError, EpisodeError, locate_error
 from rlox_grpo.rewards.copies import copy_row
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -304,8 +304,9 @@ class EpisodeRunner:
             if config.partial_rollout_turns is not None:
                 # An episode keeps its process while it waits for its next round.
                 most = min(most or size, size)
+        schemas = make_schemas(environment.tools)
         self._make_tools(environment.tools)
-        template = self._templates.give(make_schemas(environment.tools))
+        template = self._templates.give(schemas)
         return Prepared(source, environment, play, template, processes, most)
 
     def _list_limits(self, source: str | None) -> list[tuple[str, int]]:
@@ -416,7 +417,7 @@ class EpisodeRunner:
         if reported_end is None and self._config.on_environment_error == "stop":
             raise EpisodeError(
                 f"environment {environment.name} failed at {state.prompt.name}, episode {state.key[1]}, "
-                f"turn {chat.turns}: {failure}"
+                f"turn {chat.turns}: {failure}{locate_error(cause)}"
             ) from cause
         return end_episode(environment, self._config, reported_end or "environment_error"), failure[:2000]
 

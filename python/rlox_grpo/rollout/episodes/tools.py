@@ -91,6 +91,8 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
     for index, function in enumerate(functions):
         if not callable(function):
             raise ConfigError(f"tools[{index}] is {type(function).__name__}: expected a function")
+        if isinstance(function, type):
+            raise ConfigError(f"tools[{index}] is the class {function.__name__}: expected a function")
         try:
             schemas.append(get_json_schema(function))
         except Exception as error:  # transformers raises several kinds, and inspect its own
