@@ -119,7 +119,8 @@ def locate_error(error: BaseException) -> str:
     packages: list[str] = []
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.is_relative_to(_PACKAGE) or frame.filename.startswith("<frozen "):
+        generated = frame.filename == "<string>" and frame.name == "__init__"  # of a dataclass
+        if generated or path.is_relative_to(_PACKAGE) or frame.filename.startswith("<frozen "):
             continue
         line = f" ({path.name}, line {frame.lineno})"
         if any(folder in path.parts for folder in _INSTALLED):

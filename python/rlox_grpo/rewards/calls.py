@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import difflib
 import inspect
+import logging
 import math
 import numbers
 import time
@@ -16,6 +18,8 @@ import numpy as np
 
 from rlox_grpo.errors import EXITS, describe_error, locate_error
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
+
+logger = logging.getLogger(__name__)
 
 HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
 """Hint for errors of a function that got chat messages and may expect text."""
@@ -163,7 +167,8 @@ def select_arguments(function: RewardFn, arguments: Mapping[str, Any]) -> tuple[
     # f(texts, questions): at most two leading parameters with other names get completions and prompts, as in rlox.
     unmatched = [p for p in by_position if p.name not in arguments]
     room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
-    if len(missing) <= 2 and unmatched[: len(missing)] == by_position[: len(missing)] and room:
+    leads = len(missing) <= 2 and unmatched[: len(missing)] == by_position[: len(missing)]
+    if leads and room and not _names_other_values(missing, [p.name for p in parameters]):
         rest = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
         taken = len(missing) or 2
         return both[: min(room, taken)], rest
@@ -175,6 +180,56 @@ def select_arguments(function: RewardFn, arguments: Mapping[str, Any]) -> tuple[
         f"reward function {function_name(function)} requires {', '.join(missing)}; given are "
         f"{', '.join(sorted(arguments))}: rename the argument, give it a default, or add the column to the prompts"
     )
+
+
+_PROMPT_WORDS = ("prompt", "question", "quer", "input", "instruction")
+_GOLD_WORDS = ("truth", "gold", "answer", "solution", "label", "target", "reference")
+_COMPLETION_WORDS = ("completion", "response", "output", "repl", "generat")
+
+
+def _names_other_values(missing: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the names of parameters say that they are not completions and prompts, in this order.
+
+    Examples: ``f(prompt, completion)`` and ``f(response, ground_truth)``, where a column is misspelt or lacks; also
+    ``f(answers, completions)``, where the completions have a parameter already.
+    """
+
+    def has_word(name: str, words: Sequence[str]) -> bool:
+        return any(word in name.lower() for word in words)
+
+    first, second = [*missing, "", ""][:2]
+    return (
+        bool(missing and "completions" in names)
+        or has_word(first, _PROMPT_WORDS)
+        or has_word(second, (*_GOLD_WORDS, *_COMPLETION_WORDS))
+    )
+
+
+_NEAR_COLUMN = 0.8
+"""Least similarity of the name of a column and an argument that is probably meant for it: answers and answer."""
+
+_defaults_warned: set[tuple[str, str]] = set()
+
+
+def warn_about_defaults(function: RewardFn, arguments: Mapping[str, Any]) -> None:
+    """Warn of an argument that keeps its default, as ``answers=None`` does where the column is ``answer``."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    unread = [name for name in arguments if name not in parameters]
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty or name in arguments:
+            continue
+        near = difflib.get_close_matches(name, unread, n=1, cutoff=_NEAR_COLUMN)
+        key = (function_name(function), name)
+        if near and key not in _defaults_warned:
+            _defaults_warned.add(key)
+            logger.warning(
+                "reward function %s: there is no column %r, so the argument keeps its default %r; did you mean the "
+                "column %r?",
+                *(*key, parameter.default, near[0]),
+            )
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
@@ -306,6 +361,9 @@ def to_list(name: str, result: Any) -> list[Any]:
     )
 
 
+_LARGEST_SCORE = float(np.finfo(np.float32).max)  # rewards are float32
+
+
 def _read_number(name: str, index: int, value: Any) -> float:
     if value is None:
         return math.nan
@@ -317,6 +375,6 @@ def _read_number(name: str, index: int, value: Any) -> float:
         score = float(value)
     except OverflowError:
         score = math.inf
-    if math.isinf(score):
+    if math.isinf(score) or abs(score) > _LARGEST_SCORE:
         raise RewardError(f"reward function {name} returned {value!r} for sample {index}, expected a finite number")
     return score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from rlox_grpo.rewards.judge import Judge
 from rlox_grpo.rewards.reasoning_gym import ReasoningGym
 from rlox_grpo.rewards.reward_model import RewardModel
 
+_MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
 """Name in metrics → shorter name here. Both are accepted."""
 
@@ -60,10 +62,23 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
             index.
     """
     if reward_fn is None:
-        raise TypeError("reward_fn is None: expected a reward function, a list of them, or an environment instead")
+        raise TypeError(
+            "reward_fn is None: expected a reward function or a list of them; leave it out where an environment or a "
+            "teacher takes its place"
+        )
+    if isinstance(reward_fn, Mapping):
+        raise TypeError(
+            "reward_fn is a dict: expected a reward function or a list of them; metrics have the functions' names, and "
+            "weights are reward_weights"
+        )
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
     functions: list[RewardFn] = []
     for index, entry in enumerate(several):
+        if isinstance(entry, str) and _MODULE_NAME.fullmatch(entry):
+            raise ConfigError(
+                f"reward_fn[{index}] is {entry!r}, the name of a function in run files: import the function and pass "
+                "it itself"
+            )
         if isinstance(entry, str) and entry in RULES:
             raise ConfigError(
                 f"reward_fn[{index}] is {entry!r}, the name of a rule in run files: pass the rule itself, by "

@@ -29,6 +29,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
     took_lengths_alone,
+    warn_about_defaults,
 )
 from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
@@ -446,9 +447,11 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
         elif isinstance(function, InWorkers):
             select_arguments(function.function, {**arguments, "completions": empty})
+            warn_about_defaults(function.function, {**arguments, "completions": empty})
             function.start()
         elif not isinstance(function, EnvironmentReward):
             select_arguments(function, {**arguments, "completions": empty})
+            warn_about_defaults(function, {**arguments, "completions": empty})
 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
