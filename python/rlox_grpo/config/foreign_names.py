@@ -35,6 +35,13 @@ def read_foreign_names() -> ForeignNames:
 
 
 OTHER: Mapping[str, str] = {
+    "teacher_model": "pass it to GRPO as teacher",
+    "teacher_model_name_or_path": "pass it to GRPO as teacher",
+    "teacher_model_server_url": "pass it to GRPO as teacher",
+    "teacher_model_kind": "pass teacher='self', 'ema', or the path of the model in training to GRPO",
+    "teacher_prompt_template": "did you mean 'teacher_prompt'? (TRL's teacher_prompt_template)",
+    "teacher_update_rate": "did you mean 'teacher_mix'? (TRL's teacher_update_rate)",
+    "lmbda": "there is none: the policy samples every completion, as with TRL's lmbda=1",
     "data": "pass it to train() as prompts; in a run file it is train_data",
     "dataset": "pass it to train() as prompts; in a run file it is train_data",
     "device": "there is none: a model goes to this process's GPU if there is one",
