@@ -18,9 +18,10 @@ from transformers import TrainerCallback
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
-from rlox_grpo.prompts.load import load_prompts
+from rlox_grpo.prompts.comparison import warn_about_trained_prompts
+from rlox_grpo.prompts.load import load_prompts, load_rows
 from rlox_grpo.prompts.stream import PEEKED
-from rlox_grpo.rewards import ExactAnswer, MathAnswer, RewardError
+from rlox_grpo.rewards import ExactAnswer, MathAnswer, RewardError, StepScores
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 TEMPLATE = (
@@ -561,7 +562,13 @@ REWARD_ROWS = [
     ("a rule's name", ["gsm8k"], ["a"], ConfigError, r"reward_fn\[0\] is 'gsm8k', .* pass .*rewards.GSM8KAnswer\(\)"),
     ("a number", [3], ["a"], TypeError, r"reward_fn\[0\] is int: expected a callable or a path"),
     ("a class", MathAnswer, ["a"], TypeError, r"reward_fn\[0\] is the class MathAnswer: pass an instance, MathAnswer"),
-    ("no function", None, ["a"], TypeError, "reward_fn is None: expected a reward function, a list of them, or an env"),
+    (
+        "no function",
+        None,
+        ["a"],
+        TypeError,
+        "reward_fn is None: .* leave it out where an environment or a teacher takes its pl",
+    ),
     ("no arguments", takes_nothing, ["a"], RewardError, "takes_nothing takes no argument: give it completions"),
     (
         "two dimensions",
@@ -651,6 +658,31 @@ class Callback:
     def on_step(self, step, metrics): ...
 
 
+async def wait_for_loss(inputs):
+    return inputs.log_probs
+
+
+class MeasuresNothing:
+    def measure(self):
+        return 1.0
+
+    def __call__(self, inputs):
+        return -inputs.ratio * inputs.advantages
+
+
+class ShortEngine:
+    exact, takes_weights, policy_version, max_length = True, False, 0, None
+
+    def generate(self, prompts, group_size):
+        return []
+
+    def load_weights(self, weights, version):
+        self.policy_version = version
+
+    def close(self):
+        pass
+
+
 OPTION_ROWS = [
     # label, options, error, message
     ("learning_rte", {"learning_rte": 1.0}, ConfigError, "did you mean 'learning_rate'"),
@@ -709,6 +741,39 @@ OPTION_ROWS = [
         TypeError,
         "ref_model is dict: expected a path, a hub id or a torch.nn.Module",
     ),
+    (
+        "a policy loss of three arguments",
+        {"policy_loss": lambda log_probs, old_log_probs, advantages: advantages},
+        ConfigError,
+        "policy_loss <lambda>: it is called with inputs: missing a required argument: 'old_log_probs'; .*LossInputs",
+    ),
+    (
+        "an async policy loss",
+        {"policy_loss": wait_for_loss},
+        ConfigError,
+        "policy_loss wait_for_loss: it is called with inputs and not awaited: write def instead of async def",
+    ),
+    (
+        "measure without its argument",
+        {"policy_loss": MeasuresNothing()},
+        ConfigError,
+        "policy_loss MeasuresNothing, measure: it is called with step: too many positional arguments",
+    ),
+    (
+        "advantages with the arguments of verl",
+        {"advantage_fn": lambda token_level_rewards, response_mask, index: response_mask},
+        ConfigError,
+        "advantage_fn <lambda>: it is called with groups: missing a required argument: 'response_mask'",
+    ),
+    (
+        "an engine whose generate has two arguments",
+        {"engine": ShortEngine()},
+        ConfigError,
+        "engine ShortEngine, generate: it is called with prompts, group_size, sampling, seed, first_prompt=: too many",
+    ),
+    ("one tool without a list", {"tools": score_length}, TypeError, "tools is function: expected a list of functions"),
+    ("tools and one turn", {"tools": [score_length], "max_turns": 1}, ConfigError, "max_turns=1 with tools=.* least 2"),
+    ("TRL's teacher_model", {"teacher_model": "x"}, ConfigError, "'teacher_model': pass it to GRPO as teacher"),
     ("a server as ref_model", {"ref_model": "http://host:1"}, ConfigError, "set reference='server' and reference_url"),
     ("no such reference", {"ref_model": "./no/such"}, ValueError, "ref_model='./no/such': no such folder"),
     ("a tokenizer's path", {"tokenizer": "owner/name"}, TypeError, "tokenizer='owner/name' is a path: pass .*AutoTok"),
@@ -800,3 +865,91 @@ def test_a_learning_rate_and_prompts_that_cannot_be_meant_are_warned_of(caplog):
     caplog.clear()
     GRPO(ToyLM(), share_of_target, **options(max_steps=1)).train(PROMPTS)
     assert not caplog.records
+
+
+def test_held_out_prompts_that_are_trained_on_are_warned_of(train, caplog):
+    warned = "1 of 2 prompts are trained on too, the first is prompts[1], which is prompts[2] of the training"
+    train(["a", "b", "c"], eval_prompts=["d", "c"])
+    assert f"eval_prompts: {warned}" in caplog.text
+    train(["a", "b", "c"], eval_prompts={"math": ["d", "c"], "other": ["e", "f"]})
+    assert f"eval_prompts['math']: {warned}" in caplog.text
+    assert "'other'" not in caplog.text
+    # Rows of an environment have no tokens: their columns are compared.
+    rows = [{"secret": value} for value in (1, 2, 3, 4, [5], [6])]
+    train_rows, others = [load_rows(chosen) for chosen in (rows[:3] + rows[4:5], rows[3:])]
+    caplog.clear()
+    warn_about_trained_prompts(others, train_rows, "eval_prompts")
+    assert not caplog.text
+    warn_about_trained_prompts(load_rows(rows[2:4]), train_rows, "eval_prompts")
+    assert (
+        "eval_prompts: 1 of 2 prompts are trained on too, the first is prompts[0], which is prompts[2]" in caplog.text
+    )
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(train, caplog):
+    train(["a", "b"], max_steps=2, warmup_steps=1)
+    assert "warmup_steps" not in caplog.text
+    train(["a", "b"], max_steps=2, warmup_steps=2)
+    assert (
+        "warmup_steps=2 and the run has 2 steps (of one batch of prompts each): the learning rate rises" in caplog.text
+    )
+
+
+def test_an_argument_of_a_reward_that_is_nearly_a_column_is_warned_of(train, caplog):
+    def reads_answers(completions, answers=None, scale=1.0):
+        return [float(index) for index in range(len(completions))]
+
+    train([{"prompt": "a", "answer": "1"}], reads_answers)
+    train([{"prompt": "a", "answer": "1"}], reads_answers)
+    warned = "reward function reads_answers: there is no column 'answers', so the argument keeps its default None"
+    assert caplog.text.count(f"{warned}; did you mean the column 'answer'?") == 1
+    assert "scale" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "missing"),
+    [
+        (lambda prompt, completion: [1.0] * len(completion), "prompt, completion"),
+        (lambda questions: [1.0] * len(questions), "questions"),
+        (lambda response, ground_truth: [1.0] * len(response), "response, ground_truth"),
+        (lambda answers, completions: [1.0] * len(completions), "answers"),
+    ],
+)
+def test_parameters_whose_names_say_otherwise_do_not_get_completions_and_prompts(train, reward, missing):
+    with pytest.raises(
+        RewardError, match=f"requires {missing}; given are answer, completion_ids, completions, prompts"
+    ):
+        train([{"prompt": "a", "answer": "1"}], reward)
+
+
+def test_parameters_of_neutral_names_get_completions_and_prompts(train):
+    seen = []
+
+    def score(texts, questions):
+        seen.append(questions)
+        return [float(index) for index in range(len(texts))]
+
+    train([{"prompt": "a", "answer": "1"}], score)
+    assert seen == [["a", "a"]]
+
+
+def test_a_score_beyond_float32_names_the_function(train):
+    with pytest.raises(RewardError, match="reward function <lambda> returned 1e[+]39 for sample 1, expected a finite"):
+        train(["a"], lambda completions: [1.0, 1e39])
+
+
+@pytest.mark.parametrize(
+    ("reward", "error", "message"),
+    [
+        ("my_rewards:score", ConfigError, r"reward_fn\[0\] is 'my_rewards:score', the name of a function in run files"),
+        ({"length": score_length}, TypeError, "reward_fn is a dict: expected a reward function or a list of them"),
+    ],
+)
+def test_rewards_that_are_no_functions(train, reward, error, message):
+    with pytest.raises(error, match=message):
+        train(["a"], reward)
+
+
+def test_an_error_in_the_constructor_of_a_dataclass_names_the_users_line(train):
+    with pytest.raises(RewardError, match=r"StepScores.ends is \[3, 1\]: .* \(test_wrong_inputs.py, line \d+\)"):
+        train(["a"], lambda completions: [StepScores([3, 1], [1.0, 2.0]) for _ in completions])

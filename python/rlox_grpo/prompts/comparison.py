@@ -60,6 +60,32 @@ def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: 
         logger.warning("all %d prompts are equal: prompts[0] and each other have the same tokens", len(prompts))
 
 
+def warn_about_trained_prompts(held_out: Sequence[Prompt], trained: Sequence[Prompt], name: str) -> None:
+    """Warn of held-out prompts that are trained on, whose accuracy says nothing about other prompts.
+
+    Rows of an environment, which writes their prompts, are equal if their columns are. ``name`` is the name of the
+    held-out set in the warning.
+    """
+    by_content = {content: prompt for prompt in reversed(trained) if (content := _read_content(prompt)) is not None}
+    shared = [(prompt, by_content[content]) for prompt in held_out if (content := _read_content(prompt)) in by_content]
+    if shared:
+        logger.warning(
+            "%s: %d of %d prompts are trained on too, the first is %s, which is %s of the training: their accuracy "
+            "does not measure other prompts",
+            *(name, len(shared), len(held_out), shared[0][0].name, shared[0][1].name),
+        )
+
+
+def _read_content(prompt: Prompt) -> tuple[Any, ...] | None:
+    """Return what makes prompts equal; None for a row of an environment with columns that are not plain values."""
+    if len(prompt.token_ids):
+        return prompt.token_ids.tobytes(), *(picture.digest for picture in prompt.pictures)
+    columns = {name: value for name, value in prompt.columns.items() if name != "source"}  # that of a mixture
+    if not all(isinstance(value, (str, int, float, bool, type(None))) for value in columns.values()):
+        return None
+    return repr(prompt.source), *sorted((name, repr(value)) for name, value in columns.items())
+
+
 def _is_equal(prompt: Prompt, other: Prompt) -> bool:
     digests = [[picture.digest for picture in compared.pictures] for compared in (prompt, other)]
     return np.array_equal(prompt.token_ids, other.token_ids) and digests[0] == digests[1]

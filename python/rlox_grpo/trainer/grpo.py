@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.eval_set import EvalSet, list_sets
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
@@ -22,6 +22,7 @@ from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
+from rlox_grpo.prompts.comparison import warn_about_trained_prompts
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
@@ -362,6 +363,9 @@ class GRPO:
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
+        for name, held_out_set in held_out.items():
+            argument = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
+            warn_about_trained_prompts(held_out_set.prompts, train_prompts, argument)
         if self._best is not None:
             self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
         if self._optimizer is None:  # the estimate counts AdamW's moments
@@ -384,6 +388,12 @@ class GRPO:
             start_step=progress.start_step,
         )
         self.progress.total_steps = plan.total_steps
+        if self.config.warmup_steps >= plan.total_steps > 1 and self._optimizer is None:
+            logger.warning(
+                "warmup_steps=%d and the run has %d steps (of one batch of prompts each): the learning rate rises in "
+                "every step; lower warmup_steps, or train for more steps",
+                *(self.config.warmup_steps, plan.total_steps),
+            )
         run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
         under_way = run.list_prompts_under_way()
