@@ -272,6 +272,21 @@ async def fails(row: Any, chat: Any) -> float:
     raise KeyError("lost")
 
 
+async def begins_too_long(row: Any, chat: Any) -> float:
+    await chat.turn("x" * 10_000)
+    return 1.0
+
+
+def test_first_messages_without_room_for_a_reply_are_warned_of_once(model: Any, tokenizer: Any, caplog: Any) -> None:
+    groups = play(begins_too_long, model, tokenizer)
+    assert {completion.episode.stop_reason for group in groups for completion in group.completions} == {"context"}
+    warned = "an episode ended by context before the first reply: its first messages leave no room for a token"
+    assert caplog.text.count(warned) == 1
+    caplog.clear()
+    play(ends_by_turns, model, tokenizer, max_turns=2)
+    assert not caplog.text
+
+
 async def own_word(row: Any, chat: Any) -> Outcome:
     await chat.turn("x")
     return Outcome(None, stop_reason="gave_up")

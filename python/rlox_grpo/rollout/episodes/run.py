@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ from rlox_grpo.types import FAILURES, Episode, Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from rlox_grpo.prompts.pictures import PictureReader
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +125,7 @@ class EpisodeRunner:
                 f"prompt_template={self._prompts.prompt_template!r} is ignored: the environment writes the prompts"
             )
         self._templates = RunTemplates(tokenizer, config, self._prompts)
+        self._has_warned_about_room = False
         self._limits = ToolLimits.for_run(config)
         self._tokenizer = tokenizer
         size = config.episode_workers
@@ -394,6 +398,14 @@ class EpisodeRunner:
                 outcome = end(chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)
+            if chat.turns == 0 and not self._has_warned_about_room:
+                self._has_warned_about_room = True
+                logger.warning(
+                    "%s: an episode ended by %s before the first reply: its first messages leave no room for a token "
+                    "in the model's positions or in max_episode_tokens. Such an episode trains nothing; shorten or "
+                    "drop the row",
+                    *(state.prompt.name, ended.reason),
+                )
         except asyncio.CancelledError as cause:
             if chat.ended is not None:
                 outcome = end(chat.ended)
