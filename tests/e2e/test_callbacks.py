@@ -104,7 +104,7 @@ def do_nothing(step: int, argument: Any) -> None:
         (make_callback(on_step=do_nothing), "callbacks is Mine: expected a list of callbacks"),
         (
             [make_callback(on_step=do_nothing, on_evaluate=do_nothing)],
-            r"callbacks\[0\] is Mine with a method on_evaluate, which is never called: .* on_step, on_evaluation or ",
+            r"callbacks\[0\] is Mine with a method on_evaluate, which is never called: did you mean on_evaluation",
         ),
         (
             [make_callback(on_step=lambda step: None)],

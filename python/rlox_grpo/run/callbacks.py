@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from rlox_grpo.signatures import explain_misfit
 
 EVENTS = {"on_step": "metrics", "on_evaluation": "metrics", "on_save": "path"}
 """Methods of a callback → their second argument; the first is ``step``."""
+
+_MISSPELT = 0.7
+"""Least similarity of a method's name and the event that is probably meant, such as on_eval and on_evaluation."""
 
 
 class Callbacks:
@@ -27,7 +31,7 @@ class Callbacks:
 
         Raises:
             TypeError: no list, a class, a callback of transformers, an object without a method of :data:`EVENTS`, a
-                method with another name that begins with ``on_``, or a method with other arguments; names the index.
+                method with a name near to one of these, or a method with other arguments; names the index.
         """
         if not isinstance(callbacks, Sequence):
             raise TypeError(f"callbacks is {type(callbacks).__name__}: expected a list of callbacks")
@@ -57,10 +61,9 @@ def _check_methods(callback_name: str, callback: Any) -> None:
     methods = {name: method for name, method in methods.items() if callable(method)}
     if not methods.keys() & EVENTS.keys():
         raise TypeError(f"{callback_name}: {expected}")
-    serves_transformers = "on_step_end" in methods  # an object that serves both libraries
     for name, method in methods.items():
-        if name not in EVENTS:
-            if not serves_transformers:
-                raise TypeError(f"{callback_name} with a method {name}, which is never called: {expected}")
-        elif misfit := explain_misfit(method, "step", EVENTS[name]):
-            raise TypeError(f"{callback_name}, {name}: {misfit}")
+        if name in EVENTS:
+            if misfit := explain_misfit(method, "step", EVENTS[name]):
+                raise TypeError(f"{callback_name}, {name}: {misfit}")
+        elif near := difflib.get_close_matches(name, EVENTS.keys() - methods.keys(), n=1, cutoff=_MISSPELT):
+            raise TypeError(f"{callback_name} with a method {name}, which is never called: did you mean {near[0]}?")
