@@ -178,7 +178,7 @@ def test_metrics_and_the_entropy_bonus_are_means_of_sampled_tokens():
         }
     )
     report = StepReport()
-    assert report.add(output, LOG_PROBS, entropy, batch())
+    report.add(output, LOG_PROBS, entropy, batch())
     assert report._totals["policy/entropy"] == pytest.approx(0.5)
 
 

@@ -772,7 +772,6 @@ OPTION_ROWS = [
         "engine ShortEngine, generate: it is called with prompts, group_size, sampling, seed, first_prompt=: too many",
     ),
     ("one tool without a list", {"tools": score_length}, TypeError, "tools is function: expected a list of functions"),
-    ("tools and one turn", {"tools": [score_length], "max_turns": 1}, ConfigError, "max_turns=1 with tools=.* least 2"),
     ("TRL's teacher_model", {"teacher_model": "x"}, ConfigError, "'teacher_model': pass it to GRPO as teacher"),
     ("a server as ref_model", {"ref_model": "http://host:1"}, ConfigError, "set reference='server' and reference_url"),
     ("no such reference", {"ref_model": "./no/such"}, ValueError, "ref_model='./no/such': no such folder"),
@@ -786,6 +785,12 @@ OPTION_ROWS = [
 def test_options(given, error, message):
     with pytest.raises(error, match=message):
         GRPO(ToyLM(), share_of_target, **given)
+
+
+def test_tools_whose_results_are_never_read_are_warned_of(caplog):
+    with pytest.raises(ConfigError, match="need a tokenizer with a chat_template"):
+        GRPO(ToyLM(), share_of_target, tools=[score_length], max_turns=1)
+    assert "max_turns=1 with tools=: the episode ends before the policy reads the result of a tool" in caplog.text
 
 
 def test_an_output_dir_that_is_a_file_or_cannot_be_written(tmp_path):
