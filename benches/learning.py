@@ -341,11 +341,13 @@ def write_table(results: Mapping[str, Any]) -> str:
         if not rows:
             continue
         starts = [start["accuracy"] for start in results["starts"] if start["task"] == task]
-        budget = max(cell["completions"] for cell in results["cells"] if cell["task"] == task)
+        cells_of_task = [cell for cell in results["cells"] if cell["task"] == task]
+        budget = max(cell["completions"] for cell in cells_of_task)
         lines += [
             f"## {task}\n",
             f"At most {budget:,} completions from a warm start of accuracy {np.mean(starts):.3f}.\n",
-            "| variant | seeds | accuracy | difference | 95 % interval | p (Holm) | collapsed | greedy | pass@16 "
+            "| variant | seeds | accuracy | difference | 95 % interval | p (Holm) | collapsed | greedy "
+            f"| pass@{cells_of_task[0]['sizes']['samples']} "
             "| true sums | CPU s |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
