@@ -883,9 +883,9 @@ def test_held_out_prompts_that_are_trained_on_are_warned_of(train, caplog):
     rows = [{"secret": value} for value in (1, 2, 3, 4, [5], [6])]
     train_rows, others = [load_rows(chosen) for chosen in (rows[:3] + rows[4:5], rows[3:])]
     caplog.clear()
-    warn_about_trained_prompts(others, train_rows, "eval_prompts")
+    warn_about_trained_prompts({"eval_prompts": others}, train_rows)
     assert not caplog.text
-    warn_about_trained_prompts(load_rows(rows[2:4]), train_rows, "eval_prompts")
+    warn_about_trained_prompts({"eval_prompts": load_rows(rows[2:4])}, train_rows)
     assert (
         "eval_prompts: 1 of 2 prompts are trained on too, the first is prompts[0], which is prompts[2]" in caplog.text
     )

@@ -88,6 +88,11 @@ class EvalSet(Record, title="Evaluation set"):
         return step in (0, total_steps) or (every > 0 and step % every == 0)
 
 
+def name_argument(argument: str, name: str) -> str:
+    """Return what a message calls the set ``name``: such as ``eval_prompts`` or ``eval_prompts['math']``."""
+    return argument if name == UNNAMED else f"{argument}[{name!r}]"
+
+
 def list_sets(eval_prompts: Any) -> dict[str, EvalSet]:
     """Return the sets of ``eval_prompts`` by name: rows, an :class:`EvalSet`, or a mapping from names to either.
 

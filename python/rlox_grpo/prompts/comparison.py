@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from rlox_grpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -56,24 +54,40 @@ def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: 
             len(doubled),
             len(prompts),
         )
-    if not are_rows and len(prompts) > 1 and all(_is_equal(prompts[0], prompt) for prompt in prompts):
+    if are_rows or len(prompts) < 2:
+        return
+    first = _read_content(prompts[0])
+    if all(_read_content(prompt) == first for prompt in prompts):
         logger.warning("all %d prompts are equal: prompts[0] and each other have the same tokens", len(prompts))
 
 
-def warn_about_trained_prompts(held_out: Sequence[Prompt], trained: Sequence[Prompt], name: str) -> None:
+def warn_about_trained_prompts(held_out: Mapping[str, Sequence[Prompt]], trained: Sequence[Prompt]) -> None:
     """Warn of held-out prompts that are trained on, whose accuracy says nothing about other prompts.
 
-    Rows of an environment, which writes their prompts, are equal if their columns are. ``name`` is the name of the
-    held-out set in the warning.
+    Rows of an environment, which writes their prompts, are equal if their columns are.
+
+    Args:
+        held_out: the prompts of each held-out set, by the set's name in the warning.
+        trained: the prompts of the training. They are read once, and only those that are held out too are kept.
     """
-    by_content = {content: prompt for prompt in reversed(trained) if (content := _read_content(prompt)) is not None}
-    shared = [(prompt, by_content[content]) for prompt in held_out if (content := _read_content(prompt)) in by_content]
-    if shared:
-        logger.warning(
-            "%s: %d of %d prompts are trained on too, the first is %s, which is %s of the training: their accuracy "
-            "does not measure other prompts",
-            *(name, len(shared), len(held_out), shared[0][0].name, shared[0][1].name),
-        )
+    contents = {name: [_read_content(prompt) for prompt in prompts] for name, prompts in held_out.items()}
+    wanted = {content for listed in contents.values() for content in listed} - {None}
+    by_content: dict[Any, Prompt] = {}
+    for prompt in trained if wanted else ():
+        if (content := _read_content(prompt)) in wanted:
+            by_content.setdefault(content, prompt)
+    for name, prompts in held_out.items():
+        shared = [
+            (prompt, by_content[content])
+            for prompt, content in zip(prompts, contents[name], strict=True)
+            if content in by_content
+        ]
+        if shared:
+            logger.warning(
+                "%s: %d of %d prompts are trained on too, the first is %s, which is %s of the training: their accuracy "
+                "does not measure other prompts",
+                *(name, len(shared), len(prompts), shared[0][0].name, shared[0][1].name),
+            )
 
 
 def _read_content(prompt: Prompt) -> tuple[Any, ...] | None:
@@ -84,11 +98,6 @@ def _read_content(prompt: Prompt) -> tuple[Any, ...] | None:
     if not all(isinstance(value, (str, int, float, bool, type(None))) for value in columns.values()):
         return None
     return repr(prompt.source), *sorted((name, repr(value)) for name, value in columns.items())
-
-
-def _is_equal(prompt: Prompt, other: Prompt) -> bool:
-    digests = [[picture.digest for picture in compared.pictures] for compared in (prompt, other)]
-    return np.array_equal(prompt.token_ids, other.token_ids) and digests[0] == digests[1]
 
 
 def _name_form(source: Any) -> str:

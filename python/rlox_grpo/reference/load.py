@@ -31,7 +31,7 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
         policy: the model in training. Policy and reference must have the same tokens.
 
     Raises:
-        ConfigError: the model's tokens differ from the policy's, or are fewer.
+        ConfigError: the model's tokens differ from the policy's.
         ValueError: there is no such model.
     """
     try:
@@ -42,7 +42,6 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
         remedy = "save its tokenizer there by save_pretrained, so that it can be compared with the policy's"
         raise ValueError(message.replace("pass tokenizer=", remedy)) from error
     _refuse_other_tokens(name, policy.tokenizer, loaded.tokenizer)
-    _refuse_fewer_ids(name, loaded.model, policy)
     return loaded.model
 
 

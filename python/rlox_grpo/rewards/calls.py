@@ -375,6 +375,6 @@ def _read_number(name: str, index: int, value: Any) -> float:
         score = float(value)
     except OverflowError:
         score = math.inf
-    if math.isinf(score) or abs(score) > _LARGEST_SCORE:
+    if abs(score) > _LARGEST_SCORE:
         raise RewardError(f"reward function {name} returned {value!r} for sample {index}, expected a finite number")
     return score

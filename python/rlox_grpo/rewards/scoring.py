@@ -445,13 +445,13 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
                 function.check(arguments, len(prompts))
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
-        elif isinstance(function, InWorkers):
-            select_arguments(function.function, {**arguments, "completions": empty})
-            warn_about_defaults(function.function, {**arguments, "completions": empty})
-            function.start()
         elif not isinstance(function, EnvironmentReward):
-            select_arguments(function, {**arguments, "completions": empty})
-            warn_about_defaults(function, {**arguments, "completions": empty})
+            called = function.function if isinstance(function, InWorkers) else function
+            available = {**arguments, "completions": empty}
+            select_arguments(called, available)
+            warn_about_defaults(called, available)
+            if isinstance(function, InWorkers):
+                function.start()
 
 
 def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:

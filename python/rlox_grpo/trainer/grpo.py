@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
+from rlox_grpo.config.eval_set import EvalSet, list_sets, name_argument
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
@@ -363,9 +363,8 @@ class GRPO:
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
-        for name, held_out_set in held_out.items():
-            argument = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
-            warn_about_trained_prompts(held_out_set.prompts, train_prompts, argument)
+        held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
+        warn_about_trained_prompts(held_out_prompts, train_prompts)
         if self._best is not None:
             self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
         if self._optimizer is None:  # the estimate counts AdamW's moments

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets, name_argument
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
@@ -120,8 +120,7 @@ class HeldOut:
                     raise
                 kinds = (ConfigError, RewardError, TypeError, ValueError)
                 kind = next(error_type for error_type in kinds if isinstance(error, error_type))
-                where = argument if name == UNNAMED else f"{argument}[{name!r}]"
-                raise kind(f"{where}: {error}") from error
+                raise kind(f"{name_argument(argument, name)}: {error}") from error
         return loaded
 
     def load_set(self, asked: EvalSet) -> LoadedSet:

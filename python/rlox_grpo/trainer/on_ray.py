@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets
+from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets, name_argument
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.run_file import Layout, derive_options
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
@@ -224,7 +224,7 @@ class RayRun:
         """Write the rows of each evaluation set to a file, and return the tables of ``[[eval]]``."""
         tables = []
         for name, asked in list_sets(eval_prompts).items():
-            where = "eval_prompts" if name == UNNAMED else f"eval_prompts[{name!r}]"
+            where = name_argument("eval_prompts", name)
             path = folder / ("eval.jsonl" if name == UNNAMED else f"eval_{name}.jsonl")
             data = self._write_prompts(where, asked.prompts, path)
             tables.append(make_data_table(where, name, asked, data))
