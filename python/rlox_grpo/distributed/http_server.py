@@ -225,7 +225,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request: its headers, then its body, then the service."""
+    """Reads one request within the bounds, and sends the answer of the service."""
 
     server: _Server
     server_version, sys_version = "rlox-grpo", ""

@@ -190,7 +190,7 @@ _COMPLETION_WORDS = ("completion", "response", "output", "repl", "generat")
 def _names_other_values(missing: Sequence[str], names: Sequence[str]) -> bool:
     """Whether the names of parameters say that they are not completions and prompts, in this order.
 
-    Examples: ``f(prompt, completion)`` and ``f(response, ground_truth)``, where a column is misspelt or lacks; also
+    Examples: ``f(prompt, completion)`` and ``f(response, ground_truth)``, where a column is misspelt or missing; also
     ``f(answers, completions)``, where the completions have a parameter already.
     """
 
