@@ -461,28 +461,25 @@ def measure_vllm(place: Place) -> Report:
     from rlox_grpo.types import Sampling
 
     model = _build(place, "0.5B")
-    table, new = [], 256
+    vocabulary, new = MODELS["0.5B"]["vocab_size"], 256
+    start = time.perf_counter()
+    engine = VLLMEngine(model, eos_token_ids=[], dtype="bfloat16", max_length=1024, return_masks=True, sleep=False)
+    engine.load_weights(collect_weights(model), 0)
+    started = time.perf_counter() - start
+    sync = place.seconds(lambda: engine.load_weights(collect_weights(model), 1), 2)
+    (group,) = engine.generate(make_prompts(1, 512, vocabulary), 1, Sampling(64), 0)
+    (completion,) = group.completions
+    ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None].cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        scores = torch.log_softmax(model(ids).logits[0, -65:-1].float(), -1)
+    expected = scores.gather(-1, ids[0, -64:, None])[:, 0].cpu().numpy()
+    gap = float(np.abs(completion.log_probs - expected).mean())
+    print(f"start {started:.1f} s, sync {sync:.3f} s, mean gap of log-probs {gap:.2g}", flush=True)
+    table = []
     for what, filters in (("vLLM", {}), ("vLLM with sampling masks", {"top_p": 0.95, "return_sampling_mask": True})):
-        start = time.perf_counter()
-        engine = VLLMEngine(
-            model, eos_token_ids=[], dtype="bfloat16", max_length=1024, return_masks=bool(filters), sleep=False
-        )
-        engine.load_weights(collect_weights(model), 0)
-        started = time.perf_counter() - start
-        sync = place.seconds(lambda engine=engine: engine.load_weights(collect_weights(model), 1), 2)
-        (group,) = engine.generate(make_prompts(1, 512, MODELS["0.5B"]["vocab_size"]), 1, Sampling(64), 0)
-        (completion,) = group.completions
-        ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None].cuda()
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            scores = torch.log_softmax(model(ids).logits[0, -65:-1].float(), -1)
-        expected = scores.gather(-1, ids[0, -64:, None])[:, 0].cpu().numpy()
-        gap = float(np.abs(completion.log_probs - expected).mean())
         for prompts in (1, 8, 16):
-            asked = make_prompts(prompts, 512, MODELS["0.5B"]["vocab_size"])
-            sampling = Sampling(new, **filters)
-            took = place.seconds(
-                lambda engine=engine, asked=asked, sampling=sampling: engine.generate(asked, 16, sampling, 0), 1
-            )
+            asked, sampling = make_prompts(prompts, 512, vocabulary), Sampling(new, **filters)
+            took = place.seconds(lambda asked=asked, sampling=sampling: engine.generate(asked, 16, sampling, 0), 1)
             table.append(
                 {
                     "what": what,
@@ -495,7 +492,7 @@ def measure_vllm(place: Place) -> Report:
                 }
             )
             print(table[-1], flush=True)  # stays where the time ends
-        engine.close()
+    engine.close()
     return {"rows": table, "text": "0.5B, bfloat16, prompts of up to 512 tokens, 256 new tokens"}
 
 

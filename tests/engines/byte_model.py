@@ -9,7 +9,7 @@ import torch
 
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.types import Prompt
+from rlox_grpo.types import Prompt, Sampling
 
 VOCAB = 259  # the byte tokenizer's
 END = 1
@@ -68,6 +68,17 @@ def log_probs(model, prompt: Prompt, token_ids, temperature: float = 1.0, limit:
     logits = model(ids).logits[0, len(prompt.token_ids) - 1 : -1, :limit] / temperature
     chosen = torch.from_numpy(np.asarray(token_ids))[:, None]
     return torch.log_softmax(logits, dim=-1).gather(1, chosen)[:, 0].numpy()
+
+
+def largest_gap(engine, model, sampling: Sampling, **changes) -> float:
+    """Largest difference of the engine's log-probs from the trainer's, :func:`log_probs`, over all sampled tokens."""
+    groups = engine.generate([prompt(20), prompt(9, index=1)], 8, sampling, seed=3)
+    gaps = []
+    for group in groups:
+        for completion in group.completions:
+            expected = log_probs(model, group.prompt, completion.token_ids, **changes)
+            gaps.append(np.abs(completion.log_probs - expected).max())
+    return float(max(gaps))
 
 
 def load_checked(engine, model, version: int) -> float:

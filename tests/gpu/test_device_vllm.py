@@ -1,4 +1,4 @@
-"""vLLM in this process on a GPU: log-probs, new weights, sleep, sampling masks, experts."""
+"""vLLM in this process on a GPU: log-probs, new weights, sleep, sampling masks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byte_model import END, ON_GPU, SIZES, greedy, log_probs, prompt, shake
+from byte_model import END, ON_GPU, greedy, largest_gap, prompt, shake
 
-from experts import tiny_experts
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Sampling
@@ -42,29 +41,6 @@ def engine(model: Any) -> Any:
     engine.load_weights(collect_weights(model), 0)
     yield engine
     engine.close()
-
-
-def largest_gap(engine: VLLMEngine, model: Any, sampling: Sampling, **changes: Any) -> float:
-    """Largest difference of the engine's log-probs from the trainer's over all sampled tokens."""
-    groups = engine.generate([prompt(20), prompt(9, index=1)], 8, sampling, seed=3)
-    gaps = []
-    for group in groups:
-        for completion in group.completions:
-            expected = log_probs(model, group.prompt, completion.token_ids, **changes)
-            gaps.append(np.abs(completion.log_probs - expected).max())
-    return float(max(gaps))
-
-
-@torch.no_grad()
-def list_experts(model: Any, token_ids: Any) -> np.ndarray:
-    """The ascending experts of each token, ``[tokens, layers, k]``, by the model's own routers."""
-    chosen: list[Any] = []
-    gates = [layer.mlp.gate for layer in model.model.layers]
-    hooks = [gate.register_forward_hook(lambda _, __, output: chosen.append(output[2])) for gate in gates]
-    model(torch.from_numpy(token_ids)[None])
-    for hook in hooks:
-        hook.remove()
-    return np.sort(torch.stack(chosen, 1).numpy(), -1)
 
 
 def test_log_probs_are_the_trainers(engine: VLLMEngine, model: Any):
@@ -119,25 +95,3 @@ def test_a_seed_decides(engine: VLLMEngine):
 
     assert draw(3) == draw(3)
     assert draw(3) != draw(4)
-
-
-def test_experts_are_the_trainers(engine: VLLMEngine):
-    """``routed_experts`` of vLLM, after two syncs, are the choices of the trainer's routers."""
-    sizes = {**SIZES, "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128, "num_experts_per_tok": 2}
-    model = tiny_experts("qwen3_moe", **sizes)
-    model.config.architectures = [type(model).__name__]
-    routed = make_engine(model, router_layers=(0, 1), sleep=False)
-    try:
-        for version in (0, 1):
-            shake(model, version, 0.02)
-            routed.load_weights(collect_weights(model), version)
-            assert largest_gap(routed, model, Sampling(8)) < CLOSE
-        agreed = []
-        for group in routed.generate([prompt(20)], 4, Sampling(8, return_experts=True), seed=1):
-            for completion in group.completions:
-                ids = np.concatenate([group.prompt.token_ids, completion.token_ids])
-                assert completion.experts is not None
-                agreed.append(np.sort(completion.experts, -1)[:-1] == list_experts(model, ids)[:-1])
-        assert np.concatenate([each.ravel() for each in agreed]).mean() > 0.98
-    finally:
-        routed.close()

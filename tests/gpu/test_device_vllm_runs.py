@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from byte_model import ON_GPU, PROMPTS, SIZES, share_of_low_bytes, training
+from byte_model import ON_GPU, PROMPTS, share_of_low_bytes, training
 
-from experts import tiny_experts
 from rlox_grpo import GRPO
 
 pytestmark = [
@@ -37,20 +36,4 @@ def test_a_run_trains(options: dict[str, Any], gap: float, make_tiny_model: Any,
     finally:
         trainer.engine.close()
     assert metrics["mismatch/gap_mean"] < gap
-    assert metrics["update/grad_norm"] > 0
-
-
-def test_a_run_replays_the_engines_experts(byte_tokenizer: Any):
-    """The update's routers would choose what vLLM's chose, but for rounding."""
-    sizes = {**SIZES, "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
-    model = tiny_experts("qwen3_moe", **sizes)
-    options = training(gpu_memory_utilization=0.05, max_steps=3, check_weights=True, dtype="float32")
-    replay = {"engine": "vllm", "router_replay": "sampler"}
-    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **replay, **options)
-    try:
-        metrics = trainer.train(PROMPTS)
-    finally:
-        trainer.engine.close()
-    assert metrics["router/moved_share"] < 0.02
-    assert metrics["mismatch/gap_mean"] < 1e-2
     assert metrics["update/grad_norm"] > 0
