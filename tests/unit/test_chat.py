@@ -292,6 +292,7 @@ def test_bad_messages_are_refused(byte_tokenizer: Any) -> None:
         ([{"role": "user"}], r"messages\[0\]"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "the policy writes that one"),
         ("\ud800", "lone surrogate"),
+        ([{"role": "User", "content": "a"}], "role 'User': expected one of system, user"),
     ):
         with pytest.raises(ValueError, match=told):
             converse(make_chat(template, Script([])), [messages])

@@ -386,12 +386,16 @@ def _check_messages(messages: Sequence[Any], index: int, template: str, no_pictu
                 raise ValueError(
                     f"{where} has a part of the type {entry.get('type')!r}: leave it out; {no_pictures or NO_PROCESSOR}"
                 )
-        role = message["role"]
-        if role not in ROLES and str(role) not in template:
-            raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
+        refuse_unknown_role(message["role"], template, where)
     _refuse_blank(
         [message.get("content") for message in messages if message["role"] not in ("system", "assistant")], index
     )
+
+
+def refuse_unknown_role(role: Any, template: str, where: str) -> None:
+    """Raise ValueError, about the message ``where``, if neither :data:`ROLES` nor the chat template has its role."""
+    if role not in ROLES and str(role) not in template:
+        raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
 
 
 def _refuse_blank(contents: Sequence[Any], index: int) -> None:

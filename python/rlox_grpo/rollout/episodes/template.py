@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import ToolCall
+from rlox_grpo.prompts.load import refuse_unknown_role
 from rlox_grpo.rollout.episodes.messages import Message, make_reply_message
 from rlox_grpo.rollout.episodes.parsing import MARKS, CallFormat, parse_reply
 from rlox_grpo.types import Int64Array
@@ -74,7 +75,10 @@ class Template:
 
         Raises:
             TemplateError: the template refuses the messages; the error has its reason.
+            ValueError: a role that the template does not contain; many templates leave such a message out in silence.
         """
+        for message in messages:
+            refuse_unknown_role(message["role"], str(self.tokenizer.chat_template), "a message of the conversation")
         shown = [dict(message) for message in messages]
         for message in shown:
             if self._content_is_list and isinstance(message.get("content"), str):
