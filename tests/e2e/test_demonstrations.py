@@ -258,6 +258,14 @@ def test_held_out_rows_need_no_demonstration():
     assert trainer.evaluate(PROMPTS)["mean_reward"] >= 0
 
 
+def test_demonstrations_that_nothing_trains_on_are_told(caplog):
+    train(max_steps=1)
+    assert "demo_loss='ce' or 'luffy' trains on it" in caplog.text
+    caplog.clear()
+    train(demo_loss="ce", max_steps=1)
+    assert "trains on it" not in caplog.text
+
+
 def own_loss(inputs):
     return -inputs.log_probs * inputs.options.demo_gamma
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -13,6 +14,8 @@ from rlox_grpo.types import Int64Array, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 COLUMN = "demonstration"
 
@@ -79,6 +82,15 @@ def refuse_no_demonstration(prompts: Sequence[Prompt]) -> None:
         raise ValueError(
             f"demo_loss is set and none of {len(prompts)} rows has a {COLUMN}: fill the column {COLUMN!r}, or leave "
             "demo_loss out"
+        )
+
+
+def warn_about_unused_demonstrations(prompts: Sequence[Prompt]) -> None:
+    """Log a warning if prompts of a run without ``demo_loss`` have a column ``demonstration``."""
+    if any(COLUMN in prompt.columns for prompt in prompts):
+        logger.warning(
+            "the rows have a column %r, which only reward functions receive: demo_loss='ce' or 'luffy' trains on it",
+            COLUMN,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from rlox_grpo.config.train_source import PROMPT_SETTINGS, TrainSource, is_mixture, list_sources
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.comparison import refuse_different_forms
-from rlox_grpo.prompts.demonstrations import refuse_no_demonstration
+from rlox_grpo.prompts.demonstrations import refuse_no_demonstration, warn_about_unused_demonstrations
 from rlox_grpo.prompts.load import PromptDraws
 from rlox_grpo.prompts.mixture import MixtureDraws, Slot, count_draws, derive_source_seed, describe_shares
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
@@ -164,9 +164,9 @@ class DataReader:
             ConfigError, TypeError, ValueError, RewardError: the prompts cannot be used; the message names the source.
         """
         data = self._open(prompts, progress)
-        if self.reader.config.demo_loss is not None and not any(
-            is_stream(source.rows) for source in data.sources.values()
-        ):
+        if self.reader.config.demo_loss is None:
+            warn_about_unused_demonstrations(data.prompts)
+        elif not any(is_stream(source.rows) for source in data.sources.values()):
             refuse_no_demonstration(data.prompts)
         return data
 
