@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +62,23 @@ class Stateful(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """What a run was made from, as its checkpoints and its ``config.toml`` record it.
+
+    Attributes:
+        rewards: name of each reward function, and a digest of its source or None.
+        data: fingerprints of the data; a resumed run must have the same.
+        origin: first keys of ``config.toml``, such as the model and the data files.
+        sources: what an evaluation of a checkpoint needs; see :mod:`rlox_grpo.run.recorded`.
+    """
+
+    rewards: Sequence[tuple[str, str | None]]
+    data: Mapping[str, Any]
+    origin: Mapping[str, Any]
+    sources: Mapping[str, Any]
+
+
 class Run:
     """Writes the run folder of one call of ``train`` and resumes from it: logs, metric sinks, checkpoints."""
 
@@ -76,10 +94,7 @@ class Run:
         progress: Progress,
         *,
         owners: Mapping[str, Stateful],
-        rewards: Sequence[tuple[str, str | None]],
-        data: Mapping[str, Any],
-        origin: Mapping[str, Any],
-        sources: Mapping[str, Any],
+        provenance: Provenance,
         callbacks: Callbacks,
         restore: Path | None,
         is_torn: bool = False,
@@ -91,10 +106,7 @@ class Run:
             policy, updater, reference, teacher, progress: their state is set from the checkpoint.
             sampler: gives the batches under way to a checkpoint; see :attr:`rollouts`.
             owners: what else has state in ``state.json``, by its key there.
-            rewards: name of each reward function, and a digest of its source or None.
-            data: fingerprints of the data; a resumed run must have the same.
-            origin: first keys of ``config.toml``, such as the model and the data files.
-            sources: what an evaluation of a checkpoint needs; see :mod:`rlox_grpo.run.recorded`.
+            provenance: what the run was made from.
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
             is_torn: whether an error ended the last call within a step that had changed weights: the run goes back to
                 its newest checkpoint.
@@ -107,9 +119,9 @@ class Run:
         self._config, self._policy, self._updater = config, policy, updater
         self._reference, self._teacher = reference, teacher
         self._sampler, self._owners = sampler, {**owners, "progress": progress}
-        self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
-        self._data, self._callbacks = dict(data), callbacks
-        self._sources = json.loads(json.dumps(sources, default=str))  # a run file may have dates
+        self._ranks, self._progress, self._callbacks = ranks, progress, callbacks
+        self._rewards, self._data = [*provenance.rewards], dict(provenance.data)
+        self._sources = json.loads(json.dumps(provenance.sources, default=str))  # a run file may have dates
         self._folder = None if config.output_dir is None else Path(config.output_dir)
         self._written_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
@@ -125,7 +137,7 @@ class Run:
         self._has_collapsed = False
         self._watch = Watch() if config.guards and ranks.is_first else None
         refuse_unknown_changes(config.resume_changes)
-        ranks.refuse_differences("ranks of one run differ", {**config.model_dump(mode="json"), **data})
+        ranks.refuse_differences("ranks of one run differ", {**config.model_dump(mode="json"), **provenance.data})
         checkpoint, damaged = restore, list[Path]()
         # A second call of train() continues from the weights in memory, unless they are between two steps.
         if restore is None and (progress.step == 0 or is_torn):
@@ -153,7 +165,7 @@ class Run:
                 resumes=checkpoint is not None,
                 damaged=damaged,
                 changed=changed,
-                config=config.to_toml(origin),
+                config=config.to_toml(provenance.origin),
             )
         self._forget_missing_best()
         self._link_best()

@@ -113,25 +113,10 @@ def build_step(
         # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
         # in a reward function would also truncate a call in the other thread.
         sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
-    vocabulary = count_sampled_ids(policy)
+    vocabulary = count_sampled_ids(policy)  # before the updater shards the embedding
     episodes = None
     if environment is not None or tools:
-        if config.router_replay == "sampler":
-            raise ConfigError(
-                "router_replay='sampler' has the experts of single replies, and an environment or tools make several "
-                "turns: set router_replay='trainer'"
-            )
-        episodes = EpisodeRunner(
-            environment,
-            tools,
-            stages.episodes,
-            sampled_by.tokenizer,
-            stages.prompts,
-            on_ended=on_episodes,
-            check_turn=choose_turn_check(config.engine, vocabulary),
-            reader=policy.reader,
-        )
-        refuse_branches(config, episodes)
+        episodes = build_episodes(config, stages, sampled_by, environment, tools, on_episodes)
         if episodes.environment.has_reward:
             reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
     check_group_size(config, has_teacher=teacher is not None, has_rewards=bool(reward_fns))
@@ -158,10 +143,6 @@ def build_step(
     batcher = MiniBatcher(
         stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks, teacher is not None
     )
-    is_exact = sampler.engine.exact and sampler.partial is None
-    level = correction_level(stages.importance, exact=is_exact)
-    corrects = not config.bypass_old_log_probs and (level is not None or not is_exact)
-    needs_old = _needs_old_log_probs(config, corrects=corrects, has_routers=forward.routers is not None)
     step = TrainStep(
         stages=stages,
         ranks=ranks,
@@ -177,18 +158,7 @@ def build_step(
         kl_weight=KLWeight(stages.loss),
         reference=reference,
         batcher=batcher,
-        fixed_tensors=FixedTensors(
-            stages=stages,
-            forward=forward,
-            reference=reference,
-            teacher=distiller,
-            level=level,
-            needs_old_log_probs=needs_old,
-            adds_in_update=corrects and not needs_old,
-            batcher=batcher,
-            ranks=ranks,
-            routers=forward.routers,
-        ),
+        fixed_tensors=build_fixed_tensors(config, stages, sampler, forward, reference, distiller, batcher, ranks),
         teacher_prompts=None
         if config.teacher_prompt is None or distiller is None
         else TeacherPrompts(
@@ -208,6 +178,39 @@ def build_step(
         progress=Progress(),
     )
     return step, episodes
+
+
+def build_episodes(
+    config: GRPOConfig,
+    stages: StageConfigs,
+    policy: Policy,
+    environment: Any,
+    tools: Sequence[Callable[..., Any]],
+    on_episodes: Callable[[int, int], None],
+) -> EpisodeRunner:
+    """Build what runs the episodes of an environment or of tools.
+
+    Args:
+        policy: has the tokenizer of the thread that samples.
+        config, stages, environment, tools, on_episodes: see :func:`build_step`.
+    """
+    if config.router_replay == "sampler":
+        raise ConfigError(
+            "router_replay='sampler' has the experts of single replies, and an environment or tools make several "
+            "turns: set router_replay='trainer'"
+        )
+    episodes = EpisodeRunner(
+        environment,
+        tools,
+        stages.episodes,
+        policy.tokenizer,
+        stages.prompts,
+        on_ended=on_episodes,
+        check_turn=choose_turn_check(config.engine, count_sampled_ids(policy)),
+        reader=policy.reader,
+    )
+    refuse_branches(config, episodes)
+    return episodes
 
 
 def build_update(
@@ -303,6 +306,35 @@ def build_update(
     # No dropout: the policy in training must be the policy that sampled.
     policy.model.train(policy.recomputes)
     return forward, reference, distiller, updater
+
+
+def build_fixed_tensors(
+    config: GRPOConfig,
+    stages: StageConfigs,
+    sampler: Sampler,
+    forward: Forward,
+    reference: Reference | None,
+    teacher: Teacher | Teachers | None,
+    batcher: MiniBatcher,
+    ranks: Ranks,
+) -> FixedTensors:
+    """Build what computes the tensors of a batch that no update changes, such as the old and reference log-probs."""
+    is_exact = sampler.engine.exact and sampler.partial is None
+    level = correction_level(stages.importance, exact=is_exact)
+    corrects = not config.bypass_old_log_probs and (level is not None or not is_exact)
+    needs_old = _needs_old_log_probs(config, corrects=corrects, has_routers=forward.routers is not None)
+    return FixedTensors(
+        stages=stages,
+        forward=forward,
+        reference=reference,
+        teacher=teacher,
+        level=level,
+        needs_old_log_probs=needs_old,
+        adds_in_update=corrects and not needs_old,
+        batcher=batcher,
+        ranks=ranks,
+        routers=forward.routers,
+    )
 
 
 def _needs_old_log_probs(config: GRPOConfig, *, corrects: bool, has_routers: bool) -> bool:

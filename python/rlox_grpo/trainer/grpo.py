@@ -44,7 +44,7 @@ from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, read_recorded_dtype
-from rlox_grpo.run.run import Run
+from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
@@ -427,10 +427,12 @@ class GRPO:
                 "evaluations": self._held_out.history,
                 **({} if self._best is None else {"best": self._best}),
             },
-            rewards=[*self._reward_digests, *data.digest_rewards()],
-            data={**digest_data(data.prompts), **data.describe(), **frozen, **self._digests},
-            origin=self._sources.origin,
-            sources={**_record_data(eval_prompts), **self._sources.evaluation},
+            provenance=Provenance(
+                rewards=[*self._reward_digests, *data.digest_rewards()],
+                data={**digest_data(data.prompts), **data.describe(), **frozen, **self._digests},
+                origin=self._sources.origin,
+                sources={**_record_data(eval_prompts), **self._sources.evaluation},
+            ),
             callbacks=self.callbacks,
             restore=restore,
             is_torn=is_torn,
