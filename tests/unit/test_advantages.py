@@ -207,6 +207,14 @@ def test_components_are_normalised_before_they_are_summed():
 @pytest.mark.filterwarnings("ignore:Degrees of freedom|Mean of empty:RuntimeWarning")
 def test_it_is_trls_normalize_then_sum():
     rng = np.random.default_rng(0)
+def test_a_component_that_is_only_measured_changes_no_advantage():
+    nan = np.nan
+    components = np.array([[1.0, 0.0, nan, nan], [0.5, 1.0, nan, nan]])
+    alone = component_advantages(components, [1.0, 2.0], 2)
+    measured = component_advantages([*components, [1.0, 2.0, 3.0, 4.0]], [1.0, 2.0, 0.0], 2)
+    np.testing.assert_array_equal(measured, alone)
+
+
     for _ in range(20):
         components = rng.normal(0, [[1.0], [0.01], [30.0]], (3, 24))
         components[rng.random(components.shape) < 0.1] = np.nan
