@@ -10,6 +10,7 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.update.mini_batches import trains_equal_rewards
 
 KL = {"kl_coef": 0.1}
@@ -34,6 +35,15 @@ KL = {"kl_coef": 0.1}
 def test_the_rule(options: dict[str, Any], has_teacher: bool, expected: bool) -> None:
     stages = GRPOConfig.create(**options).split()
     assert trains_equal_rewards(stages, has_teacher=has_teacher) is expected
+
+
+def test_groups_of_one_are_not_refilled() -> None:
+    """Their rewards are equal, though the mean of the batch gives them advantages."""
+    alone = {"group_size": 1, "baseline": "batch", "reward_scaling": "batch"}
+    GRPOConfig.create(**alone)
+    GRPOConfig.create(**alone, max_group_size=4, zero_variance="refill")
+    with pytest.raises(ConfigError, match="zero_variance='refill' with group_size=1: the rewards of every group"):
+        GRPOConfig.create(**alone, zero_variance="refill")
 
 
 @pytest.mark.parametrize(

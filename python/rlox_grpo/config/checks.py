@@ -147,6 +147,11 @@ def _check_advantages(options: Options) -> Iterator[str]:
             "baseline='moving' trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
             "zero_variance='keep'"
         )
+    if baseline == "batch" and group_size == 1 and options.zero_variance == "refill":
+        yield (
+            "zero_variance='refill' with group_size=1: the rewards of every group are equal, so that all groups would "
+            "be replaced and nothing would be trained; set zero_variance='drop'"
+        )
     if options.advantage_fn == "zero" and options.zero_variance == "drop_always":
         yield "zero_variance='drop_always' with advantage_fn='zero' leaves out every group: set zero_variance='drop'"
     if baseline == "optimal_token" and options.policy_loss in ("gspo", "gmpo"):
