@@ -399,6 +399,8 @@ def test_a_step_that_ends_outside_the_completion_fails_its_sample_alone(caplog: 
         ({"reward_scaling": "batch"}, "reward_scaling='batch' with a reward function that returns StepScores, "),
         ({"baseline": "leave_one_out"}, "baseline='leave_one_out' with a reward function that returns StepScores, "),
         ({"kl_in": "reward", "kl_coef": 0.1}, "kl_in='reward' with a reward function that returns StepScores, "),
+        ({"policy_loss": "gspo"}, "policy_loss='gspo' with a reward function that returns StepScores, "),
+        ({"policy_loss": "gmpo"}, "policy_loss='gmpo' with a reward function that returns StepScores, "),
     ],
 )
 def test_options_that_scores_of_steps_do_not_have(changes: dict[str, Any], message: str) -> None:
@@ -413,6 +415,12 @@ def test_options_that_scores_of_steps_do_not_have(changes: dict[str, Any], messa
         trainer.train(PROMPTS)
     assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
     assert trainer.step == 0
+
+
+def test_a_penalty_of_the_total_is_none_of_the_steps() -> None:
+    """It would be subtracted from the rewards, and the advantages are those of the scores."""
+    with pytest.raises(ConfigError, match=r"^parse_error_penalty=0.5 with a reward function that returns StepScores, "):
+        GRPO(ToyLM(), by_thirds, tools=[len], **options(parse_error_penalty=0.5, max_turns=2))
 
 
 @pytest.mark.parametrize("per", ["sample", "batch"])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
-from rlox_grpo.config.records import AdvantageConfig, LossConfig
+from rlox_grpo.config.records import AdvantageConfig, StageConfigs
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled
 from rlox_grpo.rewards.verdicts import sum_weighted
@@ -122,16 +122,22 @@ def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[
     return np.where(np.isnan(scored.rewards), np.nan, total).astype(np.float32)
 
 
-def refuse_other_options(advantages: AdvantageConfig, loss: LossConfig, name: str) -> None:
+def refuse_other_options(stages: StageConfigs, name: str) -> None:
     """Raise ConfigError for an option that scores of steps cannot use; ``name`` is the function that returns them."""
-    wanted: dict[str, tuple[str, ...]] = {"kl_in": ("loss",)}
-    if advantages.advantage_fn is None:
+    options = {**dict(stages.advantages), **dict(stages.loss), **dict(stages.episodes)}
+    wanted: dict[str, tuple[Any, ...]] = {"kl_in": ("loss",)}
+    if stages.advantages.advantage_fn is None:
         wanted |= {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}
         wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
     for option, values in wanted.items():
-        if (value := getattr(loss if option == "kl_in" else advantages, option)) not in values:
+        if (value := options[option]) not in values:
             others = "" if option == "kl_in" else ", or give an advantage_fn"
             raise ConfigError(
                 f"{option}={value!r} with a reward function that returns StepScores, {name}: set {option}="
                 f"{' or '.join(map(repr, values))}{others}"
             )
+        # The penalty is of the total of the episode, which the advantages of steps do not read.
+        wanted |= {"parse_error_penalty": (0.0,)}
+        if stages.loss.policy_loss in ("gspo", "gmpo"):
+            # The ratio is one for the sequence, and would spread the score of a step over all tokens.
+            wanted |= {"policy_loss": ("gspo_token", "clip")}

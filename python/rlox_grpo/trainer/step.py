@@ -364,7 +364,7 @@ class TrainStep:
         scored = gather_scored_groups(located, batch.prompts, self.ranks, self.policy.reader)
         for name in {name: None for group in scored for name in group.step_scores}:
             try:
-                refuse_other_options(self.stages.advantages, self.stages.loss, name)
+                refuse_other_options(self.stages, name)
             except ConfigError as error:
                 raise ConfigError(f"{error}; no weights have changed in this step, {self.progress.step + 1}") from None
         return scored
