@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.advantages.door import Advantages, compute_advantages, make_advantage_fn, pad_advantages
+from rlox_grpo.advantages.door import (
+    Advantages,
+    compute_advantages,
+    make_advantage_fn,
+    make_constant_test,
+    pad_advantages,
+)
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
@@ -257,6 +263,7 @@ class TrainStep:
             self.scorer = replace(self.scorer, by_source=rewards)
             weights = self.scorer.list_weights()
             self.advantage_fn = make_advantage_fn(self.stages.advantages, weights, self.moving_baselines)
+            self.is_constant = make_constant_test(self.stages.advantages, weights)
 
     def compute_advantages(
         self, scored: Sequence[ScoredGroup], step: int, total_steps: int
