@@ -441,7 +441,11 @@ def test_groups_are_constant_if_all_advantages_of_their_steps_are_0() -> None:
         assert found == (not any(values.any() for values in advantages))
         return found
 
-    ones, late, apart = [StepScores([2, 6], [1, 1])] * 2, [StepScores([6], [1])] * 2, [StepScores([6], [own]) for own in (1, 0)]
+    ones, late, apart = (
+        [StepScores([2, 6], [1, 1])] * 2,
+        [StepScores([6], [1])] * 2,
+        [StepScores([6], [own]) for own in (1, 0)],
+    )
     assert is_constant([1.0, 1.0, 1.0], [2, 2], first=ones, second=late)
     assert not is_constant([1.0, 0.5, 1.0], [1.5, 1.5], first=ones, second=late)
     assert is_constant([1.0, 0.0, 1.0], [1, 1], first=ones, second=apart)

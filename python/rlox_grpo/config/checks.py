@@ -135,8 +135,8 @@ def _check_advantages(options: Options) -> Iterator[str]:
         yield "reward_scaling='mean' divides by the mean that it subtracts: set baseline='mean'"
     if options.reward_scaling == "mean" and options.parse_error_penalty > 0:
         yield (
-            f"reward_scaling='mean' needs rewards of at least 0, and parse_error_penalty={options.parse_error_penalty:g} "
-            "subtracts from them: choose one of them"
+            "reward_scaling='mean' needs rewards of at least 0, and parse_error_penalty="
+            f"{options.parse_error_penalty:g} subtracts from them: choose one of them"
         )
     if options.group_size == 1 and baseline in ("leave_one_out", "optimal_token"):
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
