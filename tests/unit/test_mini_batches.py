@@ -37,13 +37,17 @@ def test_the_rule(options: dict[str, Any], has_teacher: bool, expected: bool) ->
     assert trains_equal_rewards(stages, has_teacher=has_teacher) is expected
 
 
-def test_groups_of_one_are_not_refilled() -> None:
-    """Their rewards are equal, though the mean of the batch gives them advantages."""
-    alone = {"group_size": 1, "baseline": "batch", "reward_scaling": "batch"}
-    GRPOConfig.create(**alone)
-    GRPOConfig.create(**alone, max_group_size=4, zero_variance="refill")
-    with pytest.raises(ConfigError, match="zero_variance='refill' with group_size=1: the rewards of every group"):
+@pytest.mark.parametrize("baseline", ["batch", "moving"])
+def test_groups_of_one_are_not_constant_if_the_baseline_is_none_of_the_group(baseline: str) -> None:
+    """Nothing is replaced, and no guard says that the rewards teach nothing."""
+    alone: dict[str, Any] = {"group_size": 1, "baseline": baseline, "reward_scaling": "none"}
+    with pytest.raises(ConfigError, match=f"baseline='{baseline}' trains groups of equal rewards too"):
         GRPOConfig.create(**alone, zero_variance="refill")
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(**alone, max_steps=6))
+    metrics = trainer.train(toy.PROMPTS)
+    assert metrics["update/grad_norm"] > 0
+    assert metrics["rollout/frac_reward_zero_std"] == 0
+    assert "guard/constant_rewards" not in metrics
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ def make_zero_variance_test(config: AdvantageConfig, weights: Sequence[float]) -
             for values, weight in zip(scored.components.values(), weights, strict=True)
             if weight != 0
         )
+    if config.baseline in ("batch", "moving"):
+        # The baseline is no mean of the group, so equal rewards have advantages too.
+        return lambda scored: bool(np.isnan(scored.rewards).all())
     return lambda scored: has_zero_variance(scored, by_turn=config.turn_credit == "turn")
 
 

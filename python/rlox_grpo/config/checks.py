@@ -142,15 +142,10 @@ def _check_advantages(options: Options) -> Iterator[str]:
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
-    if baseline == "moving" and options.zero_variance == "refill":
+    if baseline in ("batch", "moving") and options.zero_variance == "refill":
         yield (
-            "baseline='moving' trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
+            f"baseline={baseline!r} trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
             "zero_variance='keep'"
-        )
-    if baseline == "batch" and group_size == 1 and options.zero_variance == "refill":
-        yield (
-            "zero_variance='refill' with group_size=1: the rewards of every group are equal, so that all groups would "
-            "be replaced and nothing would be trained; set zero_variance='drop'"
         )
     if options.advantage_fn == "zero" and options.zero_variance == "drop_always":
         yield "zero_variance='drop_always' with advantage_fn='zero' leaves out every group: set zero_variance='drop'"
