@@ -100,13 +100,13 @@ def with_token_advantages(
     for start, stop in pairwise(group_offsets.tolist()):
         # Completions without loss tokens, and those of a reward NaN, are in no baseline.
         rows = [row for row in range(start, stop) if row in norms_by_row]
-        parts = [dict(sorted(norms_by_row[row].items())) for row in rows]
-        whole = [np.concatenate([*branch_norms.values()]) for branch_norms in parts]
-        token_advantages = optimal_token_advantages(rewards[rows].astype(np.float64), whole)
-        for row, branch_norms, row_advantages in zip(rows, parts, token_advantages, strict=True):
-            bounds = np.cumsum([len(part) for part in branch_norms.values()])[:-1]
-            for branch, part in zip(branch_norms, np.split(row_advantages, bounds), strict=True):
-                advantages[row, branch] = part
+        by_branch = [dict(sorted(norms_by_row[row].items())) for row in rows]
+        row_norms = [np.concatenate([*branch_norms.values()]) for branch_norms in by_branch]
+        token_advantages = optimal_token_advantages(rewards[rows].astype(np.float64), row_norms)
+        for row, branch_norms, row_advantages in zip(rows, by_branch, token_advantages, strict=True):
+            bounds = np.cumsum([len(branch_row) for branch_row in branch_norms.values()])[:-1]
+            for branch, branch_advantages in zip(branch_norms, np.split(row_advantages, bounds), strict=True):
+                advantages[row, branch] = branch_advantages
     return [[_with_advantages(batch, advantages) for batch in mini_batch] for mini_batch in mini_batches]
 
 
