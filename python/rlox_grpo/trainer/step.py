@@ -441,7 +441,6 @@ class TrainStep:
             **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
-            **mismatch_metrics(completed or batches),
             **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
         everywhere = by_name(self.ranks.gather(measured))
@@ -449,7 +448,7 @@ class TrainStep:
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]
-        mismatch = combined(everywhere)
+        mismatch = {**combined(everywhere), **mismatch_metrics(completed or batches, self.ranks)}
         sampling = self.sampler.sampling
         if sampling.is_truncated and not sampling.return_sampling_mask:
             metrics |= measure_truncated_mass({**metrics, **mismatch})
