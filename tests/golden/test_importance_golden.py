@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rlox_grpo.loss.importance import (
     gap_shares,
     importance_weights,
     mismatch_metrics,
+    with_importance_weights,
 )
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
@@ -140,6 +142,29 @@ def test_shares_of_microbatches_add_up_to_the_metrics():
         {name: whole[name] for name in shares}
     )
     assert not any(value.requires_grad for value in shares.values())
+
+
+def test_means_are_over_the_tokens_of_all_ranks():
+    """The rows have different numbers of tokens, so that the mean of the ranks' means is another number."""
+    batch = two_rows()
+    batch = with_importance_weights(batch, "token", bounds("mask"))
+    shares = [
+        replace(
+            batch,
+            loss_mask=batch.loss_mask & (torch.arange(2) == row)[:, None],
+        )
+        for row in range(2)
+    ]
+    sent = []
+
+    def record(value):
+        sent.append(value)
+        return [value]
+
+    alone = [mismatch_metrics([share], SimpleNamespace(gather=record)) for share in shares]
+    found = mismatch_metrics([shares[0]], SimpleNamespace(gather=lambda value: sent))
+    assert found == pytest.approx(mismatch_metrics([batch]), rel=1e-12)
+    assert found["mismatch/gap_mean"] != pytest.approx(sum(each["mismatch/gap_mean"] for each in alone) / 2)
 
 
 def test_bypassed_log_probs_have_no_gap_to_measure():

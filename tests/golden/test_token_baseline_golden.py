@@ -13,7 +13,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.log_probs import score_norms
-from rlox_grpo.types import Batch, OutputHead, StepTotals, TokenDistributions
+from rlox_grpo.types import Batch, Branches, OutputHead, StepTotals, TokenDistributions
 from rlox_grpo.update.token_baseline import optimal_token_advantages, with_token_advantages
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -113,7 +113,7 @@ def test_groups_are_whole_in_any_micro_batches(layout):
 
 def test_groups_are_whole_over_ranks():
     shares = [make_batch([4, 2]), make_batch([1, 0, 3])]
-    sent = []  # three messages of each rank: rows, lengths, norms
+    sent = []  # four messages of each rank: rows, branches, lengths, norms
 
     def record(data):
         sent.append(data)
@@ -122,10 +122,30 @@ def test_groups_are_whole_over_ranks():
     for batch, norms in shares:
         with_token_advantages([[batch]], [[norms]], REWARDS, OFFSETS, SimpleNamespace(gather_bytes=record))
     for batch, norms in shares:
-        answers = iter(zip(sent[:3], sent[3:], strict=True))
+        answers = iter(zip(sent[:4], sent[4:], strict=True))
         ranks = SimpleNamespace(gather_bytes=lambda data, answers=answers: next(answers))
         for row, values in by_row(with_token_advantages([[batch]], [[norms]], REWARDS, OFFSETS, ranks)).items():
             assert values == pytest.approx(EXPECTED[row], abs=1e-6), row
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_the_branches_of_an_episode_are_one_sequence(in_parts):
+    """The episode of rows 0 and 2 has the norms of row 0 before those of row 2, also in another micro-batch."""
+    whole, norms = make_batch([0, 1, 2])
+    branches = Branches(index=torch.tensor([0, 0, 1]), sequence_lengths=torch.tensor([5, 1, 5]))
+    whole = replace(whole, row_index=torch.tensor([0, 1, 0]), branches=branches)
+    parts = [(whole, norms)]
+    if in_parts:
+        last, last_norms = make_batch([2])
+        last = replace(last, row_index=torch.tensor([0]), branches=Branches(torch.tensor([1]), torch.tensor([5])))
+        first, first_norms = make_batch([0, 1])
+        first = replace(first, branches=Branches(torch.tensor([0, 0]), torch.tensor([5, 1])))
+        parts = [(last, last_norms), (first, first_norms)]
+    made = with_token_advantages([[b for b, _ in parts]], [[n for _, n in parts]], REWARDS[:2], np.array([0, 2]))[0]
+    found = torch.cat([batch.advantages for batch in (made[::-1] if in_parts else made)]).tolist()
+    # W of the first token is 1 and 2, and the other tokens are in one episode only.
+    for values, expected in zip(found, [[1 - 1 / 3, 1, 0], [-1 / 3, 0, 0], [1, 1, 1]], strict=True):
+        assert values == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_dummy_batch_keeps_its_place():

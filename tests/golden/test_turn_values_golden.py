@@ -236,10 +236,10 @@ def test_unscored_episodes_are_in_no_statistic():
 
 def is_constant(group: ScoredGroup, **options: Any) -> bool:
     config = GRPOConfig.create(turn_credit="gae", **options)
-    assert make_zero_variance_test(config.split().advantages)(group) == (
+    assert make_zero_variance_test(config.split().advantages, [1.0])(group) == (
         not np.nan_to_num(advantages_of(group, **options)).any()
     )
-    return make_zero_variance_test(config.split().advantages)(group)
+    return make_zero_variance_test(config.split().advantages, [1.0])(group)
 
 
 def test_zero_variance_is_that_of_each_states_returns():
@@ -253,8 +253,8 @@ def test_zero_variance_is_that_of_each_states_returns():
     # Each episode visits a twice, and the return is the larger the later.
     assert not is_constant(scored([("aa", [0, 0, 1])] * 2))
     assert is_constant(scored([("aa", [0, 0, 1])] * 2), turn_state="history")
-    assert not make_zero_variance_test(GRPOConfig.create(turn_credit="turn").split().advantages)(uneven)
-    assert make_zero_variance_test(GRPOConfig.create().split().advantages)(uneven)
+    assert not make_zero_variance_test(GRPOConfig.create(turn_credit="turn").split().advantages, [1.0])(uneven)
+    assert make_zero_variance_test(GRPOConfig.create().split().advantages, [1.0])(uneven)
 
 
 def test_a_batch_has_the_advantage_of_each_tokens_turn():

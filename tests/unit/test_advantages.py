@@ -15,8 +15,11 @@ import torch
 from credit import make_advantages
 from rlox_grpo import GRPOConfig, _native
 from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages
+from rlox_grpo.advantages.door import compute_advantages, make_advantage_fn, make_constant_test
 from rlox_grpo.advantages.forms import find_form, list_forms
+from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.config.records import AdvantageConfig
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from versions import NAMES_ARGUMENTS
 
 REWARDS = [1.0, 0.0, 0.5, 0.25]
@@ -204,6 +207,14 @@ def test_components_are_normalised_before_they_are_summed():
     assert found.dtype == np.float32
 
 
+def test_a_component_that_is_only_measured_changes_no_advantage():
+    nan = np.nan
+    components = np.array([[1.0, 0.0, nan, nan], [0.5, 1.0, nan, nan]])
+    alone = component_advantages(components, [1.0, 2.0], 2)
+    measured = component_advantages([*components, [1.0, 2.0, 3.0, 4.0]], [1.0, 2.0, 0.0], 2)
+    np.testing.assert_array_equal(measured, alone)
+
+
 @pytest.mark.filterwarnings("ignore:Degrees of freedom|Mean of empty:RuntimeWarning")
 def test_it_is_trls_normalize_then_sum():
     rng = np.random.default_rng(0)
@@ -216,6 +227,26 @@ def test_it_is_trls_normalize_then_sum():
         # float32 results of at most 4, and TRL's mean over the batch, which is rounding.
         assert found == pytest.approx(trls_normalize_then_sum(components, weights, 8), abs=1e-6)
         assert found[5] == 0.0
+
+
+def test_equal_totals_of_rewards_that_differ_are_not_constant():
+    """The components are normalised each by itself, so equal totals have advantages; a weight of 0 only measures."""
+    config = GRPOConfig.create(reward_aggregation="normalize_then_sum", zero_variance="refill").split().advantages
+    group = RolloutGroup(Prompt(np.arange(2), 0), (Completion(np.arange(3), np.zeros(3, np.float32), "stop"),) * 3)
+
+    def is_constant(*components, weights=(1.0, 2.0)):
+        named = {str(at): np.array(values, np.float32) for at, values in enumerate(components)}
+        total = sum(weight * values for weight, values in zip(weights, named.values(), strict=True))
+        scored = ScoredGroup(group, total, named)
+        advantages = compute_advantages(make_advantage_fn(config, weights, MovingBaselines(0.9, None)), [scored])
+        found = make_constant_test(config, weights)(scored)
+        assert found == (not advantages.any())
+        return found
+
+    assert not is_constant([0, 1, 1], [1, 0.5, 0.5])  # totals 2 2 2
+    assert is_constant([0.3, 0.3, 0.3], [1, 1, 1])
+    assert is_constant([0.3, 0.3, 0.3], [1, 2, 3], weights=(1.0, 0.0))
+    assert is_constant([0.3, 0.3, np.nan], [1, 1, 1])
 
 
 def test_component_advantages_refuses_what_does_not_fit():

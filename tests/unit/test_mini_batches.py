@@ -10,6 +10,7 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.update.mini_batches import trains_equal_rewards
 
 KL = {"kl_coef": 0.1}
@@ -34,6 +35,19 @@ KL = {"kl_coef": 0.1}
 def test_the_rule(options: dict[str, Any], has_teacher: bool, expected: bool) -> None:
     stages = GRPOConfig.create(**options).split()
     assert trains_equal_rewards(stages, has_teacher=has_teacher) is expected
+
+
+@pytest.mark.parametrize("baseline", ["batch", "moving"])
+def test_groups_of_one_are_not_constant_if_the_baseline_is_none_of_the_group(baseline: str) -> None:
+    """Nothing is replaced, and no guard says that the rewards teach nothing."""
+    alone: dict[str, Any] = {"group_size": 1, "baseline": baseline, "reward_scaling": "none"}
+    with pytest.raises(ConfigError, match=f"baseline='{baseline}' trains groups of equal rewards too"):
+        GRPOConfig.create(**alone, zero_variance="refill")
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(**alone, max_steps=6))
+    metrics = trainer.train(toy.PROMPTS)
+    assert metrics["update/grad_norm"] > 0
+    assert metrics["rollout/frac_reward_zero_std"] == 0
+    assert "guard/constant_rewards" not in metrics
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 import played
 from own_parts import by_thirds
 from rlox_grpo import GRPO, EvalSet, GRPOConfig
+from rlox_grpo.advantages.door import compute_advantages, make_advantage_fn, make_constant_test
+from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import step_advantages
 from rlox_grpo.config.records import LossConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, EngineError, SampleError
@@ -28,7 +31,7 @@ from rlox_grpo.rewards.steps import locate_steps
 from rlox_grpo.rollout.engines.calls import fill_texts
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.run.recorded import RecordedRun, read_recorded_run
-from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, StepTotals
+from rlox_grpo.types import Batch, Completion, Prompt, RolloutGroup, ScoredGroup, StepTotals
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -399,6 +402,8 @@ def test_a_step_that_ends_outside_the_completion_fails_its_sample_alone(caplog: 
         ({"reward_scaling": "batch"}, "reward_scaling='batch' with a reward function that returns StepScores, "),
         ({"baseline": "leave_one_out"}, "baseline='leave_one_out' with a reward function that returns StepScores, "),
         ({"kl_in": "reward", "kl_coef": 0.1}, "kl_in='reward' with a reward function that returns StepScores, "),
+        ({"policy_loss": "gspo"}, "policy_loss='gspo' with a reward function that returns StepScores, "),
+        ({"policy_loss": "gmpo"}, "policy_loss='gmpo' with a reward function that returns StepScores, "),
     ],
 )
 def test_options_that_scores_of_steps_do_not_have(changes: dict[str, Any], message: str) -> None:
@@ -413,6 +418,38 @@ def test_options_that_scores_of_steps_do_not_have(changes: dict[str, Any], messa
         trainer.train(PROMPTS)
     assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
     assert trainer.step == 0
+
+
+def test_a_penalty_of_the_total_is_none_of_the_steps() -> None:
+    """It would be subtracted from the rewards, and the advantages are those of the scores."""
+    with pytest.raises(ConfigError, match=r"^parse_error_penalty=0.5 with a reward function that returns StepScores, "):
+        GRPO(ToyLM(), by_thirds, tools=[len], **options(parse_error_penalty=0.5, max_turns=2))
+
+
+def test_groups_are_constant_if_all_advantages_of_their_steps_are_0() -> None:
+    """With the weights of the functions: a weight of 0 only measures, and equal scores of other weights differ."""
+    config = GRPOConfig.create(zero_variance="refill").split().advantages
+    completions = (Completion(np.arange(6), np.zeros(6, np.float32), "stop"),) * 2
+
+    def is_constant(weights: Sequence[float], rewards: Sequence[float], **steps: Any) -> bool:
+        components = {name: np.array([each.mean for each in own], np.float32) for name, own in steps.items()}
+        components["number"] = np.zeros(2, np.float32)
+        group = RolloutGroup(Prompt(np.arange(3), 0), completions)
+        scored = ScoredGroup(group, np.array(rewards, np.float32), components, step_scores=steps)
+        advantages = compute_advantages(make_advantage_fn(config, weights, MovingBaselines(0.9, None)), [scored])
+        found = make_constant_test(config, weights)(scored)
+        assert found == (not any(values.any() for values in advantages))
+        return found
+
+    ones, late, apart = (
+        [StepScores([2, 6], [1, 1])] * 2,
+        [StepScores([6], [1])] * 2,
+        [StepScores([6], [own]) for own in (1, 0)],
+    )
+    assert is_constant([1.0, 1.0, 1.0], [2, 2], first=ones, second=late)
+    assert not is_constant([1.0, 0.5, 1.0], [1.5, 1.5], first=ones, second=late)
+    assert is_constant([1.0, 0.0, 1.0], [1, 1], first=ones, second=apart)
+    assert is_constant([1.0, 1.0, 1.0], [2, np.nan], first=ones, second=apart)
 
 
 @pytest.mark.parametrize("per", ["sample", "batch"])

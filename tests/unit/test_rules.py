@@ -232,6 +232,15 @@ def test_a_component_that_does_not_apply_adds_nothing() -> None:
     np.testing.assert_array_equal(total, [12.0, 3.0, nan])
 
 
+def test_a_component_that_is_only_measured_gives_no_total() -> None:
+    """Its score would make a reward of 0 of a row to which nothing else applies."""
+    nan = math.nan
+    total = sum_weighted([np.array([1.0, nan, nan]), np.array([2.0, 3.0, nan])], [10.0, 0.0])
+    np.testing.assert_array_equal(total, [10.0, nan, nan])
+    # Without any weight there is nothing else to tell which rows were scored.
+    np.testing.assert_array_equal(sum_weighted([np.array([1.0, nan])], [0.0]), [0.0, nan])
+
+
 def test_undecided_samples_have_the_score_of_the_rule_unless_another_is_given() -> None:
     def judge() -> Any:
         return np.array([0.25, 1.0]), np.array([UNDECIDED, 0], np.uint8)

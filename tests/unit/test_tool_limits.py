@@ -155,3 +155,7 @@ def test_the_penalty_reaches_the_rewards_of_a_step(make_tiny_model: Any, tokeniz
 def test_the_penalty_needs_one_total_reward() -> None:
     with pytest.raises(ConfigError, match="parse_error_penalty=0.5 needs turn_credit='episode'"):
         GRPOConfig.create(parse_error_penalty=0.5, turn_credit="turn", reward_scaling="none")
+    with pytest.raises(
+        ConfigError, match="reward_scaling='mean' needs rewards of at least 0, and parse_error_penalty="
+    ):
+        GRPOConfig.create(parse_error_penalty=0.5, reward_scaling="mean")

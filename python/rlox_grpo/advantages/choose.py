@@ -10,7 +10,7 @@ from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
 from rlox_grpo.advantages.forms import find_form
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.config.records import AdvantageConfig
-from rlox_grpo.groups import has_equal_state_returns, has_zero_variance
+from rlox_grpo.groups import has_equal_state_returns, has_zero_std, has_zero_variance
 from rlox_grpo.types import ScoredGroup
 
 
@@ -26,10 +26,23 @@ def make_built_in(config: AdvantageConfig, weights: Sequence[float], moving: Mov
     return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
 
 
-def make_zero_variance_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
-    """Return the function that tells whether all advantages of a group are 0, by ``turn_credit``."""
+def make_zero_variance_test(config: AdvantageConfig, weights: Sequence[float]) -> Callable[[ScoredGroup], bool]:
+    """Return the function that tells whether all advantages of a group are 0, by its turns or its components.
+
+    ``weights`` has one for each reward component.
+    """
     if config.turn_credit == "gae":
         return lambda scored: has_equal_state_returns(scored, config.turn_discount, config.turn_state)
+    if config.reward_aggregation == "normalize_then_sum":
+        # Equal totals can have different components, each of which is normalised by itself.
+        return lambda scored: all(
+            has_zero_std(values)
+            for values, weight in zip(scored.components.values(), weights, strict=True)
+            if weight != 0
+        )
+    if config.baseline in ("batch", "moving"):
+        # The baseline is no mean of the group, so equal rewards have advantages too.
+        return lambda scored: bool(np.isnan(scored.rewards).all())
     return lambda scored: has_zero_variance(scored, by_turn=config.turn_credit == "turn")
 
 

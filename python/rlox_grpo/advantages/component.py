@@ -34,7 +34,7 @@ def component_advantages(
         components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing. A row with
             no component has advantage 0 and is left out of the batch's standard deviation. If at most ``ddof`` rows are
             left, every advantage is 0.
-        weights: ``F``.
+        weights: ``F``; a component of weight 0 counts in nothing.
         group_size, group_offsets, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
 
     Returns:
@@ -48,7 +48,7 @@ def component_advantages(
     normalised = [group_advantages(component, **options) for component in values]
     summed = np.tensordot(np.asarray(weights, dtype=np.float64), np.stack(normalised), axes=1)
     # Rows to which no component applies have no part in the deviation of the batch.
-    applies = ~np.isnan(values).all(axis=0)
+    applies = ~np.isnan(values[np.asarray(weights) != 0]).all(axis=0)
     if applies.sum() <= ddof:  # no standard deviation; epsilon alone would be no scale
         return np.zeros(len(summed), np.float32)
     spread = float(summed[applies].std(ddof=ddof))

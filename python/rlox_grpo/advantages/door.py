@@ -71,15 +71,15 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
     return function
 
 
-def make_constant_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
-    """Return the function that tells whether all advantages of a group are 0.
+def make_constant_test(config: AdvantageConfig, weights: Sequence[float]) -> Callable[[ScoredGroup], bool]:
+    """Return the function that tells whether all advantages of a group are 0; ``weights``: one for each component.
 
     With a custom advantage function, the test calls this function with the group alone. With ``"zero"`` it tells
     whether they would be 0 without that option, which is a fact about the rewards.
     """
     if not is_custom(config.advantage_fn):
-        is_constant = make_zero_variance_test(config)
-        return lambda scored: has_equal_steps(scored) and (bool(scored.step_scores) or is_constant(scored))
+        is_constant = make_zero_variance_test(config, weights)
+        return lambda scored: has_equal_steps(scored, weights) if scored.step_scores else is_constant(scored)
     function = find_advantage_fn(config.advantage_fn)
     return lambda scored: not has_signal(compute_advantages(function, [scored]), range(len(scored.rewards)))
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
-from rlox_grpo.config.records import AdvantageConfig, LossConfig
+from rlox_grpo.config.records import AdvantageConfig, StageConfigs
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.groups import flag_sampled
+from rlox_grpo.groups import flag_sampled, has_zero_std
 from rlox_grpo.rewards.verdicts import sum_weighted
 from rlox_grpo.types import Float32Array, ScoredGroup
 
@@ -81,17 +81,20 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
     return advantages
 
 
-def has_equal_steps(scored: ScoredGroup) -> bool:
-    """Return whether all step scores of the group are equal, and its rewards too; True for a group without steps."""
-    pooled = {
-        score for group_steps in scored.step_scores.values() for steps in group_steps if steps for score in steps.scores
-    }
-    rewards = scored.rewards[~np.isnan(scored.rewards)]
-    return len(pooled) <= 1 and (not scored.step_scores or len(rewards) == 0 or rewards.max() == rewards.min())
+def has_equal_steps(scored: ScoredGroup, weights: Sequence[float]) -> bool:
+    """Return whether the step scores of a group, times their weights, are equal, and the totals of its numbers too.
+
+    ``weights`` has one for each reward component.
+    """
+    factors = dict(zip(scored.components, weights, strict=True))
+    pooled = {score for scores in _list_steps(scored, factors)[1] for score in scores}
+    if scored.step_scores.keys() == factors.keys():
+        return len(pooled) <= 1
+    return len(pooled) <= 1 and has_zero_std(_sum_others(scored, scored.step_scores, factors))
 
 
-def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: AdvantageConfig) -> list[Float32Array]:
-    """Return the advantages of a group's tokens, ``float32 [T_i]`` for each completion."""
+def _list_steps(scored: ScoredGroup, factors: dict[str, float]) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the ends of the steps of each completion, and their scores times the weights of their functions."""
     completions = scored.group.completions
     ends: list[list[int]] = [[] for _ in completions]
     scores: list[list[float]] = [[] for _ in completions]
@@ -102,6 +105,13 @@ def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: A
             if steps is not None and not np.isnan(scored.rewards[index]):  # a sample that failed has no score
                 ends[index] += steps.ends
                 scores[index] += [factors[name] * score for score in steps.scores]
+    return ends, scores
+
+
+def _add(scored: ScoredGroup, factors: dict[str, float], outcome: Any, config: AdvantageConfig) -> list[Float32Array]:
+    """Return the advantages of a group's tokens, ``float32 [T_i]`` for each completion."""
+    completions = scored.group.completions
+    ends, scores = _list_steps(scored, factors)
     lengths = [len(completion.token_ids) for completion in completions]
     options: dict[str, Any] = {"scaling": config.reward_scaling, "ddof": config.ddof, "std_epsilon": config.std_epsilon}
     token_advantages = step_advantages(ends, scores, lengths, **options)
@@ -122,14 +132,20 @@ def _sum_others(scored: ScoredGroup, with_steps: Collection[str], factors: dict[
     return np.where(np.isnan(scored.rewards), np.nan, total).astype(np.float32)
 
 
-def refuse_other_options(advantages: AdvantageConfig, loss: LossConfig, name: str) -> None:
+def refuse_other_options(stages: StageConfigs, name: str) -> None:
     """Raise ConfigError for an option that scores of steps cannot use; ``name`` is the function that returns them."""
-    wanted: dict[str, tuple[str, ...]] = {"kl_in": ("loss",)}
-    if advantages.advantage_fn is None:
+    options = {**dict(stages.advantages), **dict(stages.loss), **dict(stages.episodes)}
+    wanted: dict[str, tuple[Any, ...]] = {"kl_in": ("loss",)}
+    if stages.advantages.advantage_fn is None:
         wanted |= {"reward_scaling": ("group", "none"), "baseline": ("mean",), "turn_credit": ("episode",)}
         wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
+        # The penalty is of the total of the episode, which the advantages of steps do not read.
+        wanted |= {"parse_error_penalty": (0.0,)}
+        if stages.loss.policy_loss in ("gspo", "gmpo"):
+            # The ratio is one for the sequence, and would spread the score of a step over all tokens.
+            wanted |= {"policy_loss": ("gspo_token", "clip")}
     for option, values in wanted.items():
-        if (value := getattr(loss if option == "kl_in" else advantages, option)) not in values:
+        if (value := options[option]) not in values:
             others = "" if option == "kl_in" else ", or give an advantage_fn"
             raise ConfigError(
                 f"{option}={value!r} with a reward function that returns StepScores, {name}: set {option}="

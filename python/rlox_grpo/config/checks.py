@@ -133,13 +133,18 @@ def _check_advantages(options: Options) -> Iterator[str]:
         )
     if options.reward_scaling == "mean" and baseline == "leave_one_out":
         yield "reward_scaling='mean' divides by the mean that it subtracts: set baseline='mean'"
+    if options.reward_scaling == "mean" and options.parse_error_penalty > 0:
+        yield (
+            "reward_scaling='mean' needs rewards of at least 0, and parse_error_penalty="
+            f"{options.parse_error_penalty:g} subtracts from them: choose one of them"
+        )
     if options.group_size == 1 and baseline in ("leave_one_out", "optimal_token"):
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
-    if baseline == "moving" and options.zero_variance == "refill":
+    if baseline in ("batch", "moving") and options.zero_variance == "refill":
         yield (
-            "baseline='moving' trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
+            f"baseline={baseline!r} trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
             "zero_variance='keep'"
         )
     if options.advantage_fn == "zero" and options.zero_variance == "drop_always":

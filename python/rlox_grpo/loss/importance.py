@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import ImportanceConfig
+from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
 from rlox_grpo.types import Batch
 
@@ -81,8 +82,12 @@ def importance_weights(
 def effective_sample_size(weights: Tensor) -> float:
     """Return Kish's (Σw)² / (n Σw²) of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
     values = weights.double().flatten()
-    squares = float(values.square().sum())
-    return float(values.sum()) ** 2 / (values.numel() * squares) if squares > 0 else 0.0
+    return _divide_squares(float(values.sum()), float(values.square().sum()), values.numel())
+
+
+def _divide_squares(total: float, squares: float, count: float) -> float:
+    """Return (Σw)² / (n Σw²) from Σw, Σw² and n."""
+    return total**2 / (count * squares) if squares > 0 else 0.0
 
 
 def correction_level(config: ImportanceConfig, *, exact: bool) -> ImportanceLevel | None:
@@ -106,13 +111,18 @@ def with_importance_weights(batch: Batch, level: ImportanceLevel | None, config:
     return replace(batch, policy=replace(batch.policy, importance=weights))
 
 
-def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
+def mismatch_metrics(batches: Sequence[Batch], ranks: Ranks | None = None) -> dict[str, float]:
     """Measure the gap between ``old_log_probs`` and ``sampling_log_probs`` over loss tokens; {} if one is missing.
 
     Here d is old_log_probs − sampling_log_probs of a token, and ρ = exp(d). ``mismatch/gap_mean`` and ``_max`` are the
     mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1) estimate KL(sampler ‖ trainer).
     ``effective_sample_size`` is that of the unclipped token ratios ρ. If there are importance weights, their mean,
     their maximum and the share of loss tokens with weight 0 are added.
+
+    Args:
+        batches: this rank's micro-batches.
+        ranks: the ranks that have the step's other micro-batches; every rank calls this. Means are over the tokens of
+            all ranks.
     """
     measured = [  # with bypass_old_log_probs the old log-probs are the sampler's
         batch
@@ -122,22 +132,37 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
     # float64 [n] of each micro-batch's loss tokens, on the host.
     differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in measured]
     d = torch.cat(differences) if differences else torch.zeros(0, dtype=torch.float64)
-    if not d.numel():
-        return {}
     ratio = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    metrics = {
-        "mismatch/gap_mean": float(d.abs().mean()),
-        "mismatch/gap_max": float(d.abs().max()),
-        "mismatch/kl_k1": float(-d.mean()),
-        "mismatch/kl_k3": float((ratio - d - 1).mean()),
-        "mismatch/effective_sample_size": effective_sample_size(ratio),
-    }
     weighted = [(batch.policy.importance, batch.loss_mask) for batch in measured if batch.policy.importance is not None]
-    if weighted:
-        w = torch.cat([weights[mask].double().cpu() for weights, mask in weighted])
-        metrics["mismatch/weight_mean"] = float(w.mean())
-        metrics["mismatch/weight_max"] = float(w.max())
-        metrics["mismatch/masked_fraction"] = float((w == 0).double().mean())
+    w = torch.cat([d[:0], *(weights[mask].double().cpu() for weights, mask in weighted)])
+    # Sums and not means, because ranks have different numbers of tokens.
+    sums: list[float | Tensor] = [
+        len(d),
+        d.abs().sum(),
+        -d.sum(),
+        (ratio - d - 1).sum(),
+        ratio.sum(),
+        ratio.square().sum(),
+    ]
+    sums += [len(w), w.sum(), (w == 0).sum()]
+    largest = [float(values.abs().max()) if len(values) else 0.0 for values in (d, w)]
+    gathered = (ranks or Ranks()).gather([[float(value) for value in sums], largest])
+    totals = [float(sum(values)) for values in zip(*(rank_sums for rank_sums, _ in gathered), strict=True)]
+    tokens, gap, k1, k3, mass, squares, num_weights, weight, masked = totals
+    gap_max, weight_max = (max(values) for values in zip(*(rank_largest for _, rank_largest in gathered), strict=True))
+    if not tokens:
+        return {}
+    metrics = {
+        "mismatch/gap_mean": gap / tokens,
+        "mismatch/gap_max": gap_max,
+        "mismatch/kl_k1": k1 / tokens,
+        "mismatch/kl_k3": k3 / tokens,
+        "mismatch/effective_sample_size": _divide_squares(mass, squares, tokens),
+    }
+    if num_weights:
+        metrics["mismatch/weight_mean"] = weight / num_weights
+        metrics["mismatch/weight_max"] = weight_max
+        metrics["mismatch/masked_fraction"] = masked / num_weights
     return metrics
 
 

@@ -120,11 +120,15 @@ def leave_out_failed(components: Sequence[Float64Array], failed: Sequence[BoolAr
 
 
 def sum_weighted(components: Sequence[Float64Array], weights: Sequence[float]) -> Float64Array:
-    """Sum over the components that are not NaN, ``float64 [N]``; NaN where all are."""
-    stacked = np.stack(components)
+    """Sum over the components that are not NaN, ``float64 [N]``; NaN where all are.
+
+    A component of weight 0 is only measured, and gives no row a total, unless all weights are 0.
+    """
+    stacked, factors = np.stack(components), np.asarray(weights, dtype=np.float64)
     applies = ~np.isnan(stacked)
-    total = np.sum(np.where(applies, stacked, 0.0) * np.asarray(weights, dtype=np.float64)[:, None], axis=0)
-    return np.where(applies.any(axis=0), total, np.nan)
+    total = np.sum(np.where(applies, stacked, 0.0) * factors[:, None], axis=0)
+    counted = applies[factors != 0] if factors.any() else applies
+    return np.where(counted.any(axis=0), total, np.nan)
 
 
 def name_errors(

@@ -152,7 +152,7 @@ def build_step(
         sampler=sampler,
         engine_sync=EngineSync(stages, policy, forward, updater, sampler.engine, ranks),
         advantage_fn=make_advantage_fn(stages.advantages, weights, moving),
-        is_constant=make_constant_test(stages.advantages),
+        is_constant=make_constant_test(stages.advantages, weights),
         moving_baselines=moving,
         off_policy=OffPolicy(stages.off_policy, config.demo_loss),
         kl_weight=KLWeight(stages.loss),

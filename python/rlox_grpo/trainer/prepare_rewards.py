@@ -35,7 +35,7 @@ def prepare_rewards(rewards: Any, stages: StageConfigs) -> list[RewardFn]:
     functions = list_in_workers(rewards, stages)
     for name, function in zip(make_unique_names(functions), functions, strict=True):
         if declares_steps(function):
-            refuse_other_options(stages.advantages, stages.loss, name)
+            refuse_other_options(stages, name)
     return functions
 
 

@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.advantages.door import Advantages, compute_advantages, make_advantage_fn, pad_advantages
+from rlox_grpo.advantages.door import (
+    Advantages,
+    compute_advantages,
+    make_advantage_fn,
+    make_constant_test,
+    pad_advantages,
+)
 from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
@@ -257,6 +263,7 @@ class TrainStep:
             self.scorer = replace(self.scorer, by_source=rewards)
             weights = self.scorer.list_weights()
             self.advantage_fn = make_advantage_fn(self.stages.advantages, weights, self.moving_baselines)
+            self.is_constant = make_constant_test(self.stages.advantages, weights)
 
     def compute_advantages(
         self, scored: Sequence[ScoredGroup], step: int, total_steps: int
@@ -364,7 +371,7 @@ class TrainStep:
         scored = gather_scored_groups(located, batch.prompts, self.ranks, self.policy.reader)
         for name in {name: None for group in scored for name in group.step_scores}:
             try:
-                refuse_other_options(self.stages.advantages, self.stages.loss, name)
+                refuse_other_options(self.stages, name)
             except ConfigError as error:
                 raise ConfigError(f"{error}; no weights have changed in this step, {self.progress.step + 1}") from None
         return scored
@@ -434,7 +441,6 @@ class TrainStep:
             **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
-            **mismatch_metrics(completed or batches),
             **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
         everywhere = by_name(self.ranks.gather(measured))
@@ -442,7 +448,7 @@ class TrainStep:
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]
-        mismatch = combined(everywhere)
+        mismatch = {**combined(everywhere), **mismatch_metrics(completed or batches, self.ranks)}
         sampling = self.sampler.sampling
         if sampling.is_truncated and not sampling.return_sampling_mask:
             metrics |= measure_truncated_mass({**metrics, **mismatch})

@@ -7,6 +7,7 @@ to t of 1 − 2 p[y] + Σ p², which is the squared norm of the score with respe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -64,7 +65,8 @@ def with_token_advantages(
     """Replace the advantages of micro-batches by those of :func:`optimal_token_advantages`, ``float32 [N, T]``.
 
     Baselines are computed over whole groups, even if the rows of a group are in several micro-batches or on several
-    ranks. A row whose reward is NaN is in no baseline, and its advantages are 0.
+    ranks. The tokens of an episode with branches are those of its rows, one row after the other. A completion whose
+    reward is NaN is in no baseline, and its advantages are 0.
 
     Args:
         mini_batches: the micro-batches of each mini-batch.
@@ -79,43 +81,55 @@ def with_token_advantages(
         for mini_batch, mini_batch_norms in zip(mini_batches, norms, strict=True)
         for pair in zip(mini_batch, mini_batch_norms, strict=True)
     ]
-    # Three arrays for each rank: the numbers of its rows, their lengths, and the norms of all their tokens.
+    # Four arrays for each rank: the numbers of its rows, their branches, their lengths, and the norms of all their
+    # tokens.
     columns = [
-        np.concatenate([np.zeros(0), *(batch[column_index] for batch in batch_rows)]) for column_index in range(3)
+        np.concatenate([np.zeros(0), *(batch[column_index] for batch in batch_rows)]) for column_index in range(4)
     ]
-    numbers, lengths, values = (
+    numbers, branches, lengths, values = (
         np.concatenate([np.frombuffer(data) for data in ranks.gather_bytes(column.tobytes())]) for column in columns
     )
     # End of each row's norms among all norms; the arrays have the rows of every rank, micro-batch by micro-batch.
     ends = np.cumsum(lengths.astype(np.int64))
-    row_norms = {
-        int(number): values[end - int(length) : end]
-        for number, length, end in zip(numbers, lengths, ends, strict=True)
-        if length > 0 and not np.isnan(rewards[int(number)])
-    }
-    advantages: dict[int, NDArray[np.float64]] = {}
+    # Completion → branch → the norms of the tokens of this row.
+    norms_by_row: dict[int, dict[int, NDArray[np.float64]]] = defaultdict(dict)
+    for number, branch, length, end in zip(numbers, branches, lengths, ends, strict=True):
+        if length > 0 and not np.isnan(rewards[int(number)]):
+            norms_by_row[int(number)][int(branch)] = values[end - int(length) : end]
+    advantages: dict[tuple[int, int], NDArray[np.float64]] = {}
     for start, stop in pairwise(group_offsets.tolist()):
-        # Rows without loss tokens, and those of a reward NaN, are in no baseline.
-        rows = [row for row in range(start, stop) if row in row_norms]
-        token_advantages = optimal_token_advantages(rewards[rows].astype(np.float64), [row_norms[row] for row in rows])
-        advantages.update(zip(rows, token_advantages, strict=True))
+        # Completions without loss tokens, and those of a reward NaN, are in no baseline.
+        rows = [row for row in range(start, stop) if row in norms_by_row]
+        by_branch = [dict(sorted(norms_by_row[row].items())) for row in rows]
+        row_norms = [np.concatenate([*branch_norms.values()]) for branch_norms in by_branch]
+        token_advantages = optimal_token_advantages(rewards[rows].astype(np.float64), row_norms)
+        for row, branch_norms, row_advantages in zip(rows, by_branch, token_advantages, strict=True):
+            bounds = np.cumsum([len(branch_row) for branch_row in branch_norms.values()])[:-1]
+            for branch, branch_advantages in zip(branch_norms, np.split(row_advantages, bounds), strict=True):
+                advantages[row, branch] = branch_advantages
     return [[_with_advantages(batch, advantages) for batch in mini_batch] for mini_batch in mini_batches]
 
 
 def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
-    """Row numbers, loss tokens of each row, and norms with the squares of importance weights in them, as in verl."""
+    """Row numbers, branches, loss tokens of each row, and norms times squared importance weights, as in verl."""
     mask = batch.loss_mask
     if batch.policy.importance is not None:
         # The importance weight is a factor of the gradient, so its square is a factor of the squared norm.
         norms = norms * batch.policy.importance[mask] ** 2
-    tensors = (batch.row_index, mask.sum(dim=-1), norms)
+    tensors = (batch.row_index, _number_branches(batch), mask.sum(dim=-1), norms)
     return [tensor.detach().cpu().double().numpy() for tensor in tensors]
 
 
-def _with_advantages(batch: Batch, advantages: dict[int, NDArray[np.float64]]) -> Batch:
+def _number_branches(batch: Batch) -> Tensor:
+    """Return the branch of each row, ``int64 [N]``; 0 for a completion itself."""
+    return torch.zeros_like(batch.row_index) if batch.branches is None else batch.branches.index
+
+
+def _with_advantages(batch: Batch, advantages: dict[tuple[int, int], NDArray[np.float64]]) -> Batch:
     mask = batch.loss_mask
     replaced = torch.zeros(mask.shape, dtype=torch.float32)
-    for row, (number, row_mask) in enumerate(zip(batch.row_index.tolist(), mask.cpu(), strict=True)):
-        if number in advantages and row_mask.any():  # a dummy batch repeats rows, without a token of them
-            replaced[row, row_mask] = torch.from_numpy(advantages[number]).float()
+    keys = zip(batch.row_index.tolist(), _number_branches(batch).tolist(), strict=True)
+    for row, (key, row_mask) in enumerate(zip(keys, mask.cpu(), strict=True)):
+        if key in advantages and row_mask.any():  # a dummy batch repeats rows, without a token of them
+            replaced[row, row_mask] = torch.from_numpy(advantages[key]).float()
     return replace(batch, advantages=replaced.to(mask.device))
