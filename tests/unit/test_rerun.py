@@ -67,3 +67,21 @@ def test_a_trainer_displays_itself(tmp_path):
     assert "<th>reward/mean</th>" in shown
     assert "&lt;run&gt;" in shown
     assert "nan" not in shown
+
+
+def test_a_step_that_failed_between_updates_is_repeated_in_a_second_call(tmp_path, monkeypatch):
+    trainer = trainer_of(output_dir=tmp_path, max_steps=3, mini_batches=2)
+    trainer.train(PROMPTS)
+    take_step, calls = trainer.updater.step, []
+
+    def step(learning_rate):
+        calls.append(learning_rate)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return take_step(learning_rate)
+
+    monkeypatch.setattr(trainer.updater, "step", step)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train(PROMPTS)
+    assert trainer.train(PROMPTS)["steps_trained"] == 3
+    assert trainer.step == 6

@@ -148,8 +148,10 @@ class Run:
                 f"an error ended the last call of train within step {progress.step + 1}, after it had changed weights, "
                 "and there is no checkpoint to go back to: make the model and the trainer anew"
             )
-        factor = progress.learning_rate_factor
+        factor, start_step = progress.learning_rate_factor, progress.start_step
         changed = self._resume(checkpoint) if checkpoint is not None else {}
+        if restore is not None or is_torn:  # the checkpoint may be of an earlier call, with other steps to train
+            progress.start_step = start_step
         if restore is not None:
             progress.learning_rate_factor = factor / 2
             changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
