@@ -73,6 +73,23 @@ def test_a_restored_run_equals_one_that_was_resumed_by_hand(tmp_path, changes, c
     assert torch.equal(weights(restored), weights(again))
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_second_call_goes_on_to_its_end_after_a_restore(tmp_path, is_same, caplog):
+    callback = Break(1)
+    settings = options(
+        max_steps=STEPS // 2, learning_rate=RATE, checkpoint_steps=10, on_collapse="restore", output_dir=str(tmp_path)
+    )
+    trainer = GRPO(ToyLM(), share_of_target, callbacks=[callback], **settings)
+    callback.model = trainer.model
+    trainer.train(PROMPTS)
+    with caplog.at_level(logging.WARNING):
+        trainer.train(PROMPTS if is_same else PROMPTS.flip(0))
+    assert "the reward has collapsed" in caplog.text
+    # The only checkpoint from before the collapse is that of the first call, whose prompts must be those of the second.
+    assert ("restoring" in caplog.text) == is_same
+    assert trainer.step == STEPS
+
+
 def test_the_folder_has_one_history(tmp_path):
     train(tmp_path, broken=1, on_collapse="restore")
     rows = read_lines(tmp_path / "metrics.jsonl")

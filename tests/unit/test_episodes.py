@@ -27,7 +27,9 @@ from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rewards import RewardError, score
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.episodes.tools import Tools
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Batch, RolloutGroup, Sampling, StepTotals, TokenLogProbs
 
@@ -481,6 +483,29 @@ def test_trl_environments_play(model: Any, tokenizer: Any) -> None:
     assert first.episode is not None
     assert first.episode.messages[0]["content"] == "Guess. secret 1"
     assert first.episode.reward == 2.0
+
+
+def test_what_a_trl_environment_says_comes_after_the_pictures_of_the_prompt() -> None:
+    class Closed(Trl):
+        closed = 0
+
+        def close(self) -> None:
+            Closed.closed += 1
+
+    class Heard:
+        tools = Tools(())
+
+        async def turn(self, messages: Any) -> Reply:
+            self.first = messages
+            raise EpisodeEnded("max_turns")
+
+    parts = [{"type": "image", "digest": "d"}, {"type": "text", "text": "Guess."}]
+    row, chat = {"prompt": [{"role": "user", "content": parts}], "secret": 1}, Heard()
+    environment = adapt_environment(Closed)
+    with pytest.raises(EpisodeEnded):
+        asyncio.run(environment.play(row, chat))  # type: ignore[arg-type, call-overload]
+    assert chat.first[0]["content"] == [*parts, {"type": "text", "text": " secret 1"}]
+    assert Closed.closed == 1
 
 
 def test_groups_travel_as_json(model: Any, tokenizer: Any) -> None:

@@ -527,6 +527,17 @@ def test_a_second_call_goes_on_in_the_same_generator():
     assert [row[1] for row in reward.rows if row[2] == "code"] == list(range(8))
 
 
+def test_a_source_reads_the_generator_of_an_earlier_call_as_its_own():
+    """After four draws of the generator alone, nine tenths of a mixture are at the same draw."""
+    stream, progress = read_endlessly(), Progress()
+    reader = DataReader(PromptReader(GRPOConfig(max_steps=9), None, [first_is_target], None, None), list)
+    alone = reader.open(stream, progress).begin(progress, (), 0, lambda index: 1.0)
+    progress.draws = len(alone.take(4))
+    mixed = reader.open({"code": TrainSource(stream, weight=9), "math": math_rows()}, progress)
+    (prompt,) = mixed.begin(progress, (), 0, lambda index: 1.0).take(1)
+    assert prompt.data_source == "code"
+
+
 # Prompts of a source
 
 

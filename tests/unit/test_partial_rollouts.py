@@ -445,3 +445,39 @@ def test_commands_that_play_whole_episodes_refuse_the_option(command: list[str],
     assert main([*command, "--partial_rollout_turns", "2"]) == 2
     error = f"--partial_rollout_turns is an option of training: {command[0]} does not read it"
     assert error in capsys.readouterr().err
+
+
+class FailingLoad(StubEngine):
+    """Does not take the weights of version 1."""
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        if version == 1:
+            raise RuntimeError("no room for the weights")
+        self.policy_version = version
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_that_was_sampled_after_a_failed_one_is_not_lost(tokenizer: Any) -> None:
+    """The weights of step 1 fail, and with them the batch of step 2; the batch of step 3 is sampled."""
+    prompts = load_rows([{"length": 1}] * 10)
+    pool, engine = PartialRollouts(make_runner(tokenizer), 0, ahead=1), BackgroundEngine(FailingLoad(tokenizer))
+
+    def take(step: int) -> list[int]:
+        draw = lambda at: prompts[at * 2 : (at + 1) * 2]  # noqa: E731
+        batch = pool.next_batch(step, draw, engine, SAMPLING, lambda _: 1)
+        pool.done()
+        return [prompt.index for prompt in batch.prompts]
+
+    trained = []
+    for step in range(2):
+        engine.load_weights((), step)
+        trained += take(step)
+    engine.load_weights((), 2)
+    with pytest.raises(RuntimeError, match="could not take new weights"):
+        take(2)
+    for step in range(2, 5):
+        trained += take(step)
+    engine.close()
+    assert sorted(trained) == list(range(10))

@@ -67,3 +67,63 @@ def test_a_trainer_displays_itself(tmp_path):
     assert "<th>reward/mean</th>" in shown
     assert "&lt;run&gt;" in shown
     assert "nan" not in shown
+
+
+class Numbers:
+    """A reward that notes the column ``number`` of each completion."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, completions, number):
+        self.seen += number
+        return [float(index % 2) for index in range(len(number))]
+
+
+def make_rows(start, count):
+    return [{"prompt": [number % 12, 3], "number": number} for number in range(start, start + count)]
+
+
+def count_rows(numbers):
+    return {number: numbers.count(number) for number in numbers}
+
+
+def test_a_call_with_other_rows_draws_each_of_them_once():
+    reward = Numbers()
+    trainer = GRPO(ToyLM(), reward, **options(group_size=2, max_steps=None, curriculum="pass_rate", async_steps=1))
+    trainer.train(make_rows(0, 10))
+    rates = trainer.sampler.pass_rates
+    assert rates.rate(9) is not None
+    reward.seen.clear()
+    trainer.train(make_rows(100, 7))
+    assert count_rows(reward.seen) == dict.fromkeys(range(100, 107), 2)
+    assert trainer.step == 3 + 2
+    assert rates.rate(9) is None  # a row of the first call
+
+
+def test_a_call_with_other_rows_begins_anew_after_an_interrupted_one():
+    reward = Numbers()
+    trainer = GRPO(ToyLM(), reward, callbacks=[Interrupt(3)], **options(group_size=2, max_steps=None, async_steps=1))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(make_rows(0, 40))
+    reward.seen.clear()
+    assert trainer.train(make_rows(100, 8))["steps_trained"] == 2
+    assert count_rows(reward.seen) == dict.fromkeys(range(100, 108), 2)
+
+
+def test_a_step_that_failed_between_updates_is_repeated_in_a_second_call(tmp_path, monkeypatch):
+    trainer = trainer_of(output_dir=tmp_path, max_steps=3, mini_batches=2)
+    trainer.train(PROMPTS)
+    take_step, calls = trainer.updater.step, []
+
+    def step(learning_rate):
+        calls.append(learning_rate)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return take_step(learning_rate)
+
+    monkeypatch.setattr(trainer.updater, "step", step)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train(PROMPTS)
+    assert trainer.train(PROMPTS)["steps_trained"] == 3
+    assert trainer.step == 6

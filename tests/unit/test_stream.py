@@ -96,6 +96,25 @@ def test_each_pass_is_an_epoch_of_its_own():
     assert one != two
 
 
+def test_a_data_set_that_a_run_has_read_starts_again_at_its_first_epoch(tmp_path):
+    data = datasets.Dataset.from_list(list(rows(10))).to_iterable_dataset().shuffle(seed=0, buffer_size=10)
+    whole, reward = Seen(), Seen()
+    trainer_of(whole).train(data)
+    first = trainer_of(reward, output_dir=tmp_path)
+    stop_after(first, 4)
+    first.train(data)
+    trainer_of(reward, output_dir=tmp_path).train(data)
+    assert reward.numbers == whole.numbers
+
+
+def test_a_second_call_with_another_generator_begins_at_its_first_row():
+    reward = Seen()
+    trainer = trainer_of(reward, max_steps=2)
+    trainer.train(rows())
+    trainer.train(rows(start=100))
+    assert reward.numbers == [*range(8), *range(100, 108)]
+
+
 def test_a_generator_that_ends_stops_the_run_and_saves(tmp_path):
     trainer = trainer_of(Seen(), output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"the stream of prompts ended after 18 rows, and max_steps needs more"):

@@ -28,6 +28,10 @@ class PassRates:
     def __init__(self) -> None:
         self._rates: dict[int, float] = {}
 
+    def forget(self) -> None:
+        """Forget all pass rates: the indices are now those of other prompts."""
+        self._rates = {}
+
     def rate(self, index: int) -> float | None:
         """Return the pass rate of prompt ``index``; None before its first group."""
         return self._rates.get(index)

@@ -29,14 +29,15 @@ def is_read_once(stream: Any) -> bool:
 def read_stream(stream: Any) -> Iterator[Any]:
     """Yield the rows of a stream (see :func:`is_stream`) in order, and again from the start if that is possible.
 
-    Before each further pass over a ``datasets.IterableDataset``, ``set_epoch`` is called, so that it shuffles again.
+    Before each pass over a ``datasets.IterableDataset``, ``set_epoch`` is called, so that it shuffles again. The first
+    pass is epoch 0, also if another run has read the data set in this process.
 
     Raises:
         TypeError: the stream is a function that does not return an iterable.
     """
     epoch = 0
     while True:
-        if epoch and hasattr(stream, "set_epoch"):
+        if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
         rows: Iterable[Any] = stream() if not hasattr(stream, "__iter__") else stream
         if not hasattr(rows, "__iter__"):

@@ -179,11 +179,16 @@ class PartialRollouts:
         return sum(prefilled for _, prefilled in gathered)
 
     def _withdraw_jobs(self) -> None:
-        """Drop all jobs after a failure, but not their groups, which the next call starts again."""
+        """Drop all jobs after a failure, but not their groups, which the next call starts again.
+
+        A job after the failed one may have been sampled: with the next weights, or before a Ctrl-C of the main thread.
+        """
         wait([job.batch for job in self._jobs])
+        groups = [*self._groups]
         for job in reversed(self._jobs):
             self._counts.appendleft(job.needed)
-        self._set_groups([*self._groups, *(started for job in self._jobs for started in job.drawn)])
+            groups += job.drawn if job.batch.exception() is not None else job.batch.result().groups
+        self._set_groups(groups)
         self._jobs.clear()
         self._failed = False
 

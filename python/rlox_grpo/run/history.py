@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rlox_grpo.errors import CheckpointError
@@ -119,10 +120,12 @@ def _read_last_step(root: Path) -> float:
         ) from error
 
 
-def newest_good(root: Path, before: float = math.inf) -> Path | None:
-    """Return the newest checkpoint without damage, of step ``before`` or earlier; None if there is none."""
+def newest_good(
+    root: Path, before: float = math.inf, fits: Callable[[Path], bool] = lambda checkpoint: True
+) -> Path | None:
+    """Return the newest checkpoint without damage that ``fits``, of step ``before`` or earlier; None without one."""
     earlier = [path for path in checkpoints(root) if checkpoint_step(path) <= before]
-    return next((path for path in reversed(earlier) if not find_damage(path)), None)
+    return next((path for path in reversed(earlier) if not find_damage(path) and fits(path)), None)
 
 
 def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
@@ -160,20 +163,21 @@ LEAST_FACTOR = 1 / 32
 """Each restore halves the learning rate. If the reward still collapses after five, the learning rate is no cause."""
 
 
-def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
+def choose_restore(folder: Path, step: int, factor: float, fits: Callable[[Path], bool]) -> Path | None:
     """Return the newest checkpoint from before the collapse of the reward; None if there is none. Logs the choice.
 
-    ``factor`` is the current factor of the learning rate.
+    ``factor`` is the current factor of the learning rate. ``fits`` says whether a checkpoint is of the prompts and
+    options of this call of ``train``.
     """
     if factor <= LEAST_FACTOR:
         logger.warning("the reward has collapsed again, at %g of the learning rate: training continues", factor)
         return None
     before = step - LAST  # the guard compares the last LAST steps with the steps before them
-    newest = newest_good(folder / "checkpoints", before=before)
+    newest = newest_good(folder / "checkpoints", before, fits)
     if newest is None:
         logger.warning(
-            "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training continues; "
-            "lower checkpoint_steps or raise keep_checkpoints",
+            "the reward has collapsed, and no checkpoint of step %d or earlier that fits this call of train is left to "
+            "restore: training continues; lower checkpoint_steps or raise keep_checkpoints",
             before,
         )
     else:

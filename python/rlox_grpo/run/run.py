@@ -148,8 +148,10 @@ class Run:
                 f"an error ended the last call of train within step {progress.step + 1}, after it had changed weights, "
                 "and there is no checkpoint to go back to: make the model and the trainer anew"
             )
-        factor = progress.learning_rate_factor
+        factor, start_step = progress.learning_rate_factor, progress.start_step
         changed = self._resume(checkpoint) if checkpoint is not None else {}
+        if restore is not None or is_torn:  # the checkpoint may be of an earlier call, with other steps to train
+            progress.start_step = start_step
         if restore is not None:
             progress.learning_rate_factor = factor / 2
             changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
@@ -317,9 +319,19 @@ class Run:
         """
         chosen: Path | None = None
         if self._has_collapsed and self._written_folder is not None:
-            chosen = choose_restore(self._written_folder, self._progress.step, self._progress.learning_rate_factor)
+            factor = self._progress.learning_rate_factor
+            chosen = choose_restore(self._written_folder, self._progress.step, factor, self._fits)
         answer = self._ranks.gather("" if chosen is None else str(chosen))[0]
         return Path(answer) if answer else None
+
+    def _fits(self, checkpoint: Path) -> bool:
+        """Whether this call can go back to a checkpoint: that of an earlier call may be of other prompts."""
+        state = read_state(checkpoint)
+        try:
+            refuse_other_run(checkpoint, state, self._config, self._rewards, self._data, self._model_name())
+        except CheckpointError:
+            return False
+        return True
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.

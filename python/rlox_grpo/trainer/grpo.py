@@ -173,6 +173,7 @@ class GRPO:
         """Take one step, and return its metrics; see :meth:`rlox_grpo.trainer.step.TrainStep.take`."""
         self._last_metrics: Mapping[str, float] = {}
         self._is_unfinished = False  # whether the last call of train was stopped
+        self._trained_data: Mapping[str, Any] | None = None  # the fingerprints of the last call's prompts
         self._stop_requested = False
 
     def __repr__(self) -> str:
@@ -220,7 +221,8 @@ class GRPO:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
         If the last call was interrupted, or ended by :meth:`stop`, the next call trains its remaining steps. After a
-        complete call, the next call trains for the same number of steps again.
+        complete call, the next call trains for the same number of steps again. A call with other prompts begins at the
+        first of them.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`; or several sources by name, each such prompts or a
@@ -355,8 +357,6 @@ class GRPO:
         if is_torn or restore is not None:
             self.sampler.clear()
             step.engine_sync.forget()
-        if not self._is_unfinished:
-            progress.start_step = progress.step
         data = self._data.open(prompts, self.progress)
         train_prompts = data.prompts
         if data.sources.keys() - data.rewards.keys():
@@ -378,7 +378,12 @@ class GRPO:
                     sum(picture.num_features for picture in prompt.pictures) for prompt in train_prompts
                 ),
             )
-        self._run = run = self._open_run(data, eval_prompts, restore, is_torn=is_torn)
+        # After the checks, so that a call that they refuse changes nothing of an interrupted one.
+        fingerprints = {**digest_data(train_prompts), **data.describe()}
+        self._begin_data(fingerprints)
+        if not self._is_unfinished:
+            progress.start_step = progress.step
+        self._run = run = self._open_run(data, fingerprints, eval_prompts, restore, is_torn=is_torn)
         plan = make_plan(
             data.count_epoch(self.config.prompts_per_step),
             n_epochs,
@@ -403,7 +408,27 @@ class GRPO:
         self._restore_rollouts(run.rollouts, data.restore(draws, self.progress, under_way))
         return run, plan, draws, held_out
 
-    def _open_run(self, data: TrainData, eval_prompts: Any, restore: Path | None, *, is_torn: bool) -> Run:
+    def _begin_data(self, fingerprints: Mapping[str, Any]) -> None:
+        """Begin at the first draw if the prompts are not those of the last call of ``train``, and drop what is of them.
+
+        The prompts under way, the number of draws and the pass rates are of the rows of the last call.
+        """
+        if self._trained_data is not None and fingerprints != self._trained_data:
+            self.sampler.clear()
+            self.sampler.pass_rates.forget()
+            self.progress.draws, self.progress.skipped = 0, {}
+            self._is_unfinished = False
+        self._trained_data = fingerprints
+
+    def _open_run(
+        self,
+        data: TrainData,
+        fingerprints: Mapping[str, Any],
+        eval_prompts: Any,
+        restore: Path | None,
+        *,
+        is_torn: bool,
+    ) -> Run:
         """Open the run folder, and resume from its newest checkpoint; see :class:`rlox_grpo.run.run.Run`."""
         step, teacher = self._step, self._step.fixed_tensors.teacher
         frozen = {
@@ -429,7 +454,7 @@ class GRPO:
             },
             provenance=Provenance(
                 rewards=[*self._reward_digests, *data.digest_rewards()],
-                data={**digest_data(data.prompts), **data.describe(), **frozen, **self._digests},
+                data={**fingerprints, **frozen, **self._digests},
                 origin=self._sources.origin,
                 sources={**_record_data(eval_prompts), **self._sources.evaluation},
             ),

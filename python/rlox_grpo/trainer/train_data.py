@@ -214,7 +214,7 @@ class DataReader:
         written = {"prompt_template", "system_prompt", "chat_template_kwargs"} & changes.keys()
         if written and self.reader.episodes is not None:
             raise ConfigError(f"{sorted(written)[0]} of a source is ignored: the environment writes the prompts")
-        reader = self._readers.setdefault(slot.name, replace(self.reader, slot=slot))
+        reader = self._readers.setdefault(slot.name, replace(self.reader, slot=slot, _stream=(None, None)))
         reader.config = self.reader.config.model_copy(update=changes)
         reader.slot, reader.reward_fns = slot, self.reader.reward_fns if rewards is None else rewards
         return reader

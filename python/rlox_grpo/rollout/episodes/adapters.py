@@ -211,8 +211,7 @@ async def _play_steps(make: Callable[[], Any], row: Mapping[str, Any], chat: Cha
             if done:
                 return Outcome(sum(rewards), tuple(rewards))
     finally:
-        if callable(getattr(instance, "close", None)):
-            await _settle(instance.close())
+        await _close(instance)
 
 
 async def _play_trl(
@@ -220,12 +219,21 @@ async def _play_trl(
 ) -> Outcome:
     """Play a TRL environment: the result of ``reset`` is appended to the prompt, and methods are tools."""
     instance = make()
-    greeting = await _settle(instance.reset(**_select(instance.reset, row)))
-    methods = [*_list_tools(instance), *tools]
-    chat.tools.bind(methods)
-    await _answer_calls(_join_prompt(row.get("prompt"), greeting), chat)
-    get_reward = getattr(instance, "get_reward", None)
-    return Outcome(None if get_reward is None else await _settle(get_reward()))
+    try:
+        greeting = await _settle(instance.reset(**_select(instance.reset, row)))
+        methods = [*_list_tools(instance), *tools]
+        chat.tools.bind(methods)
+        await _answer_calls(_join_prompt(row.get("prompt"), greeting), chat)
+        get_reward = getattr(instance, "get_reward", None)
+        return Outcome(None if get_reward is None else await _settle(get_reward()))
+    finally:
+        await _close(instance)
+
+
+async def _close(instance: Any) -> None:
+    """Call ``close`` of an environment that has it."""
+    if callable(getattr(instance, "close", None)):
+        await _settle(instance.close())
 
 
 def _join_prompt(prompt: Any, greeting: Any) -> Any:
@@ -235,8 +243,10 @@ def _join_prompt(prompt: Any, greeting: Any) -> Any:
     messages = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
     )
-    if greeting is not None:
-        messages[-1]["content"] = f"{messages[-1]['content']}{greeting}"
+    if greeting is not None and isinstance(content := messages[-1]["content"], list):  # parts, such as pictures
+        messages[-1]["content"] = [*content, {"type": "text", "text": str(greeting)}]
+    elif greeting is not None:
+        messages[-1]["content"] = f"{content}{greeting}"
     return messages
 
 
