@@ -247,6 +247,13 @@ def test_wrong_advantages_name_the_function_and_the_sample(function: Any, messag
         run(advantage_fn=function)
 
 
+@pytest.mark.parametrize("policy_loss", ["gspo", "gmpo"])
+def test_advantages_of_tokens_with_one_ratio_for_the_sequence_are_an_error(policy_loss: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy_loss='{policy_loss}' is one for the sequence"):
+        run(advantage_fn=of_tokens, policy_loss=policy_loss)
+    run(advantage_fn=own_advantages, policy_loss=policy_loss)
+
+
 def test_advantages_of_tokens_that_were_not_sampled_are_an_error() -> None:
     from rlox_grpo.advantages.door import compute_advantages
     from rlox_grpo.types import ScoredGroup

@@ -218,6 +218,7 @@ def other_vocabulary(folder: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"policy_loss": "gspo"}, "would spread the teacher's advantage of a token over all of them"),
         ({"teacher_in": "advantage", "teacher_kl": "full"}, "an advantage is of the sampled token alone"),
         ({"teacher_in": "loss", "teacher_kl": "full", "teacher_offload": True}, "set teacher_offload=False"),
         ({"teacher_in": "loss", "teacher_kl": "full", "kl_estimator": "full", "kl_coef": 0.1}, "set one"),

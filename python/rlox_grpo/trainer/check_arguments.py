@@ -111,6 +111,12 @@ def check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, Teache
         find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
     if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
         raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
+    if teacher is not None and config.teacher_in == "advantage" and config.policy_loss in ("gspo", "gmpo"):
+        raise ConfigError(
+            f"policy_loss={config.policy_loss!r} with teacher= and teacher_in='advantage': its ratio is one for the "
+            "sequence and would spread the teacher's advantage of a token over all of them; set teacher_in='loss', or "
+            "policy_loss='gspo_token' or 'clip'"
+        )
     mix = GRPOConfig.model_fields["teacher_mix"].default
     if teacher != EMA and config.teacher_mix not in (mix, PRESETS[config.preset].values.get("teacher_mix", mix)):
         raise ConfigError(f"teacher_mix={config.teacher_mix:g} is read only with teacher='ema': leave it out")

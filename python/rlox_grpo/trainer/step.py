@@ -274,12 +274,20 @@ class TrainStep:
 
         Raises:
             SampleError: a custom advantage function returned a wrong result.
+            ConfigError: a custom advantage function returned advantages of tokens, which the policy loss cannot use.
         """
         self.kl_weight.begin(step, total_steps)
         self.moving_baselines.begin()
         penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
         rewarded = self.off_policy.hide_rewards(penalised)
-        return penalised, compute_advantages(self.advantage_fn, rewarded) if scored else np.zeros(0, np.float32)
+        advantages = compute_advantages(self.advantage_fn, rewarded) if scored else np.zeros(0, np.float32)
+        if isinstance(advantages, list) and self.stages.loss.policy_loss in ("gspo", "gmpo"):
+            raise ConfigError(
+                f"advantage_fn returned one advantage for each token, and the ratio of policy_loss="
+                f"{self.stages.loss.policy_loss!r} is one for the sequence and would spread the advantage of a token "
+                "over all of them: return one for each completion, or set policy_loss='gspo_token' or 'clip'"
+            )
+        return penalised, advantages
 
     def _compute_loss(
         self,

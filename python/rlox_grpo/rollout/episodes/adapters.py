@@ -240,7 +240,7 @@ def _join_prompt(prompt: Any, greeting: Any) -> Any:
     """Append the result of ``reset`` to the last message of the row's prompt."""
     if prompt is None:
         return str(greeting)
-    messages = (
+    messages: list[dict[str, Any]] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
     )
     if greeting is not None and isinstance(content := messages[-1]["content"], list):  # parts, such as pictures
