@@ -91,10 +91,13 @@ def test_unknown_options_are_refused():
 
 
 def test_effective_sample_size():
+    def measure(weights):
+        return effective_sample_size(float(weights.sum()), float(weights.square().sum()), len(weights))
+
     # (1 + 1 + 2)² / (3 · (1 + 1 + 4)) = 16/18
-    assert effective_sample_size(torch.tensor([1.0, 1.0, 2.0])) == pytest.approx(16 / 18)
-    assert effective_sample_size(torch.ones(7)) == 1.0
-    assert effective_sample_size(torch.tensor([0.0, 5.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert measure(torch.tensor([1.0, 1.0, 2.0])) == pytest.approx(16 / 18)
+    assert measure(torch.ones(7)) == 1.0
+    assert measure(torch.tensor([0.0, 5.0, 0.0, 0.0])) == pytest.approx(0.25)
 
 
 def two_rows():
@@ -148,13 +151,7 @@ def test_means_are_over_the_tokens_of_all_ranks():
     """The rows have different numbers of tokens, so that the mean of the ranks' means is another number."""
     batch = two_rows()
     batch = with_importance_weights(batch, "token", bounds("mask"))
-    shares = [
-        replace(
-            batch,
-            loss_mask=batch.loss_mask & (torch.arange(2) == row)[:, None],
-        )
-        for row in range(2)
-    ]
+    shares = [replace(batch, loss_mask=batch.loss_mask & (torch.arange(2) == row)[:, None]) for row in range(2)]
     sent = []
 
     def record(value):

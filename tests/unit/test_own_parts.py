@@ -255,9 +255,6 @@ def test_advantages_of_tokens_with_one_ratio_for_the_sequence_are_an_error(polic
 
 
 def test_advantages_of_tokens_that_were_not_sampled_are_an_error() -> None:
-    from rlox_grpo.advantages.door import compute_advantages
-    from rlox_grpo.types import ScoredGroup
-
     sampled = np.array([True, False, True])
     completion = Completion(np.arange(3), np.zeros(3, np.float32), "stop", sampled=sampled, turns=(0, 2))
     scored = ScoredGroup(RolloutGroup(Prompt(np.array([1]), 5), (completion,)), np.ones(1, np.float32), {})

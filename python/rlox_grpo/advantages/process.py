@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlox_grpo.advantages.form import AdvantageFn, GroupAdvantages
 from rlox_grpo.config.records import AdvantageConfig, StageConfigs
+from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.groups import flag_sampled, has_zero_std
 from rlox_grpo.rewards.verdicts import sum_weighted
@@ -141,7 +142,7 @@ def refuse_other_options(stages: StageConfigs, name: str) -> None:
         wanted |= {"reward_aggregation": ("sum_then_normalize",), "negative_advantages": ("keep",)}
         # The penalty is of the total of the episode, which the advantages of steps do not read.
         wanted |= {"parse_error_penalty": (0.0,)}
-        if stages.loss.policy_loss in ("gspo", "gmpo"):
+        if stages.loss.policy_loss in SEQUENCE_RATIO_LOSSES:
             # The ratio is one for the sequence, and would spread the score of a step over all tokens.
             wanted |= {"policy_loss": ("gspo_token", "clip")}
     for option, values in wanted.items():

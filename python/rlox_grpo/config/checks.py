@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
 from rlox_grpo.config.records import Options, split_options
+from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.config.records.option import SET, Condition, describe_conditions, holds
 
 _SUMMED = {"reward_aggregation": ("sum_then_normalize",)}
@@ -149,7 +150,7 @@ def _check_advantages(options: Options) -> Iterator[str]:
         )
     if options.advantage_fn == "zero" and options.zero_variance == "drop_always":
         yield "zero_variance='drop_always' with advantage_fn='zero' leaves out every group: set zero_variance='drop'"
-    if baseline == "optimal_token" and options.policy_loss in ("gspo", "gmpo"):
+    if baseline == "optimal_token" and options.policy_loss in SEQUENCE_RATIO_LOSSES:
         yield (
             f"baseline='optimal_token' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
             "would spread the advantage of a token over all of them; use 'gspo_token' or 'clip'"
@@ -158,7 +159,7 @@ def _check_advantages(options: Options) -> Iterator[str]:
         yield "baseline='optimal_token' with sharded parameters was never tried: keep them whole on each rank"
     if credit == "gae" and options.max_turns == 1:
         yield "turn_credit='gae' with max_turns=1 has no later turns to read: set turn_credit='episode'"
-    if credit != "episode" and options.policy_loss in ("gspo", "gmpo"):
+    if credit != "episode" and options.policy_loss in SEQUENCE_RATIO_LOSSES:
         yield (
             f"turn_credit={credit!r} with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
             "would spread the credit of a turn over all of them; use 'gspo_turn', 'gspo_token' or 'clip'"

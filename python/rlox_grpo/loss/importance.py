@@ -79,14 +79,8 @@ def importance_weights(
     return torch.where(mask, ratio, 0).float()
 
 
-def effective_sample_size(weights: Tensor) -> float:
-    """Return Kish's (Σw)² / (n Σw²) of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
-    values = weights.double().flatten()
-    return _divide_squares(float(values.sum()), float(values.square().sum()), values.numel())
-
-
-def _divide_squares(total: float, squares: float, count: float) -> float:
-    """Return (Σw)² / (n Σw²) from Σw, Σw² and n."""
+def effective_sample_size(total: float, squares: float, count: float) -> float:
+    """Return Kish's (Σw)² / (n Σw²) from Σw, Σw² and n: 1 when all weights are equal, 1/n when one has all of it."""
     return total**2 / (count * squares) if squares > 0 else 0.0
 
 
@@ -157,7 +151,7 @@ def mismatch_metrics(batches: Sequence[Batch], ranks: Ranks | None = None) -> di
         "mismatch/gap_max": gap_max,
         "mismatch/kl_k1": k1 / tokens,
         "mismatch/kl_k3": k3 / tokens,
-        "mismatch/effective_sample_size": _divide_squares(mass, squares, tokens),
+        "mismatch/effective_sample_size": effective_sample_size(mass, squares, tokens),
     }
     if num_weights:
         metrics["mismatch/weight_mean"] = weight / num_weights

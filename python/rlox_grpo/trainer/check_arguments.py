@@ -11,6 +11,7 @@ from torch import nn
 
 from rlox_grpo.advantages.door import find_advantage_fn
 from rlox_grpo.config.presets import PRESETS
+from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.config.records.option import find_ignored
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
@@ -111,7 +112,7 @@ def check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, Teache
         find_teacher_prompt(config.teacher_prompt)  # an import that fails is an error before the model is loaded
     if config.advantage_fn == "zero" and teacher is None and not needs_no_advantage(config.split().loss):
         raise ConfigError("advantage_fn='zero' without a teacher: nothing is trained; pass teacher=, or leave it out")
-    if teacher is not None and config.teacher_in == "advantage" and config.policy_loss in ("gspo", "gmpo"):
+    if teacher is not None and config.teacher_in == "advantage" and config.policy_loss in SEQUENCE_RATIO_LOSSES:
         raise ConfigError(
             f"policy_loss={config.policy_loss!r} with teacher= and teacher_in='advantage': its ratio is one for the "
             "sequence and would spread the teacher's advantage of a token over all of them; set teacher_in='loss', or "

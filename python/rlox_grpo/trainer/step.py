@@ -29,6 +29,7 @@ from rlox_grpo.advantages.form import AdvantageFn
 from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
+from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
 from rlox_grpo.groups import describe_sample
@@ -281,7 +282,7 @@ class TrainStep:
         penalised = self.fixed_tensors.penalise_rewards(scored, self.kl_weight.value)
         rewarded = self.off_policy.hide_rewards(penalised)
         advantages = compute_advantages(self.advantage_fn, rewarded) if scored else np.zeros(0, np.float32)
-        if isinstance(advantages, list) and self.stages.loss.policy_loss in ("gspo", "gmpo"):
+        if isinstance(advantages, list) and self.stages.loss.policy_loss in SEQUENCE_RATIO_LOSSES:
             raise ConfigError(
                 f"advantage_fn returned one advantage for each token, and the ratio of policy_loss="
                 f"{self.stages.loss.policy_loss!r} is one for the sequence and would spread the advantage of a token "

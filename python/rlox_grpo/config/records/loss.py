@@ -17,6 +17,9 @@ DEMO_LOSSES = tuple(
 )
 """The built-in losses of demonstrations: a module each in ``rlox_grpo/loss/demonstrations``."""
 
+SEQUENCE_RATIO_LOSSES = ("gspo", "gmpo")
+"""Policy losses with one ratio for a sequence, which would spread the advantage of a token over all tokens."""
+
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
