@@ -70,15 +70,19 @@ def log_probs(model, prompt: Prompt, token_ids, temperature: float = 1.0, limit:
     return torch.log_softmax(logits, dim=-1).gather(1, chosen)[:, 0].numpy()
 
 
-def largest_gap(engine, model, sampling: Sampling, **changes) -> float:
-    """Largest difference of the engine's log-probs from the trainer's, :func:`log_probs`, over all sampled tokens."""
-    groups = engine.generate([prompt(20), prompt(9, index=1)], 8, sampling, seed=3)
-    gaps = []
-    for group in groups:
-        for completion in group.completions:
-            expected = log_probs(model, group.prompt, completion.token_ids, **changes)
-            gaps.append(np.abs(completion.log_probs - expected).max())
-    return float(max(gaps))
+def largest_gap(model, groups, **changes) -> float:
+    """Largest difference of the reported log-probs of all completions from the trainer's, :func:`log_probs`."""
+    return max(
+        float(np.abs(completion.log_probs - log_probs(model, group.prompt, completion.token_ids, **changes)).max())
+        for group in groups
+        for completion in group.completions
+    )
+
+
+def sample_gap(engine, model, sampling: Sampling, group_size: int = 8, **changes) -> float:
+    """:func:`largest_gap` of completions that the engine samples for two prompts."""
+    groups = engine.generate([prompt(20), prompt(9, index=1)], group_size, sampling, seed=3)
+    return largest_gap(model, groups, **changes)
 
 
 def load_checked(engine, model, version: int) -> float:

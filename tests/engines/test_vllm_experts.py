@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from byte_model import END, SIZES, log_probs, prompt
+from byte_model import END, SIZES, sample_gap
 
 from experts import tiny_experts
 from rlox_grpo.errors import EngineError
@@ -44,16 +43,6 @@ def make_canary(model):
     return Canary(ids, expected.numpy(), "float32")
 
 
-def sample_gap(engine, model):
-    """Largest difference of the engine's log-probs from the trainer's over 64 sampled tokens."""
-    groups = engine.generate([prompt(20), prompt(9, index=1)], 4, Sampling(8), seed=3)
-    return max(
-        float(np.abs(completion.log_probs - log_probs(model, group.prompt, completion.token_ids)).max())
-        for group in groups
-        for completion in group.completions
-    )
-
-
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", pytest.param("olmoe", marks=pytest.mark.thorough)])
 def test_every_reload_gives_the_trainers_log_probs(family, byte_tokenizer, monkeypatch):
     engine = VLLMEngine(build(family), byte_tokenizer, eos_token_ids=[END], max_length=128, max_rows=16)
@@ -64,7 +53,7 @@ def test_every_reload_gives_the_trainers_log_probs(family, byte_tokenizer, monke
             engine.load_weights(collect_weights(model), version=version)
             # float32 through other kernels; without the layout of the CPU it is 0.2 to 0.4 nats
             assert engine.take_metrics()[CANARY_GAP] < 2e-5
-            assert sample_gap(engine, model) < 2e-4
+            assert sample_gap(engine, model, Sampling(8), 4) < 2e-4
         # The canary sees what vLLM does by itself.
         monkeypatch.setattr(engine_module, "repack_experts", lambda model: 0)
         engine.expect_log_probs(make_canary(model))

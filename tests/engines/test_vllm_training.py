@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from byte_model import PROMPTS, SIZES, VLLM_MODULES, log_probs, prompt, share_of_low_bytes, training
+from byte_model import PROMPTS, SIZES, VLLM_MODULES, largest_gap, prompt, share_of_low_bytes, training
 
 import warm
 from ranked import torchrun
@@ -106,15 +106,6 @@ def test_an_adapter_is_sampled_a_step_behind_from_merged_weights(make_tiny_model
         assert largest_gap(merged[behind], groups) < 1e-3
         assert step == behind or largest_gap(merged[step], groups) > 0.01  # the newest weights would not pass
     trainer.engine.close()
-
-
-def largest_gap(model, groups):
-    """Between the reported log-probs and those of ``model``."""
-    return max(
-        np.abs(log_probs(model, group.prompt, completion.token_ids) - completion.log_probs).max()
-        for group in groups
-        for completion in group.completions
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byte_model import END, ON_GPU, greedy, largest_gap, prompt, shake
+from byte_model import END, ON_GPU, greedy, prompt, sample_gap, shake
 
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
@@ -44,8 +44,8 @@ def engine(model: Any) -> Any:
 
 
 def test_log_probs_are_the_trainers(engine: VLLMEngine, model: Any):
-    assert largest_gap(engine, model, Sampling(16)) < CLOSE
-    assert largest_gap(engine, model, Sampling(16, temperature=0.7), temperature=0.7) < CLOSE
+    assert sample_gap(engine, model, Sampling(16)) < CLOSE
+    assert sample_gap(engine, model, Sampling(16, temperature=0.7), temperature=0.7) < CLOSE
 
 
 def test_greedy_is_the_trainers(engine: VLLMEngine, model: Any):
@@ -62,7 +62,7 @@ def test_new_weights_are_sampled_from(engine: VLLMEngine, model: Any):
         for version in (1, 2, 3):
             shake(model, version)
             engine.load_weights(collect_weights(model), version)
-            assert largest_gap(engine, model, Sampling(16)) < CLOSE
+            assert sample_gap(engine, model, Sampling(16)) < CLOSE
     finally:
         model.load_state_dict(before)
         engine.load_weights(collect_weights(model), 4)

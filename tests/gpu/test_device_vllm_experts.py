@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from byte_model import END, PROMPTS, SIZES, largest_gap, prompt, shake, share_of_low_bytes, training
+from byte_model import END, PROMPTS, SIZES, prompt, sample_gap, shake, share_of_low_bytes, training
 
 from experts import tiny_experts
 from rlox_grpo import GRPO
@@ -54,7 +54,7 @@ def test_experts_are_the_trainers():
         for version in (0, 1):
             shake(model, version, 0.02)
             engine.load_weights(collect_weights(model), version)
-            assert largest_gap(engine, model, Sampling(8)) < 1e-3
+            assert sample_gap(engine, model, Sampling(8)) < 1e-3
         agreed = []
         for group in engine.generate([prompt(20)], 4, Sampling(8, return_experts=True), seed=1):
             for completion in group.completions:
