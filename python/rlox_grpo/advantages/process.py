@@ -83,9 +83,10 @@ def with_step_advantages(outcome: AdvantageFn, config: AdvantageConfig, weights:
 
 
 def has_equal_steps(scored: ScoredGroup, weights: Sequence[float]) -> bool:
-    """Return whether the step scores of a group, times their weights, are equal, and the totals of its numbers too.
+    """Return whether all weighted step scores of a group are equal, and so are its completions' other rewards.
 
-    ``weights`` has one for each reward component.
+    The other rewards are the weighted sums of the functions that return numbers. ``weights`` has one weight for each
+    reward component.
     """
     factors = dict(zip(scored.components, weights, strict=True))
     pooled = {score for scores in _list_steps(scored, factors)[1] for score in scores}

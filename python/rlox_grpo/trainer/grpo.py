@@ -409,9 +409,9 @@ class GRPO:
         return run, plan, draws, held_out
 
     def _begin_data(self, fingerprints: Mapping[str, Any]) -> None:
-        """Begin at the first draw if the prompts are not those of the last call of ``train``, and drop what is of them.
+        """Begin at the first draw if the prompts are not those of the last call of ``train``.
 
-        The prompts under way, the number of draws and the pass rates are of the rows of the last call.
+        The batches under way, the number of draws and the pass rates belong to the last call's prompts and are dropped.
         """
         if self._trained_data is not None and fingerprints != self._trained_data:
             self.sampler.clear()
