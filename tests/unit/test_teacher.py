@@ -345,6 +345,19 @@ def test_a_model_that_shares_the_policys_weights_is_refused() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_reference_with_fewer_positions_is_refused() -> None:
+    """Its positions count and not the policy's: before the run, and in a step where turns make a longer sequence."""
+    reference, options = ranked.other_policy(), ranked.options(None, max_steps=1)
+    positions = max(len(prompt) for prompt in ranked.PROMPTS) + options["max_new_tokens"] - 1
+    reference.config.max_position_embeddings = positions
+    trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, ref_model=reference, **{**options, "kl_coef": 0.1})
+    with pytest.raises(ValueError, match=f"it passes the reference's {positions} positions"):
+        trainer.train(ranked.PROMPTS)
+    trainer.prompts.reference = None
+    with pytest.raises(ValueError, match=rf"a sequence of {positions + 1} tokens passes the {positions} positions"):
+        trainer.train(ranked.PROMPTS)
+
+
 def test_a_teacher_with_fewer_positions_is_refused() -> None:
     """Its positions count and not the policy's: with its own prompt before the run or in the step, else before it."""
     policy = ranked.tiny_policy()

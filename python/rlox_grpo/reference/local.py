@@ -14,6 +14,7 @@ from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.blank import StoredWeights, find_device
 from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, cast_weights
 from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
@@ -110,8 +111,9 @@ def freeze_model(
             cast_weights(model, dtype, trained=False)
         else:
             cast_frozen_layers(model, dtype)
-    compute, distributions = _without_gradient(forward)
-    return Reference(compute, digest, distributions, in_use)
+    positions = find_max_positions(model)
+    compute, distributions = _without_gradient(forward, positions=positions)
+    return Reference(compute, digest, distributions, in_use, max_positions=positions)
 
 
 def follow_policy(policy: Policy, *, every: int, share: float, offload: bool, **forward_options: Any) -> Reference:
@@ -204,15 +206,30 @@ def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -
 
 
 def _without_gradient(
-    forward: Forward, setting: Callable[[], AbstractContextManager[Any]] = nullcontext
+    forward: Forward,
+    setting: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    positions: int | None = None,
 ) -> tuple[Callable[[Batch], Tensor], Callable[[Batch], TokenDistributions]]:
-    """The log-probs and the distributions of ``forward`` without a gradient, computed within ``setting()``."""
+    """The log-probs and the distributions of ``forward`` without a gradient, computed within ``setting()``.
+
+    Both raise ValueError for a row of more tokens than ``positions``: rotary positions beyond those of the training
+    give log-probs that mean nothing. The rows of episodes are as long as their turns make them.
+    """
+
+    def check(batch: Batch) -> None:
+        if positions is not None and (longest := batch.input_ids.shape[1]) > positions:
+            raise ValueError(
+                f"a sequence of {longest} tokens passes the {positions} positions of the reference or teacher that "
+                "scores it: lower max_new_tokens or max_episode_tokens"
+            )
 
     def compute(batch: Batch) -> Tensor:
+        check(batch)
         with torch.no_grad(), setting():
             return forward(batch)[0]
 
     def distributions(batch: Batch) -> TokenDistributions:
+        check(batch)
         with torch.no_grad(), setting():
             return forward.distributions(batch)
 

@@ -37,6 +37,7 @@ class Reference:
         state_dict: returns the weights that a checkpoint needs, because they cannot be derived from the initial model.
         load_state_dict: loads the result of ``state_dict``.
         takes_mask: whether its log-probs are normalised over the ids of the batch's sampling mask, if there is one.
+        max_positions: maximum number of tokens of a prompt and its completion; None: no limit, or a server's own.
     """
 
     compute: Callable[[Batch], Tensor]
@@ -47,6 +48,7 @@ class Reference:
     state_dict: Callable[[], dict[str, Tensor]] = dict
     load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
     takes_mask: bool = True
+    max_positions: int | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         """Run the reference over ``batch``."""

@@ -20,6 +20,7 @@ from rlox_grpo.prompts.mixture import Slot
 from rlox_grpo.prompts.pictures import PictureReader
 from rlox_grpo.prompts.stream import StreamDraws, is_read_once, is_stream
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
+from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, check_rewards
@@ -39,7 +40,7 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown. ``teacher`` is the teacher of the run, or several teachers, of which each row names one.
+    ids; None: unknown. ``reference`` is the reference of the KL penalty. ``teacher`` is the teacher of the run, or several teachers, of which each row names one.
     ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts. ``slot`` is the slot of the source
     in a mixture, by which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they
     are errors. ``end_ids`` are the ids that end a completion, for demonstrations.
@@ -52,6 +53,7 @@ class PromptReader:
     max_length: int | None
     vocab_size: int | None = None
     teacher_prompts: TeacherPrompts | None = None
+    reference: Reference | None = None
     teacher: Teacher | Teachers | None = None
     slot: Slot | None = None
     reader: PictureReader | None = None
@@ -105,6 +107,9 @@ class PromptReader:
             loaded = self._name_source(loaded)
             refuse_unknown_ids(loaded, self.vocab_size)
             refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
+            if trained and self.reference is not None:
+                positions = self.reference.max_positions
+                refuse_too_long(loaded, self.config.max_new_tokens, positions, owner="the reference")
             if trained and self.teacher_prompts is None and self.teacher is not None:
                 positions = self.teacher.max_positions
                 refuse_too_long(loaded, self.config.max_new_tokens, positions, owner="the teacher")

@@ -152,6 +152,7 @@ class GRPO:
             max_length=self.engine.max_length,
             vocab_size=count_vocabulary(self.model),
             teacher_prompts=step.teacher_prompts,
+            reference=step.fixed_tensors.reference,
             teacher=step.fixed_tensors.teacher,
             reader=self.policy.reader,
             no_pictures=self.policy.no_pictures,
