@@ -210,6 +210,13 @@ def trl_without_checkpointing(folder: str, shape: Shape, dtype: str) -> Step:
     return trl(folder, shape, dtype, gradient_checkpointing=False)
 
 
+def trl_with_vllm(folder: str, shape: Shape, dtype: str) -> Step:
+    """TRL with vLLM in its process."""
+    return trl(
+        folder, shape, dtype, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=shape.prompt + shape.new
+    )
+
+
 def naive(folder: str, shape: Shape, dtype: str) -> Step:
     """What small scripts do: `generate`, logits of padded rows, log-softmax, AdamW."""
     import torch
@@ -309,6 +316,7 @@ SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
     "rlox_grpo, engine='vllm'": rlox_grpo_vllm,
     "TRL": trl,
     "TRL, no checkpointing": trl_without_checkpointing,
+    "TRL, use_vllm": trl_with_vllm,
     "naive loop": naive,
     **PPO,
 }
@@ -405,6 +413,8 @@ def main() -> None:
     missing = {*PPO} if options.ppo is None else set()
     if find_spec("vllm") is None:
         missing.add("rlox_grpo, engine='vllm'")
+    if find_spec("vllm") is None or find_device() == "cpu":  # TRL cannot load weights into vLLM's layers on a CPU
+        missing.add("TRL, use_vllm")
     systems = options.only or [name for name in SYSTEMS if name not in missing]
     if options.ppo is None and PPO.keys() & set(systems):
         parser.error("TRL's PPO needs --ppo")

@@ -203,6 +203,15 @@ def test_top_entropy_has_one_threshold_for_all_micro_batches():
     assert torch.equal(top_entropy_masks(entropies, masks, 1.0)[0], masks[0])
 
 
+def test_rounding_does_not_divide_tokens_of_equal_entropy():
+    """The threshold is an entropy that three tokens share, which a layout rounds in its own way."""
+    entropies = torch.tensor([[0.5, 0.7 + 1e-6, 0.7, 0.7 - 1e-6, 0.9]])
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    for share in (0.5, 0.6, 0.75):
+        selected = top_entropy_masks([entropies], [mask], share)[0]
+        assert selected.tolist() == [[False, True, True, True, True]], share
+
+
 def test_top_entropy_of_nothing():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     assert not top_entropy_masks([torch.ones(1, 2)], [nothing], 0.5)[0].any()

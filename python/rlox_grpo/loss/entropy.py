@@ -11,6 +11,10 @@ from torch import Tensor
 
 from rlox_grpo.distributed.ranks import Ranks
 
+# In nats. Tokens with the same context, such as the first tokens of a group's completions, have equal entropies up to
+# the rounding of a forward pass in float32, which differs between layouts.
+_TIED = 1e-5
+
 
 def top_entropy_masks(
     entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
@@ -25,7 +29,8 @@ def top_entropy_masks(
         ranks: The ranks that have the step's other micro-batches.
 
     Returns:
-        ``bool [N, T]`` for each micro-batch, True on the tokens at or above the 1 − share quantile.
+        ``bool [N, T]`` for each micro-batch, True on the tokens at or above the 1 − share quantile. Entropies up to 1e-5
+        nats below the quantile count as equal to it, so that rounding does not divide equal entropies.
     """
     # float64 [n], the entropies of this rank's loss tokens. The line below gathers those of all ranks.
     candidates = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
@@ -39,4 +44,4 @@ def top_entropy_masks(
     # are selected.
     quantile = (1 - share) * (len(ordered) - 1)
     threshold = torch.lerp(ordered[floor(quantile)], ordered[ceil(quantile)], quantile - floor(quantile))
-    return [(entropy >= threshold) & mask for entropy, mask in zip(entropies, masks, strict=True)]
+    return [(entropy.double() >= threshold - _TIED) & mask for entropy, mask in zip(entropies, masks, strict=True)]
