@@ -25,6 +25,7 @@ from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
 from rlox_grpo.groups import check_turns, count_sampled, list_rows
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
+from rlox_grpo.rollout.episodes import blocking
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
 from rlox_grpo.rollout.episodes.openai_format import read_completion_request
 from rlox_grpo.types import Completion, Sampling
@@ -336,6 +337,26 @@ def test_bad_requests_are_errors_in_openais_form(model: Any, tokenizer: Any) -> 
         assert status == 400, answer
         assert message in answer["error"]["message"]
         assert {"message", "type", "param", "code"} == answer["error"].keys()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sync_client_in_an_async_function_is_an_error_that_names_its_line(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The client waits in the event loop for an answer that the event loop would have to give."""
+    monkeypatch.setattr(blocking, "BLOCKED_SECONDS", 0.5)
+
+    async def environment(row: Any, chat: Any) -> float:
+        with openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0, timeout=20) as client:
+            client.chat.completions.create(model="policy", messages=[user("a")], stream=stream)
+        return 1.0
+
+    with pytest.raises(EpisodeError) as raised:
+        play(environment, model, tokenizer, ROWS[:1])
+    message = f"{raised.value}{raised.value.__cause__}"
+    assert "an async environment has blocked the event loop for 0.5 s, at " in message
+    assert f"{__file__}:" in message and "in environment" in message
+    assert "openai.AsyncOpenAI in place of openai.OpenAI" in message
 
 
 def post(chat: Any, path: str, body: Any, key: str | None = None, length: int | None = None) -> tuple[int, Any]:

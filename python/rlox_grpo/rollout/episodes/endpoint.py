@@ -22,6 +22,7 @@ from typing import Any
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.rollout.episodes.blocking import EnvironmentTime, LoopBlockedError
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.openai_format import (
     ChatAnswer,
@@ -66,14 +67,15 @@ class _Open:
 class Endpoints:
     """The endpoints of one batch of episodes. The server starts when the first endpoint is opened."""
 
-    def __init__(self, sampling: Sampling, max_episodes: int) -> None:
+    def __init__(self, sampling: Sampling, max_episodes: int, environment_time: EnvironmentTime) -> None:
         """Prepare, in the event loop of the episodes; nothing listens yet.
 
         Args:
             sampling: the run's parameters; a request with another temperature or top_p is refused.
             max_episodes: number of episodes; each may have several connections at a time.
+            environment_time: tells a call that waits for a blocked event loop from one that waits for its reply.
         """
-        self._sampling = sampling
+        self._sampling, self._environment_time = sampling, environment_time
         self._loop = asyncio.get_running_loop()
         # The times are generous, because a reply can wait for other replies, vLLM compiles in its first steps, and an
         # agent in this process sends its request from the event loop that the engine's steps block.
@@ -158,7 +160,7 @@ class Endpoints:
             request = read(body, self._sampling)
             future = self._submit(episode, _complete(episode.chat, request, deltas.put if request.stream else None))
             future.add_done_callback(lambda _: deltas.put(None))
-            first = _wait_for_delta(deltas, future, is_gone, deadline)
+            first = self._wait_for_delta(deltas, future, is_gone, deadline)
             if first is None:
                 future.result()  # raises where the call failed
         except BaseException as error:  # noqa: BLE001  a cancelled future's too
@@ -195,7 +197,7 @@ class Endpoints:
             return make_error("the episode has ended", "episode_ended", code="ended")
         if isinstance(error, queue.Empty):
             return make_error(f"there was no reply within {self._bounds.answer_seconds:g} s")
-        if isinstance(error, (ValueError, ConfigError)):  # also TemplateError: messages that cannot be rendered
+        if isinstance(error, (ValueError, ConfigError, LoopBlockedError)):  # also TemplateError: messages that cannot be rendered
             return make_error(str(error))
         logger.warning("an episode's endpoint failed", exc_info=error)
         return make_error(f"{type(error).__name__}: {error}"[:2000], "server_error")
@@ -223,22 +225,30 @@ class Endpoints:
         future.add_done_callback(episode.waiting.discard)  # atomic
         return future
 
+    def _wait_for_delta(
+        self,
+        deltas: queue.SimpleQueue[Delta | None],
+        future: Future[Any],
+        is_gone: Callable[[], bool],
+        deadline: float,
+    ) -> Delta | None:
+        """Wait for the first piece of a reply, or for the end of the call, for which None is returned.
 
-def _wait_for_delta(
-    deltas: queue.SimpleQueue[Delta | None], future: Future[Any], is_gone: Callable[[], bool], deadline: float
-) -> Delta | None:
-    """Wait for the first piece of a reply, or for the end of the call, for which None is returned.
-
-    Raises:
-        queue.Empty: the client disconnected, or the deadline passed; the call is cancelled.
-    """
-    while True:
-        try:
-            return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
-        except queue.Empty:
-            if time.monotonic() >= deadline or is_gone():
-                future.cancel()
-                raise
+        Raises:
+            queue.Empty: the client disconnected, or the deadline passed; the call is cancelled.
+            LoopBlockedError: an environment blocks the event loop; the call is cancelled.
+        """
+        while True:
+            try:
+                return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                try:
+                    if time.monotonic() >= deadline or is_gone():
+                        raise
+                    self._environment_time.refuse_blocked()
+                except BaseException:
+                    future.cancel()
+                    raise
 
 
 async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None) -> Reply:

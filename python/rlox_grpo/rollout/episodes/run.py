@@ -355,10 +355,10 @@ class EpisodeRunner:
             raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
         config, most = self._config, self._count_live({prompt.data_source for prompt, _ in asked})
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
-        endpoints = Endpoints(sampling, len(asked))
         with engine.open_turns(sampling, seed, min(len(asked), most or len(asked))) as session:
             check = None if self._check_turn is None else functools.partial(self._check_turn, engine)
             replies = Replies(session, gate, check)
+            endpoints = Endpoints(sampling, len(asked), replies.environment_time)
             for prompt, key in asked:
                 prepared = self.choose(prompt.data_source)
                 chat = Chat(

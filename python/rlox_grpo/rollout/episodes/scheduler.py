@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, TurnSession
+from rlox_grpo.rollout.episodes.blocking import EnvironmentTime
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.partial import Gate
 from rlox_grpo.types import Episode, Prompt
@@ -74,6 +75,7 @@ class Replies:
         check: Callable[[TurnRequest, SampledTurn], None] | None = None,
     ) -> None:
         self.session, self.gate, self._check = session, gate, check
+        self.environment_time = EnvironmentTime()
         self.changed = asyncio.Event()
         """Set when a request arrives or an episode finishes."""
         self.futures: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
@@ -193,7 +195,8 @@ async def run_episodes(
                 # There is no reply to sample, and no episode has ended. Wait for a change, and check the deadlines
                 # every TICK.
                 try:
-                    await asyncio.wait_for(replies.changed.wait(), TICK)
+                    with replies.environment_time.measure():
+                        await asyncio.wait_for(replies.changed.wait(), TICK)
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
     finally:
@@ -219,7 +222,8 @@ def _find_startable(waiting: Collection[Running], live: Iterable[Running]) -> Ru
 async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> None:
     """Run the event loop until every environment waits for the policy or for something else."""
     for _ in range(SETTLE_ROUNDS):
-        await asyncio.sleep(0)
+        with replies.environment_time.measure():
+            await asyncio.sleep(0)
         waiting = {request.episode for request in replies.futures}
         if len(live) <= len(waiting) + sum(episode.is_done for episode in live.values()):
             return
