@@ -355,7 +355,8 @@ def test_a_sync_client_in_an_async_function_is_an_error_that_names_its_line(
         play(environment, model, tokenizer, ROWS[:1])
     message = f"{raised.value}{raised.value.__cause__}"
     assert "an async environment has blocked the event loop for 0.5 s, at " in message
-    assert f"{__file__}:" in message and "in environment" in message
+    assert f"{__file__}:" in message
+    assert "in environment" in message
     assert "openai.AsyncOpenAI in place of openai.OpenAI" in message
 
 

@@ -24,6 +24,7 @@ from rlox_grpo.model.memory_plan import (
     USABLE,
     check_fit,
     choose_checkpointing,
+    choose_micro_batch_tokens,
     describe_changes,
     estimate_run,
     find_fitting_changes,
@@ -99,6 +100,27 @@ def test_a_module_of_ones_own_has_no_known_sizes():
 def test_auto_recomputes_activations_only_where_they_do_not_fit(shape_7b, options, gib, expected):
     config = GRPOConfig.create(**options)
     assert choose_checkpointing(shape_7b, config, gib and gib * GIB) is expected
+
+
+def test_micro_batches_are_smaller_on_a_cpu_where_activations_are_large(shape_7b):
+    config = GRPOConfig.create(dtype="float32")
+    small = replace(shape_7b, layers=30, hidden=576, intermediate=1536, query_width=576, key_width=192, heads=9)
+    tiny = replace(shape_7b, layers=4, hidden=64, intermediate=128, query_width=64, key_width=64, heads=4)
+    for shape, tokens in ((shape_7b, 1024), (small, 2048), (tiny, 16_384), (None, 16_384)):
+        assert choose_micro_batch_tokens(shape, config, on_cpu=True) == tokens
+        assert choose_micro_batch_tokens(shape, config, on_cpu=False) == 16_384
+        given = config.model_copy(update={"micro_batch_tokens": 5000})
+        assert choose_micro_batch_tokens(shape, given, on_cpu=True) == 5000
+    assert choose_micro_batch_tokens(small, config, on_cpu=True, checkpointing=True) > 2048
+
+
+def test_a_run_on_a_cpu_chooses_its_micro_batches(make_tiny_model, monkeypatch, caplog):
+    assert GRPO(make_tiny_model("qwen2"), even_share, log_to=())._step.batcher.micro_batch_tokens == 16_384
+    monkeypatch.setattr(memory_plan, "_CPU_ACTIVATION_BYTES", 2**20)
+    with caplog.at_level("INFO", logger="rlox_grpo"):
+        trainer = GRPO(make_tiny_model("qwen2"), even_share, log_to=())
+    assert trainer._step.batcher.micro_batch_tokens == 1024
+    assert "micro_batch_tokens=None: 1024" in caplog.text
 
 
 def test_auto_leaves_a_cpu_as_it_was(make_tiny_model):

@@ -29,8 +29,8 @@ def top_entropy_masks(
         ranks: The ranks that have the step's other micro-batches.
 
     Returns:
-        ``bool [N, T]`` for each micro-batch, True on the tokens at or above the 1 − share quantile. Entropies up to 1e-5
-        nats below the quantile count as equal to it, so that rounding does not divide equal entropies.
+        ``bool [N, T]`` for each micro-batch, True on the tokens at or above the 1 − share quantile. Entropies up to
+        1e-5 nats below the quantile count as equal to it, so that rounding does not divide equal entropies.
     """
     # float64 [n], the entropies of this rank's loss tokens. The line below gathers those of all ranks.
     candidates = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])

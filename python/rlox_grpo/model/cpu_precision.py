@@ -13,6 +13,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.model.memory_plan import MOST_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def choose_on_cpu(config: GRPOConfig, model: nn.Module, ranks: Ranks, *, time_la
     if not _is_alone(config) or ranks.size > 1 or hasattr(model, "peft_config") or width < LEAST_WIDTH:
         return "bfloat16" if config.dtype == "bfloat16" else "float32"
     tokens = config.group_size * config.prompts_per_step * config.max_new_tokens
-    sizes = min(config.micro_batch_tokens, tokens), width, inner
+    sizes = min(config.micro_batch_tokens or MOST_TOKENS, tokens), width, inner
     rows, inputs, outputs = (min(size, largest) for size, largest in zip(sizes, _LARGEST, strict=True))
     measure = time_layer or time_linear_layer
     ratio = measure(torch.float32, rows, inputs, outputs) / measure(torch.bfloat16, rows, inputs, outputs)

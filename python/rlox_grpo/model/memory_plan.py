@@ -13,9 +13,10 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.blank import find_gpu
+from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.log_probs import CPU_STORED_BYTES, CPU_TILE, GPU_TILE_BYTES
 from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
+from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.vision_memory import estimate_vision
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,13 @@ USABLE = 0.92
 
 PROMPT_TOKENS = 1024
 """Assumed prompt length before the data are read. Only the cache of the built-in engine depends on this number."""
+
+MOST_TOKENS, LEAST_TOKENS = 16_384, 1024
+"""Tokens of a forward pass with ``micro_batch_tokens=None``, at most and at least."""
+
+_CPU_ACTIVATION_BYTES = 3 * GIB
+"""Estimated activations of a forward pass on a CPU with ``micro_batch_tokens=None``, at most. Larger micro-batches are
+no faster on a CPU."""
 
 _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
@@ -82,7 +90,7 @@ def estimate_run(
     """
     # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
     longest = prompt_tokens + config.max_new_tokens
-    tokens = max(config.micro_batch_tokens, longest)
+    tokens = max(choose_micro_batch_tokens(shape, config, on_cpu=on_cpu, checkpointing=checkpointing), longest)
     least, most = GPU_TILE_BYTES
     tile_bytes = 4 * CPU_TILE[0] * CPU_TILE[1] if on_cpu else min(max(gpu_bytes // 64, least), most)
     # Each prompt of a micro-batch has pictures of its own, which all its completions share.
@@ -127,6 +135,43 @@ def estimate_run(
     in_turns = config.async_steps == 0 and (config.engine == "hf" or config.engine_sleep)
     total = copied + (max(update.peak, update.held + cache) if in_turns else update.peak + cache)
     return RunMemory(update, cache + copied, total)
+
+
+def choose_micro_batch_tokens(
+    shape: ModelShape | None, config: GRPOConfig, *, on_cpu: bool, checkpointing: bool = False
+) -> int:
+    """Return the tokens of a forward pass: ``micro_batch_tokens``, or what None stands for.
+
+    The result depends on the model and the options, and not on the machine's memory, so that a resumed run has the same
+    micro-batches.
+
+    Args:
+        shape: the model's sizes, or None if they are unknown.
+        config: all options.
+        on_cpu: whether the run is on a CPU.
+        checkpointing: whether activations are recomputed.
+    """
+    if config.micro_batch_tokens is not None:
+        return config.micro_batch_tokens
+    tokens = MOST_TOKENS
+    if shape is None or not on_cpu:
+        return tokens
+    while tokens > LEAST_TOKENS:
+        layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, stored_bytes=CPU_STORED_BYTES)
+        if estimate_update(shape, config, layout).activations <= _CPU_ACTIVATION_BYTES:
+            break
+        tokens //= 2
+    return tokens
+
+
+def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
+    """Return the tokens of a forward pass of ``policy`` on its device, and log what None stands for on a CPU."""
+    on_cpu = find_device(policy.model).type == "cpu"
+    shape = measure_shape(policy.model, config.lora_target_modules) if on_cpu else None
+    tokens = choose_micro_batch_tokens(shape, config, on_cpu=on_cpu, checkpointing=policy.recomputes)
+    if config.micro_batch_tokens is None and tokens < MOST_TOKENS:
+        logger.info("micro_batch_tokens=None: %d, so that the activations take at most about 3 GiB", tokens)
+    return tokens
 
 
 def choose_checkpointing(
@@ -212,7 +257,7 @@ def find_fitting_changes(
     for change in CHANGES:
         # The options that the change adds; none, if all of them are set already.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
-        if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
+        if changed.get("micro_batch_tokens", 0) > (config.micro_batch_tokens or MOST_TOKENS):
             del changed["micro_batch_tokens"]
         if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer", "optim"} & changed.keys():
             continue

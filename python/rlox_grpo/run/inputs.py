@@ -40,10 +40,11 @@ class PromptReader:
 
     ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
     number of tokens of a prompt and its completion; None: no limit. ``vocab_size`` is the number of the model's token
-    ids; None: unknown. ``reference`` is the reference of the KL penalty. ``teacher`` is the teacher of the run, or several teachers, of which each row names one.
-    ``teacher_prompts`` writes the prompts of a teacher that reads its own prompts. ``slot`` is the slot of the source
-    in a mixture, by which its prompts are labelled. ``reader`` reads pictures; without it ``no_pictures`` says why they
-    are errors. ``end_ids`` are the ids that end a completion, for demonstrations.
+    ids; None: unknown. ``reference`` is the reference of the KL penalty. ``teacher`` is the teacher of the run, or
+    several teachers, of which each row names one. ``teacher_prompts`` writes the prompts of a teacher that reads its
+    own prompts. ``slot`` is the slot of the source in a mixture, by which its prompts are labelled. ``reader`` reads
+    pictures; without it ``no_pictures`` says why they are errors. ``end_ids`` are the ids that end a completion, for
+    demonstrations.
     """
 
     config: GRPOConfig

@@ -25,6 +25,7 @@ from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import count_sampled_ids, load_policy
+from rlox_grpo.model.memory_plan import find_micro_batch_tokens
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.sharding import shard_policy
@@ -141,7 +142,13 @@ def build_step(
         check_teacher_masks(config, distiller)
     moving = MovingBaselines(config.baseline_decay, config.baseline_key)
     batcher = MiniBatcher(
-        stages, policy.model, forward.shares_prompts, policy.eos_token_ids, ranks, teacher is not None
+        stages,
+        find_micro_batch_tokens(policy, config),
+        policy.model,
+        forward.shares_prompts,
+        policy.eos_token_ids,
+        ranks,
+        has_teacher=teacher is not None,
     )
     step = TrainStep(
         stages=stages,

@@ -190,7 +190,7 @@ class FixedTensors:
         def lay_out(rows: Batch) -> list[Batch] | None:
             if teacher_prompts is None:
                 return None
-            budget, shares = self.stages.update.micro_batch_tokens, self.batcher.shares_prompts
+            budget, shares = self.batcher.micro_batch_tokens, self.batcher.shares_prompts
             return lay_out_after(rows, teacher_prompts, token_budget=budget, share_prompts=shares)
 
         if self.teacher is None:

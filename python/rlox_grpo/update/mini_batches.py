@@ -59,6 +59,7 @@ class MiniBatcher:
 
     Attributes:
         stages: the options; those of the advantages, the loss, episodes and the update are used.
+        micro_batch_tokens: maximum number of tokens of a micro-batch.
         model: the policy; only its device is used.
         shares_prompts: whether the forward pass computes a common prefix once, so that a prompt counts once.
         end_ids: ids that end a completion, for ``train_end_token=False``.
@@ -67,6 +68,7 @@ class MiniBatcher:
     """
 
     stages: StageConfigs
+    micro_batch_tokens: int
     model: nn.Module
     shares_prompts: bool
     end_ids: tuple[int, ...]
@@ -130,7 +132,7 @@ class MiniBatcher:
         return microbatches(
             scored,
             advantages,
-            token_budget=self.stages.update.micro_batch_tokens,
+            token_budget=self.micro_batch_tokens,
             share_prompts=self.shares_prompts,
             oversize="alone",
             train_truncated=train_truncated,

@@ -18,8 +18,12 @@ class UpdateConfig(Record, title="Update"):
     mini_batches: int = option(
         1, "Parts of a batch, split by prompts; each part is one optimizer step in each pass.", ge=1
     )
-    micro_batch_tokens: int = option(
-        16_384, "Maximum number of tokens in one forward pass, including padding.", ge=1, resumable=True
+    micro_batch_tokens: int | None = option(
+        None,
+        "Maximum number of tokens in one forward pass, including padding. None: 16,384; on a CPU fewer, down to 1,024, "
+        "if the activations of 16,384 tokens are estimated to take more than 3 GiB.",
+        ge=1,
+        resumable=True,
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",

@@ -197,7 +197,9 @@ class Endpoints:
             return make_error("the episode has ended", "episode_ended", code="ended")
         if isinstance(error, queue.Empty):
             return make_error(f"there was no reply within {self._bounds.answer_seconds:g} s")
-        if isinstance(error, (ValueError, ConfigError, LoopBlockedError)):  # also TemplateError: messages that cannot be rendered
+        if isinstance(
+            error, (ValueError, ConfigError, LoopBlockedError)
+        ):  # also TemplateError: messages that cannot be rendered
             return make_error(str(error))
         logger.warning("an episode's endpoint failed", exc_info=error)
         return make_error(f"{type(error).__name__}: {error}"[:2000], "server_error")
