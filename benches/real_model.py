@@ -133,6 +133,11 @@ def rlox_grpo_small(folder: str, shape: Shape, dtype: str) -> Step:
     return rlox_grpo(folder, shape, dtype, micro_batch_tokens=1024)
 
 
+def rlox_grpo_large(folder: str, shape: Shape, dtype: str) -> Step:
+    """This library with the micro-batches that it has by default on a GPU."""
+    return rlox_grpo(folder, shape, dtype, micro_batch_tokens=16_384)
+
+
 def rlox_grpo_vllm(folder: str, shape: Shape, dtype: str) -> Step:
     """This library with vLLM in its process."""
     return rlox_grpo(folder, shape, dtype, engine="vllm", engine_max_length=shape.prompt + shape.new)
@@ -313,6 +318,7 @@ PPO = {"TRL's PPO": trl_ppo, "TRL's PPO, one epoch": trl_ppo_one_epoch}
 SYSTEMS: dict[str, Callable[[str, Shape, str], Step]] = {
     "rlox_grpo": rlox_grpo,
     "rlox_grpo, micro_batch_tokens=1024": rlox_grpo_small,
+    "rlox_grpo, micro_batch_tokens=16384": rlox_grpo_large,
     "rlox_grpo, engine='vllm'": rlox_grpo_vllm,
     "TRL": trl,
     "TRL, no checkpointing": trl_without_checkpointing,
