@@ -112,17 +112,13 @@ def test_kill_9_in_the_middle_and_a_second_start(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_policy_learns(tmp_path, monkeypatch):
-    """A demo of smaller numbers and a higher rate: held-out accuracy rises far; measured 0.207 -> 0.463."""
-    every = demo.enumerate_problems
-    monkeypatch.setattr(
-        demo, "enumerate_problems", lambda count, **kinds: every(count, **{**kinds, "numbers": (1, 8), "targets": (1, 24)})
-    )
+    """A smaller demo, at a higher rate: held-out accuracy rises by far more than its error; measured 0.117 -> 0.244."""
     monkeypatch.setattr(demo, "WARM_START_ROWS", 32)
-    monkeypatch.setattr(demo, "NUM_HELD_OUT", 100)
-    settings = {"max_steps": 32, "prompts_per_step": 8, "learning_rate": 1e-3, "eval_steps": 0, "log_to": ()}
-    last = demo.run_demo(tmp_path, seed=0, settings=settings, warm_start_steps=160)
+    monkeypatch.setattr(demo, "NUM_HELD_OUT", 200)
+    settings = {"max_steps": 48, "prompts_per_step": 16, "learning_rate": 1e-3, "eval_steps": 0, "log_to": ()}
+    last = demo.run_demo(tmp_path, seed=0, settings=settings, warm_start_steps=240)
     before, after = (float(number) for number in re.findall(r"0\.\d{3}", last))
-    # 100 problems of 4 samples: one standard error is 0.025 at most, were samples of a problem independent.
+    # 200 problems of 4 samples: one standard error is 0.018 at most, were samples of a problem independent.
     assert before < 0.5
-    assert after > before + 0.08
+    assert after > before + 0.06
     assert (tmp_path / "report.html").exists()
