@@ -25,9 +25,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-SIZES = {  # 1.03e9 parameters (blocks of Qwen2.5-1.5B); 1.9e8 in many small layers
+SIZES = {  # 1.03e9 parameters (blocks of Qwen2.5-1.5B); 8.5e7 in many small layers
     "1b": {"vocab_size": 32_000, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 21},
-    "small": {"vocab_size": 4_000, "hidden_size": 480, "intermediate_size": 2048, "num_hidden_layers": 48},
+    "small": {"vocab_size": 4_000, "hidden_size": 480, "intermediate_size": 2048, "num_hidden_layers": 24},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,15 @@ if "REQUIRE_PACKAGES" in os.environ and sys.version_info >= (3, 11):
 if "PYTEST_XDIST_WORKER" in os.environ:
     # `pytest -n 2` has one worker for each core: more threads would only wait for each other. Before torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Modules and tests stay until the end: to look through a million objects for garbage again and again finds none of it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, among what the tests make: not among what was imported and collected before."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

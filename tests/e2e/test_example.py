@@ -48,6 +48,7 @@ def test_a_run_without_a_learning_rate_stays_at_chance(tmp_path, monkeypatch, ca
 def test_the_demo_teaches_its_warm_start(tmp_path, monkeypatch, capsys):
     """A few steps of everything, in this process; the teacher of a finished run is used again."""
     monkeypatch.setattr(demo, "NUM_HELD_OUT", 8)
+    monkeypatch.setattr(demo, "WARM_START_ROWS", 16)
     monkeypatch.setitem(demo.SETTINGS, "prompts_per_step", 8)
     distil = EXAMPLE.with_name("distil.py")
     words = [str(distil), "--out", str(tmp_path), "--teacher-steps=2", "--warm-start-steps=20", "--steps=1"]

@@ -77,8 +77,11 @@ def test_outputs_stay_out_of_git(path: Path) -> None:
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, client: Any) -> None:
     client.nb = nbformat.read(path, as_version=4)
     cells = client.nb.cells
-    for cell in cells if path.stem != "distillation" else ():  # its teacher has to learn
-        cell.source = re.sub(r"max_steps=\d+", f"max_steps={STEPS}", cell.source)
+    for cell in cells:
+        if path.stem == "distillation":  # its teacher has to learn, and its student in two thirds of the steps
+            cell.source = cell.source.replace("max_steps=120", "max_steps=80")
+        else:
+            cell.source = re.sub(r"max_steps=\d+", f"max_steps={STEPS}", cell.source)
     for index, cell in enumerate(cells):
         client.execute_cell(cell, index)
     code = [cell for cell in cells if cell.cell_type == "code"]

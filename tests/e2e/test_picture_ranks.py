@@ -20,7 +20,6 @@ SHARDS = {"shard_parameters": True}
 ONE_MORE = {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096}  # a rank without rows
 RUNS = {
     "replicas": {},
-    "replicas frozen": {"freeze_vision": True},
     **({"replicas few": ONE_MORE} if THOROUGH else {}),
     "shards": SHARDS,
     **{f"shards {family}": {"family": family, **SHARDS} for family in FAMILIES[1 : None if THOROUGH else 2]},
@@ -30,8 +29,7 @@ RUNS = {
 }
 PLAYED = {
     "episodes": {},
-    "episodes shards": SHARDS,
-    "episodes partial": {"partial_rollout_turns": 1},
+    "episodes partial shards": {"partial_rollout_turns": 1, **SHARDS},
     "episodes async partial": {"partial_rollout_turns": 1, "async_steps": 1},
     "episodes compacted": {"compact_at_tokens": 60, "freeze_vision": True},
 }

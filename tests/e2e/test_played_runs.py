@@ -172,7 +172,7 @@ def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(asy
     assert max(step["mismatch/weight_max"] for step in steps) > 1.5  # older turns are corrected
 
 
-@pytest.mark.parametrize(("async_steps", "several"), [(0, ("2", "4")), (1, ("2",))])
+@pytest.mark.parametrize(("async_steps", "several"), [(0, ("4",)), (1, ("2",))])
 def test_ranks_play_the_partial_rollouts_of_one_process(async_steps, several, tmp_path):
     """Of 4 ranks some have no episode to play in a round while others go on."""
     options = {"partial_rollout_turns": 2, "max_steps": 4, "async_steps": async_steps}

@@ -96,7 +96,7 @@ WHOLE_STEP = {
     "luffy and replay": {"shown": True, "demo_loss": "luffy", "replay": "positive", "loss_aggregation": "token_mean"},
     "ema": {"taught": "ema", "teacher_prompt": "own_parts:after_the_best_sibling", "teacher_mix": 0.25},
 }
-TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 3, "checkpoint_steps": 0}
+TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 2, "checkpoint_steps": 0}
 WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}
 
 

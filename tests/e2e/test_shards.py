@@ -17,37 +17,35 @@ pytestmark = pytest.mark.slow
 SAME_WEIGHTS = 1e-5
 SHARDS = {"shard_parameters": True}
 PLAIN = {"max_steps": 4, "checkpoint_steps": 2}
+TWICE = {"updates_per_batch": 2, "mini_batches": 2}
 RUNS = {
     "plain": PLAIN,
-    "recomputed": {"gradient_checkpointing": True, "max_steps": 3},
     # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
-    "smooth": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    "smooth": {"max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # The norm is many times this, so that a norm of one rank's shards alone would be another step.
-    "clipped": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 1.0, "max_grad_norm": 0.1},
-    "twice": {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 3},
+    "clipped": {"max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 1.0, "max_grad_norm": 0.1},
+    "twice and recomputed": {**TWICE, "gradient_checkpointing": True, "max_steps": 2},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
-    "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096, "max_steps": 3},
-    "periodic": {"reference": "periodic", "reference_refresh_steps": 2, "reference_mix": 0.5, "max_steps": 5},
-    "ahead": {"async_steps": 1, "max_steps": 5},
+    "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096, "max_steps": 2},
+    "periodic": {"reference": "periodic", "reference_refresh_steps": 2, "reference_mix": 0.5, "max_steps": 4},
+    "ahead and taught": {"async_steps": 1, "taught": True, "max_steps": 3},
     "sgd": {"momentum": 0.9, "learning_rate": 1.0, "max_steps": 4, "checkpoint_steps": 2},  # an optimizer= of one's own
-    "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
-    "taught": {"taught": True, "max_steps": 4},
+    "adapter": {"lora_rank": 2, "max_steps": 3},
 }
-TIED = {"max_steps": 4, "tied": True}
+TIED = {"max_steps": 2, "tied": True}
 
 # From a folder: each rank reads its part alone.
 STORED = {
     "stored": {"source": "policy", **PLAIN},
-    "stored tied": {"source": "tied policy", "max_steps": 4},
-    "stored without a reference": {"source": "policy", "kl_coef": 0.0, "max_steps": 3},
-    "stored smooth": {"source": "policy", **RUNS["smooth"]},
+    "stored tied": {"source": "tied policy", "max_steps": 2},
+    "stored smooth without a reference": {"source": "policy", "kl_coef": 0.0, **RUNS["smooth"]},
     "stored periodic": {"source": "policy", **RUNS["periodic"]},
 }
 if THOROUGH:
-    STORED["stored recomputed"] = {"source": "policy", **RUNS["recomputed"]}
+    STORED["stored recomputed"] = {"source": "policy", "gradient_checkpointing": True, "max_steps": 3}
 
 # Two ranks round in other places than one process does, so this is compared with two ranks that hold the whole.
-BFLOAT16 = {"dtype": "bfloat16", "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1}
+BFLOAT16 = {"dtype": "bfloat16", "max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.1}
 
 
 def weights(folder):

@@ -364,7 +364,6 @@ def test_an_endless_loop_ends_by_its_processor_time_and_cannot_catch_it() -> Non
     for handler in ("signal.SIG_IGN", "lambda *_: signal.signal(signal.SIGXCPU, signal.SIG_DFL)"):
         result = run(f"import signal\nsignal.signal(signal.SIGXCPU, {handler})\nwhile True: pass")
         assert result.ended == "cpu", result
-    assert run("while True: pass").ended == "cpu"
 
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "signal.pthread_kill(threading.get_ident(), 9)"])
@@ -604,7 +603,7 @@ def test_of_512_programs_each_ends_by_its_own_limit_and_nothing_is_left() -> Non
     sandbox = get_sandbox()
     running, expected = [], []
     for number in range(512):
-        code, limits, ended = late.get(number % 128, (f"print({number})", QUICK, "exit"))
+        code, limits, ended = late.get(number % 256, (f"print({number})", QUICK, "exit"))
         running.append(sandbox.submit_script(code, limits=limits))
         expected.append((ended, f"{number}\n" if ended == "exit" else ""))
     assert [(one.result().ended, one.result().stdout) for one in running] == expected

@@ -100,7 +100,7 @@ def test_an_unused_function_starts_nothing() -> None:
 
 def test_coroutines_wait_together_each_under_its_own_deadline() -> None:
     # 500 sleeps of 0.05 s in turn would be 25 s. A busy machine takes seconds for what takes tenths on an idle one.
-    function = InWorkers(judges, timeout=6.0, workers=2, on_error="none")
+    function = InWorkers(judges, timeout=3.0, workers=2, on_error="none")
     with closing_workers([function]):
         function.start()
         start = time.monotonic()
