@@ -47,12 +47,16 @@ PYTEST := REQUIRE_PACKAGES=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-r
 
 .PHONY: test
 # pytest waits for processes and deadlines now and then: cargo compiles its tests in that time, at a low priority.
-test: build ## the whole suite: pytest, cargo, the simulated CUDA device
+test: build ## the suite: pytest, cargo, the simulated CUDA device
 	nice -n 15 cargo test --quiet --locked --no-run & compiling=$$!; \
-	$(PYTEST); tested=$$?; \
+	$(PYTEST) --ignore tests/e2e/test_wheel.py; tested=$$?; \
 	wait $$compiling && exit $$tested
 	cargo test --quiet --locked
 	$(RUN) python tests/cuda_sim/run.py
+
+.PHONY: test-wheel
+test-wheel: build ## what is in a wheel, and its first run in environments without Rust (CI runs it after `make test`)
+	$(RUN) pytest tests/e2e/test_wheel.py
 
 .PHONY: test-cuda-sim
 test-cuda-sim: build ## training and generation on a simulated CUDA device; needs a C compiler (part of `make test`)
