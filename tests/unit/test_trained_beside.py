@@ -53,3 +53,12 @@ def test_what_a_saved_adapter_would_not_contain_is_refused():
         GRPO(model, share_of_even, **options(None))
     for settings in ({"bias": "all"}, {"modules_to_save": ["norm", "lm_head"]}, {"trainable_token_indices": [3]}):
         GRPO(adapt(**settings), share_of_even, **options(None))
+
+
+@pytest.mark.parametrize("settings", [{"bias": "all"}, {"modules_to_save": ["embed_tokens"]}], ids=str)
+def test_float32_parameters_beside_frozen_bfloat16_layers_are_trained(settings):
+    """Their sums with bfloat16 need autocast, also where the model is only tried at the start."""
+    trainer = GRPO(adapt(**settings), share_of_even, **options(None, dtype="bfloat16", max_steps=1))
+    dtypes = {parameter.dtype for parameter in trainer.model.parameters()}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    trainer.train(PROMPTS)
