@@ -95,6 +95,17 @@ def share_of_even(completions, prompts, **_):
     return [float((ids % 2 == 0).float().mean()) + 0.01 * len(ids) if len(ids) else 0.0 for ids in rows]
 
 
+def of_task(name):
+    """``share_of_even`` for the rows of one task, and None for those of others."""
+
+    def score(completions, prompts, task):
+        scores = share_of_even(completions, prompts)
+        return [value if own == name else None for value, own in zip(scores, task, strict=True)]
+
+    score.__name__ = name
+    return score
+
+
 def options(folder, **changes):
     saved = {"checkpoint_steps": 5, "keep_checkpoints": 5, "log_completions": 100, "output_dir": str(folder)}
     return {
@@ -159,6 +170,7 @@ def train(
     taught=False,
     mixed=False,
     shown=False,
+    tasks=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -166,7 +178,7 @@ def train(
     policy = tiny_policy(tied=tied) if source is None else source
     if family is not None:
         policy = tiny_experts(family, vocab_size=VOCABULARY, eos_token_id=list(range(12)))
-    reward = even_tokens if by_steps else share_of_even
+    reward = even_tokens if by_steps else [of_task("common"), of_task("rare")] if tasks else share_of_even
     teacher = taught if isinstance(taught, str) else other_policy() if taught else None
     rows = PROMPTS
     if taught == "by row":  # the other teacher has larger logits
@@ -189,6 +201,8 @@ def train(
             {"prompt": ids, "demonstration": None if at % 3 else [14, 13][: 1 + at % 2] * (1 + at % 5) + [3]}
             for at, ids in enumerate(PROMPTS)
         ]
+    if tasks:
+        rows = [{"prompt": ids, "task": "rare" if at == 6 else "common"} for at, ids in enumerate(PROMPTS)]
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:

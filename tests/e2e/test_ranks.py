@@ -88,6 +88,7 @@ WHOLE_STEP = {
     "own": {"policy_loss": "own_parts:standardized", "advantage_fn": "own_parts:fading"},
     "steps": {"by_steps": True},
     "mixture": {"mixed": True},
+    "tasks": {"tasks": True, "prompts_per_step": 2},  # most steps have no row of the rare task, or on one rank alone
     "teacher": {"taught": True, "loss_aggregation": "token_mean"},
     "teacher, exact": {"taught": True, "teacher_in": "loss", "teacher_kl": "full", "kl_coef": 0.0},
     "self": {"taught": "self", "teacher_prompt": "own_parts:after_the_best_sibling"},

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from rlox_grpo.rewards import (
     check_rewards,
     score,
     status_counts,
+    unscored,
 )
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.verdicts import Verdicts, call_rule
@@ -391,10 +392,32 @@ def test_a_batch_without_any_score_is_one_error_whatever_the_reason(caplog: pyte
             with closing_workers([function]):
                 if on_error == "stop":
                     with pytest.raises(RewardError, match=message):
-                        score([group([text, text])], [function, brief])
+                        score([group([text, text])], function)
                 else:
-                    score([group([text, text])], [function, brief])
+                    score([group([text, text])], function)
                     assert message in caplog.text
+
+
+def of_another_task(completions: list[str], **_: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "none"])
+def test_a_function_of_another_task_leaves_a_batch_to_the_others(
+    on_error: Literal["stop", "none"], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch without rows of one of several tasks; one warning, as the function may never apply by mistake."""
+    monkeypatch.setattr(unscored, "_scored", set())
+    for _ in range(2):
+        (scored,) = score([group(["a", "b"])], [of_another_task, brief], on_error=on_error)
+        assert scored.rewards.tolist() == [0.5, 0.5]
+    assert caplog.text.count("of_another_task returned no score for any of 2 completions") == 1
+    monkeypatch.setattr(unscored, "_scored", {"of_another_task"})  # it has given a score before
+    caplog.clear()
+    score([group(["a", "b"])], [of_another_task, brief])
+    assert not caplog.text
+    with pytest.raises(RewardError, match="function of_another_task returned no score for any of 2 completions"):
+        score([group(["a", "b"])], of_another_task)
 
 
 BASELINES = [

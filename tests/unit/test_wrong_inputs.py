@@ -525,7 +525,7 @@ REWARD_ROWS = [
         lambda completions: [float("nan")] * len(completions),
         ["a"],
         RewardError,
-        "no score for any of 2 completions: NaN for 2 of them; return a number",
+        "no score for any of 2 completions; return a number",
     ),
     (
         "inf",

@@ -32,7 +32,6 @@ _NEEDS: tuple[tuple[Condition, Condition, str], ...] = (
     ({"kl_schedule": ("adaptive",)}, {"kl_target": SET}, ""),
     ({"reference": ("periodic",)}, {"reference_refresh_steps": SET}, ""),
     ({"reference": ("server",)}, {"reference_url": SET}, ""),
-    ({"reference": ("adapter_off",)}, {"lora_rank": SET}, ""),
     ({"updater": ("deepspeed",), "offload_params": SET}, {"zero_stage": (3,)}, ""),
     ({"updater": ("deepspeed",), "offload_optimizer": SET}, {"zero_stage": (1, 2, 3)}, ""),
 )

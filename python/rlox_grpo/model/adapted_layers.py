@@ -1,4 +1,4 @@
-"""The model inside an adapter, and the layers that the adapter leaves out of ``lora_target_modules``.
+"""The model inside an adapter, the parameters trained beside it, and what it leaves out of ``lora_target_modules``.
 
 peft adapts the stacked matrices of experts instead of linear layers of the same names in some families, and leaves
 names out that no layer has. Neither raises an error in peft.
@@ -17,6 +17,38 @@ STACKED = {"gate_up_proj": ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3"),
 def get_base(model: Any) -> Any:
     """Return the model inside an adapter; other models as they are."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def list_trained_beside(model: Any) -> list[str]:
+    """Return the names of trained parameters that are not an adapter's, and stay as they are when it is turned off.
+
+    These are biases by ``LoraConfig(bias="all")`` or ``"lora_only"``, and layers that a user has unfrozen.
+
+    Args:
+        model: a PEFT model.
+    """
+    inside = (getattr(model.base_model, "prefix", "lora_"), "modules_to_save", "trainable_tokens")
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and name.startswith("base_model.")
+        and not any(word.startswith(inside) for word in name.split("."))
+    ]
+
+
+def refuse_unsaved(model: Any) -> None:
+    """Raise ValueError if parameters are trained that the folder of the adapter would not contain."""
+    from peft import get_peft_model_state_dict
+
+    saved = get_peft_model_state_dict(model, save_embedding_layers=False)
+    if unsaved := [name for name in list_trained_beside(model) if name not in saved]:
+        more = f" and {len(unsaved) - 1} more parameters are" if len(unsaved) > 1 else " is"
+        raise ValueError(
+            f"{unsaved[0].removeprefix('base_model.model.')}{more} trained beside the adapter, and a saved adapter "
+            "does not contain them: freeze them by requires_grad_(False), or name their modules in "
+            "LoraConfig(modules_to_save=[…])"
+        )
 
 
 def describe_partial_adapter(model: Any, targets: str | Sequence[str], excluded: Collection[str] = ()) -> str:

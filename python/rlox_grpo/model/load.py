@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, import_extra
-from rlox_grpo.model.adapted_layers import describe_partial_adapter, get_base
+from rlox_grpo.model.adapted_layers import describe_partial_adapter, get_base, refuse_unsaved
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -122,6 +122,7 @@ def load_policy(
             )
         model = _add_lora(model, config)
     if hasattr(model, "peft_config"):
+        refuse_unsaved(model)
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)

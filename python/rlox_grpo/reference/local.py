@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.model.adapted_layers import list_trained_beside
 from rlox_grpo.model.blank import StoredWeights, find_device
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import find_max_positions
@@ -36,8 +37,8 @@ def make_reference(
 
     Args:
         config: the options. ``reference="auto"`` chooses the first that applies: ``ref_model`` if it is given; no
-            reference if ``kl_coef`` is 0; the policy without its adapter if it has an adapter; a frozen copy of the
-            current policy.
+            reference if ``kl_coef`` is 0; the policy without its adapter if it has an adapter and nothing else is
+            trained; a frozen copy of the current policy.
         policy: the model in training. A frozen copy of a sharded policy is sharded too, unless ``reference_offload``
             keeps it in host memory.
         policy_forward: the forward pass of the policy, for ``adapter_off``.
@@ -164,20 +165,27 @@ def choose_reference(config: ReferenceConfig, model: nn.Module, kl_coef: float, 
     """Return the kind of the reference: the option ``reference``, or what ``"auto"`` stands for; see make_reference.
 
     Raises:
-        ValueError: ``ref_model`` with a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+        ValueError: ``ref_model`` with a ``reference`` that does not use it, or ``adapter_off`` without an adapter or
+            with trained parameters beside it.
     """
     kind, has_adapter = config.reference, hasattr(model, "disable_adapter")
+    beside = list_trained_beside(model) if has_adapter else []
     if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
         raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
     if kind == "adapter_off" and not has_adapter:
         raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+    if kind == "adapter_off" and beside:
+        raise ValueError(
+            f"reference='adapter_off' and {beside[0].removeprefix('base_model.model.')} is trained beside the adapter, "
+            "so the model without its adapter changes too: set reference='frozen'"
+        )
     if kind != "auto":
         return kind
     if ref_model is not None:
         return "frozen"
     if kl_coef == 0:
         return "none"
-    return "adapter_off" if has_adapter else "frozen"
+    return "adapter_off" if has_adapter and not beside else "frozen"
 
 
 def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options: Mapping[str, Any]) -> Reference:

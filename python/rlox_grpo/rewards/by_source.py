@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -9,11 +10,13 @@ from typing import Literal
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardFn
-from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.scoring import RewardBatch, make_unique_names, reward_weights, score, score_batches
+from rlox_grpo.rewards.environment import EnvironmentReward, describe_failed, find_failed
+from rlox_grpo.rewards.scoring import RewardBatch, make_unique_names, reward_weights, score_batches
 from rlox_grpo.rewards.verdicts import AsyncRule, Rule
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import RolloutGroup, ScoredGroup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +49,14 @@ class Scorer:
         return [*weights, *(reward_weights(others, None) if others else [])]
 
     def score(self, groups: Sequence[RolloutGroup], on_error: Literal["stop", "none"] = "stop") -> list[ScoredGroup]:
-        """Score every completion with the functions of its source; see :func:`rlox_grpo.rewards.score`.
+        """Score every completion with the functions of its source, as :func:`.scoring.score_batches` does.
 
         Each function is called once for each set of functions that it is part of: the rows of all sources without
         functions of their own are one batch, and the rows of each other source are one. Async functions of all batches
         wait together. Every group has the components of all functions, NaN for those of other sources.
         """
         if not self.by_source:
-            return score(groups, self.functions, self.weights, on_error=on_error)
+            return score_batches([RewardBatch(groups, self.functions, self.weights)], on_error)[0]
         listed, weights = self.list_all(), self.list_weights()
         names = make_unique_names(listed)
         batches: dict[str | None, list[int]] = {}  # positions in `groups`
@@ -73,11 +76,23 @@ class Scorer:
                 )
             )
             judges.append(names[chosen[0]])
+        if len(batches) > 1:
+            _warn_about_failed_sources([request.groups for request in requests])
         scored: dict[int, ScoredGroup] = {}
         for positions, judge, results in zip(batches.values(), judges, score_batches(requests, on_error), strict=True):
             for position, scored_group in zip(positions, results, strict=True):
                 scored[position] = _with_components(scored_group, names, judged_by=judge)
         return [scored[position] for position in range(len(groups))]
+
+
+def _warn_about_failed_sources(sources: Sequence[Sequence[RolloutGroup]]) -> None:
+    """Warn of each of several sources whose environment is down: the others go on."""
+    for groups in sources:
+        if find_failed(groups).all():
+            logger.warning(
+                "all episodes of a source failed, and are not trained on: %s: %s",
+                *(groups[0].prompt.data_source, describe_failed(groups)),
+            )
 
 
 def _match(functions: Sequence[RewardFn], listed: Sequence[RewardFn]) -> list[int | None]:

@@ -281,21 +281,13 @@ def gather(waiting: Sequence[tuple[str, Awaitable[Any]]]) -> list[tuple[Any, flo
             return pool.submit(lambda: asyncio.run(settle_all())).result()
 
 
-def check_scores(name: str, result: Any, rows: int) -> Float64Array:
+def to_scores(name: str, result: Any, rows: int) -> Float64Array:
     """Convert the result of a function to ``float64 [rows]``; None and NaN mean that it does not apply to a row.
 
     Raises:
-        RewardError: The errors of :func:`read_scores`, or no row has a score.
+        RewardError: The errors of :func:`read_scores`.
     """
-    scores = np.array(read_scores(name, result, rows), dtype=np.float64)
-    if rows and np.isnan(scores).all():
-        bad = 0 if isinstance(result, np.ndarray) else len(find_nan_rows(to_list(name, result)))
-        nan_note = f": NaN for {bad} of them" if bad else ""
-        raise RewardError(
-            f"reward function {name} returned no score for any of {rows} completions{nan_note}; return a number "
-            "for those that it applies to"
-        )
-    return scores
+    return np.array(read_scores(name, result, rows), dtype=np.float64)
 
 
 MEASURED = frozenset({"mean", "std", "time_s", *STATUSES, *OUTCOMES})

@@ -57,11 +57,6 @@ class EnvironmentReward:
         # NumPy reads None as NaN.
         return np.array([None if episode is None else episode.reward for episode in episodes], dtype=np.float64)
 
-    def refuse_unscored(self, groups: Sequence[RolloutGroup]) -> None:
-        """Raise RewardError if no episode has a reward."""
-        if np.isnan(self.read(groups)).all():
-            raise RewardError(f"environment {self.__name__} returned no reward for any of {describe_failed(groups)}")
-
 
 def subtract_parse_errors(scored: ScoredGroup, penalty: float) -> ScoredGroup:
     """Subtract ``penalty`` from the total reward for each reply with a tool call that cannot be parsed.

@@ -20,7 +20,6 @@ from rlox_grpo.rewards.calls import (
     RewardError,
     RewardFn,
     attempt,
-    check_scores,
     find_nan_rows,
     function_name,
     gather,
@@ -28,12 +27,14 @@ from rlox_grpo.rewards.calls import (
     select_arguments,
     split_measures,
     to_list,
+    to_scores,
     took_lengths_alone,
     warn_about_defaults,
 )
 from rlox_grpo.rewards.copies import copy_arguments
-from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, describe_failed, find_failed
+from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, find_failed
 from rlox_grpo.rewards.steps import count_units, find_wrong_ends, split_steps
+from rlox_grpo.rewards.unscored import refuse_unscored, warn_if_unscored
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -101,7 +102,9 @@ def score(
         ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
-    return score_batches([RewardBatch(groups, functions, weights, names)], on_error)[0]
+    scored = score_batches([RewardBatch(groups, functions, weights, names)], on_error)[0]
+    refuse_unscored(scored, functions, on_error)
+    return scored
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +120,15 @@ class RewardBatch:
 def score_batches(
     batches: Sequence[RewardBatch], on_error: Literal["stop", "none"] = "stop"
 ) -> list[list[ScoredGroup]]:
-    """Score several batches, each with its own functions, as :func:`score` does. The async functions wait together."""
+    """Score several batches, each with its own functions, as :func:`score` does. The async functions wait together.
+
+    A batch in which no completion has a reward is no error here, as it may be a part of a step: call
+    :func:`rlox_grpo.rewards.unscored.refuse_unscored` with the whole.
+    """
     calls: list[_Calls] = []
-    # One environment of several may be down: the others go on, as long as some episode has not failed.
-    others_go_on = len(batches) > 1 and not all(find_failed(batch.groups).all() for batch in batches)
     try:
         for batch in batches:
-            calls.append(_Calls(batch, others_go_on=others_go_on))
+            calls.append(_Calls(batch))
             calls[-1].begin(on_error)
         waiting = [(call, name, awaitable) for call in calls for name, awaitable in call.waiting.items()]
         results = gather([(name, awaitable) for _, name, awaitable in waiting])
@@ -137,7 +142,7 @@ def score_batches(
                 if hasattr(left, "close"):
                     left.close()  # Python warns of coroutines that are never awaited
         raise
-    return [call.finish(on_error) for call in calls]
+    return [call.finish() for call in calls]
 
 
 class _Calls:
@@ -149,9 +154,8 @@ class _Calls:
         waiting: what async functions have returned, by name.
     """
 
-    def __init__(self, batch: RewardBatch, *, others_go_on: bool) -> None:
+    def __init__(self, batch: RewardBatch) -> None:
         self.batch = batch
-        self._is_down = others_go_on and bool(find_failed(batch.groups).all())
         self._names = make_unique_names(batch.functions) if batch.names is None else batch.names
         self._factors = reward_weights(batch.functions, batch.weights)
         rows = sum(len(group.completions) for group in batch.groups)
@@ -174,8 +178,6 @@ class _Calls:
                 self.waiting[name] = function.gather_verdicts(arguments["completions"], columns)
                 continue
             elif isinstance(function, EnvironmentReward):
-                if len(functions) == 1 and not self._is_down:
-                    function.refuse_unscored(groups)
                 by_function[name] = _FunctionScores(function.read(groups))
             elif isinstance(function, InWorkers):
                 by_function[name] = _score_by_workers(name, function, arguments, groups)
@@ -191,20 +193,15 @@ class _Calls:
                 _warn_about_lengths(name, by_function[name].scores, copied["completions"])
             by_function[name].seconds = time.perf_counter() - start
 
-    def finish(self, on_error: Literal["stop", "none"]) -> list[ScoredGroup]:
+    def finish(self) -> list[ScoredGroup]:
         """Return the scored groups, after every function has returned."""
         groups, functions = self.batch.groups, self.batch.functions
         if not self.arguments:
             return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
         ordered = {name: self.by_function[name] for name in self._names}
         failed = [find_failed(groups), *(function_scores.failed for function_scores in ordered.values())]
-        if self._is_down:
-            logger.warning(
-                "all episodes of a source failed, and are not trained on: %s: %s",
-                *(groups[0].prompt.data_source, describe_failed(groups)),
-            )
-        else:
-            _refuse_all_failed(groups, ordered, failed, functions, on_error)
+        for name, function_scores in ordered.items():
+            warn_if_unscored(name, function_scores.scores[~np.any(failed, axis=0)])
         components = leave_out_failed([function_scores.scores for function_scores in ordered.values()], failed)
         ordered = {
             name: replace(function_scores, scores=component)
@@ -252,37 +249,12 @@ class _FunctionScores:
         return np.zeros(len(self.scores), np.bool_)
 
 
-def _refuse_all_failed(
-    groups: Sequence[RolloutGroup],
-    by_function: Mapping[str, _FunctionScores],
-    failed: Sequence[BoolArray],
-    functions: Sequence[RewardFn],
-    on_error: str,
-) -> None:
-    """Raise RewardError if every sample failed; warn of it where a function's error does not stop the run."""
-    if not np.any(failed, axis=0).all():
-        return
-    if failed[0].all():
-        raise RewardError(f"all episodes failed, and none has a score: {describe_failed(groups)}")
-    counts = [
-        f"{int(flags.sum())} in {name}" for name, flags in zip(by_function, failed[1:], strict=True) if flags.any()
-    ]
-    counts += [f"{int(failed[0].sum())} episodes"] if failed[0].any() else []
-    message = (
-        f"all of {len(failed[0])} samples failed, and none has a score ({', '.join(counts)}): raise the time limit or "
-        "mend the reward function"
-    )
-    if on_error == "stop" and not any(isinstance(f, InWorkers) and f.on_error == "none" for f in functions):
-        raise RewardError(f"{message}; on_reward_error='none' goes on without these samples")
-    logger.warning("%s; these samples are not trained on", message)
-
-
 def _score_by_rule(name: str, rule: Rule, arguments: Mapping[str, Any]) -> _FunctionScores:
     columns = {column: values for column, values in arguments.items() if column != "completions"}
     verdicts = attempt(name, partial(rule.verdicts, arguments["completions"], columns))
     if isinstance(verdicts, RewardError):
         raise verdicts
-    scores = check_scores(name, verdicts.scores, len(verdicts.scores))
+    scores = to_scores(name, verdicts.scores, len(verdicts.scores))
     return _FunctionScores(scores, statuses=verdicts.statuses, measures=verdicts.measures, feedback=verdicts.feedback)
 
 
@@ -305,13 +277,6 @@ def _score_by_workers(
             "reward function %s: of %d samples %d ran out of time and %d failed; the first: %s; %s",
             *(name, len(outcomes.codes), late, len(failed) - late, what, _describe_row(groups, first)),
         )
-    try:
-        judged = outcomes.scores[~outcomes.failed]
-        check_scores(name, judged, len(judged))
-    except RewardError as error:
-        if function.on_error == "stop":
-            raise
-        logger.warning("%s", error)
     scores = _FunctionScores(outcomes.scores, outcomes=outcomes.codes, steps=_list_steps(outcomes, groups))
     return _drop_wrong_steps(name, scores, groups, function.on_error)
 
@@ -340,14 +305,15 @@ def _score_by_function(
         if isinstance(result, RewardError):
             raise RewardError(f"{result}{hint_at_kind(completions[0], result)}", result.row) from result.__cause__
         if isinstance(result, Verdicts):
-            judged = result.scores[~result.failed]
-            check_scores(name, judged, len(judged))
             return _FunctionScores(
-                result.scores, statuses=result.statuses, measures=result.measures, feedback=result.feedback
+                to_scores(name, result.scores, rows),
+                statuses=result.statuses,
+                measures=result.measures,
+                feedback=result.feedback,
             )
         result, measures = split_measures(name, result, rows)
         result, steps = split_steps(name, result)
-        scores = check_scores(name, result, rows)
+        scores = to_scores(name, result, rows)
         _warn_about_nan(name, result)
     except RewardError as error:
         if on_error == "stop":

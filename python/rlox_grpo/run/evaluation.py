@@ -10,7 +10,9 @@ import numpy as np
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
-from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn, score
+from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn
+from rlox_grpo.rewards.scoring import RewardBatch, score_batches
+from rlox_grpo.rewards.unscored import refuse_unscored
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
@@ -59,7 +61,9 @@ def evaluate(
     ranks = ranks or Ranks()
     share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
-    groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks, reader)
+    (scored,) = score_batches([RewardBatch(mine, reward_fns, weights)], on_error)
+    groups = gather_scored_groups(scored, prompts, ranks, reader)
+    refuse_unscored(groups, reward_fns, on_error)
     firsts = [group.first_rewards for group in groups]
     right = [scores[~np.isnan(scores)] >= RIGHT for scores in firsts]  # of each prompt, its scored samples
     sums, counts = [float(scores.sum()) for scores in right], [len(scores) for scores in right]

@@ -47,6 +47,7 @@ from rlox_grpo.rewards.by_source import Scorer
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.environment import subtract_parse_errors
 from rlox_grpo.rewards.steps import locate_steps
+from rlox_grpo.rewards.unscored import refuse_unscored
 from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import is_measured
 from rlox_grpo.rollout.engines.calls import fill_texts
@@ -195,7 +196,9 @@ class TrainStep:
             batch = sampler.next_batch(step, draw_prompts)
             batch.groups.result()  # wait here, so that the time counts as rollout
         with clock("rewards"):
-            rollout = Rollout(*self.off_policy.split(self._score(batch), step))
+            scored = self._score(batch)
+            refuse_unscored(scored, self.scorer.list_all(), stages.rewards.on_reward_error)
+            rollout = Rollout(*self.off_policy.split(scored, step))
         if stages.advantages.zero_variance == "refill" and more is not None:
             with clock("refill"):
                 rollout = refill_groups(
