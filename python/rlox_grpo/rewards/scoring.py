@@ -17,9 +17,9 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.arguments import collect_arguments, collect_columns
 from rlox_grpo.rewards.calls import (
     HINT,
-    add_hint,
     RewardError,
     RewardFn,
+    add_hint,
     attempt,
     check_scores,
     find_nan_rows,

@@ -49,9 +49,9 @@ from rlox_grpo.run.plan import Progress
 from rlox_grpo.trainer.check_arguments import (
     check_arguments,
     check_group_size,
-    check_weights,
     check_teacher,
     check_teacher_masks,
+    check_weights,
     refuse_branches,
 )
 from rlox_grpo.trainer.engine_sync import EngineSync
