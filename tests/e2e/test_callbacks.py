@@ -132,23 +132,26 @@ def test_the_tokens_of_a_step_are_those_that_the_loss_read() -> None:
     scored, advantages = trainer.last_rollout
     groups = {group.group.prompt.name: (index, group) for index, group in enumerate(scored)}
     size = len(scored[0].rewards)
-    assert {row.update for row in last} == {0, 1} and len(last) > size
+    assert {row.update for row in last} == {0, 1}
+    assert len(last) > size
     for row in last:
         index, group = groups[row.prompt]
         completion = group.group.completions[row.completion]
         np.testing.assert_array_equal(row.token_ids, completion.token_ids)
-        assert row.reward == group.rewards[row.completion] and row.branch == 0 and row.mask.all()
+        assert row.reward == group.rewards[row.completion]
+        assert row.branch == 0
+        assert row.mask.all()
         assert set(row.advantages) == {advantages[index * size + row.completion]}
         np.testing.assert_allclose(row.sampling_log_probs, completion.log_probs)
         np.testing.assert_allclose(row.ratio, np.exp(row.log_probs - row.old_log_probs) / 2, rtol=1e-5)
         np.testing.assert_allclose(row.loss, -row.ratio * row.advantages, rtol=1e-5)  # ratio is half of the ratio
         np.testing.assert_array_equal(row.is_clipped, row.ratio > 0.5)
-        assert (row.weight == 1).all() and (row.entropy > 0).all()
+        assert (row.weight == 1).all()
+        assert (row.entropy > 0).all()
     # In the first update the policy is the one that sampled; a learning rate of 0.1 moves it before the second.
     first, second = ([row for row in last if row.update == update] for update in (0, 1))
-    assert all(np.allclose(row.ratio, 0.5) for row in first) and any(
-        abs(row.ratio - 0.5).max() > 0.01 for row in second
-    )
+    assert all(np.allclose(row.ratio, 0.5) for row in first)
+    assert any(abs(row.ratio - 0.5).max() > 0.01 for row in second)
     trained = sum(int(inputs.mask.any(dim=1).sum()) for inputs in loss.inputs)
     assert trained == len(keeper.rows)
 

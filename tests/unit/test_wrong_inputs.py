@@ -655,7 +655,9 @@ REWARD_ROWS = [
     ),
     (
         "a column with None",
-        lambda completions, answer: [float(gold in said[0]["content"]) for said, gold in zip(completions, answer)],
+        lambda completions, answer: [
+            float(gold in said[0]["content"]) for said, gold in zip(completions, answer, strict=False)
+        ],
         [{"prompt": USER_PROMPT, "answer": None}],
         RewardError,
         "raised TypeError: .*NoneType.*; the column 'answer' is None for sample 0$",

@@ -34,8 +34,8 @@ def hint_at_kind(completion: Any, error: Exception) -> str:
     """Return a hint for an error of a function that may expect text instead of messages or the reverse, or ""."""
     if isinstance(completion, list):
         # A function that read a message knows their form, unless the error is about a dict or its list.
-        is_known = isinstance(completion, ChatCompletion) and completion.read
-        return "" if is_known and not any(text in str(error) for text in ("'dict'", "list ind")) else f"; {HINT}"
+        reads_messages = isinstance(completion, ChatCompletion) and completion.read
+        return "" if reads_messages and not any(text in str(error) for text in ("'dict'", "list ind")) else f"; {HINT}"
     takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
     return f"; {_TEXT_HINT}" if isinstance(completion, str) and takes_messages else ""
 
