@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import toy
 from rlox_grpo import GRPO
+from rlox_grpo.loss import LossInputs, PolicyTerm
 
 PROMPTS = toy.PROMPTS
 
@@ -96,6 +98,68 @@ async def wait(step: int, metrics: dict[str, float]) -> None:
 
 def do_nothing(step: int, argument: Any) -> None:
     """A method as it should be."""
+
+
+class KeepsTokens:
+    """Keeps the rows of each step."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def on_tokens(self, step: int, rows: list[Any]) -> None:
+        self.rows += [(step, row) for row in rows]
+
+
+class HalfLoss:
+    """Half of the ratio times the advantage, with every ratio above 1 marked as clipped; keeps its inputs."""
+
+    def __init__(self) -> None:
+        self.inputs: list[LossInputs] = []
+
+    def __call__(self, inputs: LossInputs) -> PolicyTerm:
+        self.inputs.append(inputs)
+        return PolicyTerm(-inputs.ratio * inputs.advantages / 2, ratio=inputs.ratio / 2, high=inputs.ratio > 1)
+
+
+def test_the_tokens_of_a_step_are_those_that_the_loss_read() -> None:
+    """Two updates in micro-batches of a few rows, completions of different lengths, and groups in any order."""
+    keeper, loss = KeepsTokens(), HalfLoss()
+    options = toy.options(max_steps=2, updates_per_batch=2, micro_batch_tokens=40, learning_rate=0.1, max_new_tokens=6)
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[keeper], policy_loss=loss, **options)
+    trainer.train(PROMPTS)
+    assert {step for step, _ in keeper.rows} == {1, 2}
+    last = [row for step, row in keeper.rows if step == 2]
+    scored, advantages = trainer.last_rollout
+    groups = {group.group.prompt.name: (index, group) for index, group in enumerate(scored)}
+    size = len(scored[0].rewards)
+    assert {row.update for row in last} == {0, 1}
+    assert len(last) > size
+    for row in last:
+        index, group = groups[row.prompt]
+        completion = group.group.completions[row.completion]
+        np.testing.assert_array_equal(row.token_ids, completion.token_ids)
+        assert row.reward == group.rewards[row.completion]
+        assert row.branch == 0
+        assert row.mask.all()
+        assert set(row.advantages) == {advantages[index * size + row.completion]}
+        np.testing.assert_allclose(row.sampling_log_probs, completion.log_probs)
+        np.testing.assert_allclose(row.ratio, np.exp(row.log_probs - row.old_log_probs) / 2, rtol=1e-5)
+        np.testing.assert_allclose(row.loss, -row.ratio * row.advantages, rtol=1e-5)  # ratio is half of the ratio
+        np.testing.assert_array_equal(row.is_clipped, row.ratio > 0.5)
+        assert (row.weight == 1).all()
+        assert (row.entropy > 0).all()
+    # In the first update the policy is the one that sampled; a learning rate of 0.1 moves it before the second.
+    first, second = ([row for row in last if row.update == update] for update in (0, 1))
+    assert all(np.allclose(row.ratio, 0.5) for row in first)
+    assert any(abs(row.ratio - 0.5).max() > 0.01 for row in second)
+    trained = sum(int(inputs.mask.any(dim=1).sum()) for inputs in loss.inputs)
+    assert trained == len(keeper.rows)
+
+
+def test_tokens_are_collected_only_if_a_callback_reads_them() -> None:
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, callbacks=[Recorder()], **toy.options(max_steps=1))
+    trainer.train(PROMPTS)
+    assert trainer._step.last_token_rows == []
 
 
 @pytest.mark.parametrize(

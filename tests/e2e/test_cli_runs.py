@@ -251,6 +251,8 @@ def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, 
     assert "--reward is needed: the run was started from Python, and its rewards (halves)" in capsys.readouterr().err
     assert main(["eval", checkpoint, "--reward", "tag_count"]) == 2
     assert "eval needs --data: the run had no file of evaluation data" in capsys.readouterr().err
+    assert main(["eval", "a", "--reward", "tag_count", "--data", "rows.jsonl"]) == 2
+    assert "a is no checkpoint: it is the folder of a run: pass 'a/checkpoints/step_000001'" in capsys.readouterr().err
     assert main(["eval", checkpoint, "--reward", "tag_count", "--data", "rows.jsonl"]) == 0
     assert "\n  temperature = 0.5\n" in capsys.readouterr().out
     sets = {"plain": "rows.jsonl", "own": EvalSet("rows.jsonl", rewards=halves)}

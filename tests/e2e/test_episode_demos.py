@@ -215,17 +215,23 @@ def test_the_same_seed_makes_the_same_run(tmp_path):
     assert found[0] == found[1]
 
 
-def test_the_command_line_chooses_the_task(tmp_path, monkeypatch):
+def test_the_command_line_chooses_the_task(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "rlox_grpo.demo.episodes.run_task", lambda task, out, seed: asked.append((task.name, out, seed))
+        "rlox_grpo.demo.episodes.run_task",
+        lambda task, out, *, seed, settings: asked.append((task.name, out, seed, settings)),
     )
-    monkeypatch.setattr("rlox_grpo.demo.run.run_demo", lambda out, seed: asked.append(("countdown", out, seed)))
-    assert main(["demo"]) == 0
+    monkeypatch.setattr(
+        "rlox_grpo.demo.run.run_demo",
+        lambda out, *, seed, settings: asked.append(("countdown", out, seed, settings)),
+    )
+    assert main(["demo", "--max_steps", "3", "--policy_loss", "my_parts:soft_clip"]) == 0
     assert main(["demo", "--task", "frozen_lake", "--out", str(tmp_path), "--seed", "4"]) == 0
-    assert main(["demo", "--task", "guess_the_number"]) == 0
-    assert [(name, str(out), seed) for name, out, seed in asked] == [
-        ("countdown", "runs/demo", 0),
-        ("frozen_lake", str(tmp_path), 4),
-        ("guess_the_number", "runs/demo_guess_the_number", 0),
+    assert main(["demo", "--task", "guess_the_number", "--kl_coef=0.1"]) == 0
+    assert [(name, str(out), seed, settings) for name, out, seed, settings in asked] == [
+        ("countdown", "runs/demo", 0, {"max_steps": 3, "policy_loss": "my_parts:soft_clip"}),
+        ("frozen_lake", str(tmp_path), 4, {}),
+        ("guess_the_number", "runs/demo_guess_the_number", 0, {"kl_coef": 0.1}),
     ]
+    assert main(["demo", "--output_dir", str(tmp_path)]) == 2
+    assert "--output_dir: the demo writes its run and its models to --out" in capsys.readouterr().err

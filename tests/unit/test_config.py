@@ -181,6 +181,9 @@ def test_a_preset_is_cleared_of_a_choice_by_a_word():
 def test_broken_toml_is_named(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("group_size = \n")
+    (tmp_path / "run.yaml").write_text("data:\n  train_batch_size: 16\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml is not TOML.*line 1.*; a run file is TOML: docs/migration"):
+        read_toml(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"run\.toml is not TOML.*line 1"):
         read_toml(path)
     with pytest.raises(ConfigError, match="cannot read the configuration"):

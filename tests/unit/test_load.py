@@ -223,6 +223,14 @@ def test_what_does_not_fit_an_adapter_is_named(tmp_path):
         GRPO(tmp_path / "adapter", count_words, lora_rank=2)
     with pytest.raises(ValueError, match="merged=True: the model has no adapter"):
         GRPO(base, count_words).save(tmp_path / "merged", merged=True)
+    weights = (tmp_path / "base" / "model.safetensors").read_bytes()
+    for merged in (True, False):
+        with pytest.raises(ValueError, match="is the folder of the base model, which the adapter needs unchanged"):
+            trainer.save(base, merged=merged)
+    assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "base" / ".." / "base")]) == 2
+    assert (tmp_path / "base" / "model.safetensors").read_bytes() == weights
+    with pytest.raises(ValueError, match=r"holds an adapter \(adapter_config.json\), which .* would load in place of"):
+        trainer.save(tmp_path / "adapter", merged=True)
     settings = tmp_path / "adapter" / "adapter_config.json"
     stated = json.loads(settings.read_text())
     settings.write_text(json.dumps({**stated, "base_model_name_or_path": "./gone"}))

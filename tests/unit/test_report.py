@@ -532,6 +532,30 @@ def test_a_comparison_of_runs(tmp_path, whole_run):
     assert (reward["first"], reward["last"]) == (0, 120)
 
 
+def test_runs_that_differ_in_the_number_at_their_end_share_a_line(tmp_path):
+    """The second run of mine has one step less: that step has no mean."""
+    rewards = {"mine_0": [0.0, 0.5], "mine_1": [0.5], "other": [0.25, 0.75]}
+    for name, values in rewards.items():
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, "reward/mean": value}) for step, value in enumerate(values, start=1)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "mine_1" / "evaluations.jsonl").write_text('{"step": 1, "mean_reward": 0.5}\n')
+    runs = [str(tmp_path / name) for name in rewards]
+    assert main(["report", "--mean", *runs, "--out", str(tmp_path / "all.html")]) == 0
+    html = (tmp_path / "all.html").read_text(encoding="utf-8")
+    charts = [json.loads(data) for data in Page(html).all("data-chart")]
+    mine, other = next(chart for chart in charts if len(chart["series"]) == 2)["series"]
+    assert (mine["name"], mine["values"]) == ("mine, mean of 2", [0.25, None])
+    assert (mine["low"], mine["high"]) == ([0.0, None], [0.5, None])
+    assert other == {"name": "other", "values": [0.25, 0.75]}
+    # The means of the last steps: (0.5 + 0.5)/2, and 0.75. One run of mine has no evaluation.
+    means = read_tables(html)[0]
+    assert means["mine"] == {"runs": "2", "reward, last 10%": "0.5 [0.5, 0.5]", "last held-out reward": "—"} | {
+        "last held-out accuracy": "—"
+    }
+    assert means["other"]["reward, last 10%"] == "0.75"
+
+
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
     for folder in ("a/run", "b/run"):
         (tmp_path / folder).mkdir(parents=True)

@@ -66,6 +66,7 @@ def chat(*messages):
 
 
 USER = {"role": "user", "content": "2+2?"}
+USER_PROMPT = [USER]
 
 # --- prompts ---
 
@@ -84,6 +85,12 @@ PROMPT_ROWS = [
         lambda: {"prompt": ["a", "b"]},
         TypeError,
         r"prompts is a dict with the keys 'prompt': expected a list of rows",
+    ),
+    (
+        "paths in a list",
+        lambda: ["data/train.jsonl", "more.parquet"],
+        ValueError,
+        r"prompts is a list with the path of a file, 'data/train.jsonl': .* by name, as {'train': 'data/train.jsonl',",
     ),
     ("empty data set", lambda: [], ValueError, "prompts is empty: there is nothing to train on"),
     ("empty prompt", lambda: ["a", ""], ValueError, r"prompts\[1\] is empty: a completion needs at least one token"),
@@ -341,6 +348,25 @@ def test_a_template_without_a_question(train, question):
         train([{"question": ast.literal_eval(question)}], prompt_template="lm_book")
 
 
+def test_a_template_whose_column_has_another_name(train):
+    with pytest.raises(ValueError, match="has no 'question'; it has 'problem'. .* set columns={'question': <its name"):
+        train([{"problem": "a"}], prompt_template="lm_book")
+
+
+def test_a_key_in_a_column_is_renamed(train):
+    seen = []
+
+    def keep(completions, answer, reward_model):
+        seen.append((answer, reward_model))
+        return [0.0, 1.0]
+
+    verl_row = {"prompt": "a", "reward_model": {"style": "rule", "ground_truth": "4"}}
+    train([verl_row], keep, columns={"answer": "reward_model.ground_truth"})
+    assert seen == [(["4", "4"], [verl_row["reward_model"]] * 2)]
+    train([{**verl_row, "reward_model.ground_truth": "5"}], keep, columns={"answer": "reward_model.ground_truth"})
+    assert seen[1][0] == ["5", "5"]  # a column of this very name
+
+
 def test_equal_prompts_warn(train, caplog):
     train(["a"] * 50)
     assert "all 50 prompts are equal" in caplog.text
@@ -381,6 +407,7 @@ def test_an_array_in_a_json_file(train, tmp_path):
     ("given", "message"),
     [
         ({"prompt_column": "question"}, r"prompt_column='question': prompts\[0\] has no 'question' .* 'solution'$"),
+        ({"columns": {"answer": "solution.gold"}}, "columns={'answer': 'solution.gold'}: .* it has 'prompt', 'sol"),
         ({"columns": {"answer": "solutoin"}}, "columns={'answer': 'solutoin'}: .* it has 'prompt', 'solution'$"),
         ({"columns": {"solution": "answer"}}, "; write the new name first: columns={'answer': 'solution'}"),
     ],
@@ -598,6 +625,50 @@ REWARD_ROWS = [
         RewardError,
         r"reads_messages raised TypeError: string ind.*; the prompts are text, .* leave out \[0\]\['content'\]",
     ),
+    (
+        "verl's function of one solution",
+        lambda completions, solution_str: [1.0],
+        ["a"],
+        RewardError,
+        "requires solution_str; .* solution_str is verl's: write a function of all completions that calls this one",
+    ),
+    (
+        "TRL's log_metric",
+        lambda completions, log_metric: [1.0],
+        ["a"],
+        RewardError,
+        r"requires log_metric; .*log_metric is TRL's: return \(scores, metrics\)",
+    ),
+    (
+        "TRL's environments alone",
+        lambda environments: [1.0] * len(environments),
+        ["a"],
+        RewardError,
+        "requires environments; .*environments is TRL's: the method get_reward of the environment scores the episode",
+    ),
+    (
+        "a column that **kwargs lacks",
+        lambda completions, **kwargs: [float(kwargs["answers"][0] == "4") for _ in completions],
+        [{"prompt": USER_PROMPT, "answer": "4"}],
+        RewardError,
+        "raised KeyError: 'answers' .*; given are answer, completion_ids, completions, prompts$",
+    ),
+    (
+        "a column with None",
+        lambda completions, answer: [
+            float(gold in said[0]["content"]) for said, gold in zip(completions, answer, strict=False)
+        ],
+        [{"prompt": USER_PROMPT, "answer": None}],
+        RewardError,
+        "raised TypeError: .*NoneType.*; the column 'answer' is None for sample 0$",
+    ),
+    (
+        "weights of 0",
+        ExactAnswer(weight=0.0),
+        [{"prompt": "a", "answer": "4"}],
+        ConfigError,
+        "the weight of every reward function is 0, which is only measured: every advantage is 0 and nothing is trained",
+    ),
     ("a module", [torch.nn.Linear(1, 1)], ["a"], TypeError, r"reward_fn\[0\] is a model: pass its path"),
 ]
 
@@ -700,6 +771,7 @@ OPTION_ROWS = [
         "group_size=1 with baseline='mean': every advantage is 0 .*at least 2",
     ),
     ("max_steps=0", {"max_steps": 0}, ConfigError, "max_steps: input should be greater than or equal to 1"),
+    ("top_k=1", {"top_k": 1}, ConfigError, "top_k=1 samples only the most likely token, so .* nothing is trained"),
     ("temperature=0", {"temperature": 0}, ConfigError, "temperature: input should be greater than 0"),
     (
         "reward_weights",
@@ -898,6 +970,20 @@ def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(train, caplog):
     assert (
         "warmup_steps=2 and the run has 2 steps (of one batch of prompts each): the learning rate rises" in caplog.text
     )
+
+
+def test_none_in_a_column_that_a_reward_requires_is_warned_of_once(train, caplog):
+    def reads_gold(completions, answer, hint=None):
+        return [float(index) for index in range(len(completions))]
+
+    rows = [{"prompt": "a", "answer": "1", "hint": None}, {"prompt": "b", "answer": None, "hint": "x"}]
+    train(rows, reads_gold)
+    train(rows, reads_gold)
+    warned = (
+        "reward function reads_gold reads the column 'answer', which is None in 1 of 2 rows, the first is prompts[1]"
+    )
+    assert caplog.text.count(warned) == 1
+    assert "'hint'" not in caplog.text
 
 
 def test_an_argument_of_a_reward_that_is_nearly_a_column_is_warned_of(train, caplog):

@@ -115,7 +115,7 @@ def add_commands(commands: Commands) -> None:
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
     from rlox_grpo.errors import ConfigError
-    from rlox_grpo.model.load import refuse_missing_folder
+    from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
 
     checkpoints = arguments.checkpoint
@@ -125,6 +125,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError("--data and --set are both there: write --set NAME=DATA for each set")
     for path in checkpoints:  # before the first one is evaluated
         refuse_missing_folder(path)
+        if advice := advise_on_run_folder(path):
+            raise ConfigError(f"{path} is no checkpoint: {advice}")
     output = None if arguments.json is None else Path(arguments.json)
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"--json {arguments.json} cannot be written: name a file in a folder that exists")

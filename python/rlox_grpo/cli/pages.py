@@ -14,6 +14,11 @@ def add_commands(commands: Commands) -> None:
     report = commands.add_parser("report", help="write RUN_DIR/report.html, or a page that compares several runs")
     report.add_argument("run_dir", nargs="+", help="the output_dir of a run; several are compared on one page")
     report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
+    report.add_argument(
+        "--mean",
+        action="store_true",
+        help="one line for the runs that differ in the number at their end, such as mine_0 and mine_1: their mean",
+    )
     report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
     report.set_defaults(run=_report)
 
@@ -41,7 +46,7 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     def write(refresh_s: int | None = None) -> Path:
         if len(arguments.run_dir) > 1:
-            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s)
+            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s, mean=arguments.mean)
         return write_report(arguments.run_dir[0], refresh_s=refresh_s)
 
     if arguments.watch is None:

@@ -45,7 +45,12 @@ _TASKS = ("guess_the_number", "countdown_calculator", "frozen_lake")
 
 def add_commands(commands: Commands) -> None:
     """Add ``train`` and ``demo``."""
-    demo = commands.add_parser("demo", help="train a small model from scratch on Countdown or another task")
+    demo = commands.add_parser(
+        "demo",
+        help="train a small model from scratch on Countdown or another task",
+        description="Train a small model from scratch. Any option of a run replaces the demo's: --max_steps 100 "
+        "--policy_loss my_parts:soft_clip. `rlox-grpo options` lists every option.",
+    )
     demo.add_argument(
         "--task",
         choices=("countdown", *_TASKS),
@@ -80,15 +85,20 @@ def add_commands(commands: Commands) -> None:
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.errors import ConfigError
+
+    settings = parse_overrides(rest)
+    if "output_dir" in settings:
+        raise ConfigError("--output_dir: the demo writes its run and its models to --out")
     if arguments.task == "countdown":
         from rlox_grpo.demo.run import run_demo
 
-        run_demo(Path(arguments.out or "runs/demo"), seed=arguments.seed)
+        run_demo(Path(arguments.out or "runs/demo"), seed=arguments.seed, settings=settings)
         return
     from rlox_grpo.demo.episodes import run_task
 
     task = importlib.import_module(f"rlox_grpo.demo.{arguments.task}").TASK
-    run_task(task, Path(arguments.out or f"runs/demo_{arguments.task}"), seed=arguments.seed)
+    run_task(task, Path(arguments.out or f"runs/demo_{arguments.task}"), seed=arguments.seed, settings=settings)
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

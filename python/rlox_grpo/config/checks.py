@@ -74,6 +74,11 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
         )
     if options.server_sync_dir is not None and options.server_nccl_address is not None:
         yield "server_sync_dir and server_nccl_address are two ways to send new weights: set only one of them"
+    if options.top_k == 1:
+        yield (
+            "top_k=1 samples only the most likely token, so the completions of a group are equal and nothing is "
+            "trained; for greedy decoding in evaluations set eval_greedy=True or call evaluate(greedy=True)"
+        )
     for url in options.server_urls:
         if not re.fullmatch(r"https?://[^/\s]+:\d+/?", url):
             yield f"server_urls holds {url!r}: expected http://host:port"

@@ -52,6 +52,7 @@ OTHER: Mapping[str, str] = {
     "prompts": "pass it to train()",
     "save_model": "call trainer.save(path)",
     "add_callback": "pass callbacks to GRPO",
+    "compute_metrics": "a reward function returns (scores, metrics), also for the held-out prompts",
     "predict": "call trainer.evaluate(prompts)",
     "ray_address": "pass it to rlox_grpo.launch_on_ray",
     "train_data": "pass it to train() as prompts; it is a key of run files",

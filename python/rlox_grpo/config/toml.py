@@ -24,7 +24,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{path} is not TOML: {error}{_show_line(text, str(error))}") from None
+        is_other = Path(path).suffix in (".yaml", ".yml", ".json")
+        what = "; a run file is TOML: docs/migration compares it with the files of TRL and verl" if is_other else ""
+        raise ConfigError(f"{path} is not TOML: {error}{_show_line(text, str(error))}{what}") from None
 
 
 def _show_line(text: str, error: str) -> str:

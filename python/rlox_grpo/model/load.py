@@ -200,6 +200,16 @@ def refuse_missing_folder(source: str) -> None:
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
 
 
+def advise_on_run_folder(source: str | Path) -> str:
+    """Return which checkpoints to pass in place of the folder of a run; "" if ``source`` is no such folder."""
+    newest = sorted(Path(source).glob("checkpoints/step_*"))
+    if not newest:
+        return ""
+    best = Path(source) / "checkpoints" / "best"
+    or_best = f", or the best one, {str(best)!r}" if best.exists() else ""
+    return f"it is the folder of a run: pass {str(newest[-1])!r}{or_best}"
+
+
 def _looks_like_a_folder(source: str) -> bool:
     """Return whether ``source`` can only be a path. A hub id has the form ``name`` or ``owner/name``."""
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
@@ -276,10 +286,8 @@ def _load_pretrained(
         )
         if Path(source).is_file():
             there = "; it is a file: pass the folder that holds config.json and the weights"
-        elif newest := sorted(Path(source).glob("checkpoints/step_*")):
-            best = Path(source) / "checkpoints" / "best"
-            or_best = f", or the best one, {str(best)!r}" if best.exists() else ""
-            there = f"; it is the folder of a run: pass {str(newest[-1])!r}{or_best}"
+        elif advice := advise_on_run_folder(source):
+            there = f"; {advice}"
         reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
         reason = reason.rstrip(".") + ("; it is no causal language model" if cut else "")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 _LINE_HINT = "write one object a line"
 
+_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
@@ -26,7 +28,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         FileNotFoundError: the file does not exist.
     """
     path = Path(path)
-    if path.suffix not in (".jsonl", ".json", ".parquet", ".csv"):
+    if path.suffix not in _SUFFIXES:
         raise ValueError(
             f"prompts={str(path)!r}: prompts are read from .jsonl, .parquet and .csv files; pass a list for prompts of "
             "your own, or datasets.load_dataset(…, split=…) for a data set of the hub"
@@ -43,6 +45,22 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
+
+
+def refuse_paths(entries: Sequence[Any]) -> None:
+    """Raise ValueError if the prompts are the paths of files, whose text would be the prompts otherwise."""
+    if entries and all(_is_path(entry) for entry in entries):
+        first = str(entries[0])
+        raise ValueError(
+            f"prompts is a list with the path of a file, {first!r}: pass a path alone, or several files by name, as "
+            f"{{{Path(first).stem!r}: {first!r}, …}}"
+        )
+
+
+def _is_path(entry: Any) -> bool:
+    return isinstance(entry, Path) or (
+        isinstance(entry, str) and Path(entry).suffix in _SUFFIXES and len(entry.split()) == 1
+    )
 
 
 def read_table(table: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rlox_grpo.prompts.files import read_rows as read_rows
-from rlox_grpo.prompts.files import read_table
+from rlox_grpo.prompts.files import read_table, refuse_paths
 from rlox_grpo.prompts.media import NO_PROCESSOR, find_media_in_message, refuse_media
 from rlox_grpo.prompts.picture_messages import COLUMNS as PICTURE_COLUMNS
 from rlox_grpo.prompts.picture_messages import insert_pictures, is_picture, label_pictures, list_pictures
@@ -225,7 +225,9 @@ def list_entries(prompts: PromptsLike) -> list[Any]:
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
         return list(table.tolist())
-    return list(read_table(table))
+    entries = list(read_table(table))
+    refuse_paths(entries)
+    return entries
 
 
 def list_rows(

@@ -16,21 +16,39 @@ RESERVED = ("add_generation_prompt", "continue_final_message", "conversation", "
 def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: int) -> Mapping[str, Any]:
     """Return the row with columns renamed by ``renamed``, new name → name in the row.
 
+    The name ``reward_model.ground_truth`` is a column of this name, or the key ``ground_truth`` of the dict in the
+    column ``reward_model``, which stays in the row.
+
     Raises:
         ValueError: the row lacks a column.
     """
     if not renamed:
         return row
+    values = {}
     for new, name in renamed.items():
-        if name not in row:
+        try:
+            values[new] = _find_value(row, name)
+        except KeyError:
             option = f"prompt_column={name!r}" if new == "prompt" else f"columns={{{new!r}: {name!r}}}"
             is_turned = new in row and new != "prompt"
             turned = f"; write the new name first: columns={{{name!r}: {new!r}}}" if is_turned else ""
             raise ValueError(
                 f"{option}: prompts[{index}] has no {name!r} column; it has {', '.join(map(repr, row))}{turned}"
-            )
+            ) from None
     other_columns = {name: value for name, value in row.items() if name not in renamed.values()}
-    return {**other_columns, **{new: row[name] for new, name in renamed.items()}}
+    return {**other_columns, **values}
+
+
+def _find_value(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, or of a key in it. Raises KeyError if there is none."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(key)
+        value = value[key]
+    return value
 
 
 def warn_about_replaced_columns(rows: Sequence[Any], renamed: Mapping[str, str]) -> None:

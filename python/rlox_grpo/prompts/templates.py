@@ -44,7 +44,11 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
             raise ValueError(f"prompt_template {name!r} reads {column}: it is {row[column]!r}")
     missing = [column for column in template.columns if column not in row]
     if missing:
-        raise ValueError(f"prompt_template {name!r} reads {', '.join(template.columns)}: the row has no {missing[0]!r}")
+        raise ValueError(
+            f"prompt_template {name!r} reads {', '.join(template.columns)}: the row has no {missing[0]!r}; it has "
+            f"{', '.join(map(repr, row))}. If one of them holds it, set columns={{{missing[0]!r}: <its name in the "
+            "rows>}"
+        )
     return template.render(*(row[column] for column in template.columns))
 
 

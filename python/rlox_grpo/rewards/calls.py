@@ -18,6 +18,7 @@ import numpy as np
 
 from rlox_grpo.errors import EXITS, describe_error, locate_error
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
+from rlox_grpo.types import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ _TEXT_HINT = (
 def hint_at_kind(completion: Any, error: Exception) -> str:
     """Return a hint for an error of a function that may expect text instead of messages or the reverse, or ""."""
     if isinstance(completion, list):
-        return f"; {HINT}"
+        # A function that read a message knows their form, unless the error is about a dict or its list.
+        reads_messages = isinstance(completion, ChatCompletion) and completion.read
+        return "" if reads_messages and not any(text in str(error) for text in ("'dict'", "list ind")) else f"; {HINT}"
     takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
     return f"; {_TEXT_HINT}" if isinstance(completion, str) and takes_messages else ""
 
@@ -176,10 +179,23 @@ def select_arguments(function: RewardFn, arguments: Mapping[str, Any]) -> tuple[
         raise RewardError(
             f"reward function {function_name(function)} takes no argument: give it completions, and columns by name"
         )
+    foreign = next((f"; {name} is {_FOREIGN[name]}" for name in missing if name in _FOREIGN), "")
     raise RewardError(
         f"reward function {function_name(function)} requires {', '.join(missing)}; given are "
-        f"{', '.join(sorted(arguments))}: rename the argument, give it a default, or add the column to the prompts"
+        f"{', '.join(sorted(arguments))}: rename the argument, give it a default, or name the column that holds it: "
+        f"columns={{{missing[0]!r}: <its name in the rows>}}{foreign}"
     )
+
+
+_LOGGED = "TRL's: return (scores, metrics) in place of calling it"
+_FOREIGN = {
+    "log_metric": _LOGGED,
+    "log_extra": _LOGGED,
+    "trainer_state": "TRL's: a callback's on_step(step, metrics) has the step",
+    "environments": "TRL's: the method get_reward of the environment scores the episode",
+    "solution_str": "verl's: write a function of all completions that calls this one for each",
+}
+"""Arguments of reward functions in other trainers → what to do."""
 
 
 _PROMPT_WORDS = ("prompt", "question", "quer", "input", "instruction")
@@ -200,6 +216,7 @@ def _names_other_values(missing: Sequence[str], names: Sequence[str]) -> bool:
     first, second = [*missing, "", ""][:2]
     return (
         bool(missing and "completions" in names)
+        or first in _FOREIGN
         or has_word(first, _PROMPT_WORDS)
         or has_word(second, (*_GOLD_WORDS, *_COMPLETION_WORDS))
     )
@@ -229,6 +246,60 @@ def warn_about_defaults(function: RewardFn, arguments: Mapping[str, Any]) -> Non
                 "reward function %s: there is no column %r, so the argument keeps its default %r; did you mean the "
                 "column %r?",
                 *(*key, parameter.default, near[0]),
+            )
+
+
+def add_hint(result: Any, function: RewardFn, arguments: Mapping[str, Any]) -> Any:
+    """Return ``result``; if it is a RewardError, with a hint at what the function may have misread.
+
+    Args:
+        result: what :func:`attempt` returned.
+        function: the function that was called.
+        arguments: its arguments, as they are after the call.
+    """
+    if not isinstance(result, RewardError):
+        return result
+    hint = _hint_at_columns(function, arguments, result.__cause__) or hint_at_kind(arguments["completions"][0], result)
+    error = RewardError(f"{result}{hint}", result.row)
+    error.__cause__ = result.__cause__
+    return error
+
+
+def _hint_at_columns(function: RewardFn, arguments: Mapping[str, Any], cause: BaseException | None) -> str:
+    """Return a hint at a column that ``**kwargs`` lacks, or that has None in a row, or ""."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    names = {parameter.name for parameter in parameters}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if isinstance(cause, KeyError) and takes_any and cause.args and cause.args[0] not in arguments:
+        return f"; given are {', '.join(sorted(arguments))}"
+    for name, values in arguments.items():
+        rows = [row for row, value in enumerate(values) if value is None] if takes_any or name in names else []
+        if rows:
+            return f"; the column {name!r} is None for sample {rows[0]}"
+    return ""
+
+
+_none_warned: set[tuple[str, str]] = set()
+
+
+def warn_about_nones(function: RewardFn, prompts: Sequence[Prompt]) -> None:
+    """Warn of a column with None in some rows, which a function requires by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    for name in [parameter.name for parameter in parameters if parameter.default is parameter.empty]:
+        rows = [prompt for prompt in prompts if name in prompt.columns and prompt.columns[name] is None]
+        key = (function_name(function), name)
+        if rows and key not in _none_warned:
+            _none_warned.add(key)
+            logger.warning(
+                "reward function %s reads the column %r, which is None in %d of %d rows, the first is %s: it has to "
+                "return None, or a number, for these rows",
+                *(*key, len(rows), len(prompts), rows[0].name),
             )
 
 

@@ -19,6 +19,7 @@ from rlox_grpo.rewards.calls import (
     HINT,
     RewardError,
     RewardFn,
+    add_hint,
     attempt,
     find_nan_rows,
     function_name,
@@ -30,6 +31,7 @@ from rlox_grpo.rewards.calls import (
     to_scores,
     took_lengths_alone,
     warn_about_defaults,
+    warn_about_nones,
 )
 from rlox_grpo.rewards.copies import copy_arguments
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards, find_failed
@@ -134,6 +136,7 @@ def score_batches(
         results = gather([(name, awaitable) for _, name, awaitable in waiting])
         for (call, name, _), (result, seconds) in zip(waiting, results, strict=True):
             completions = call.arguments["completions"]
+            result = add_hint(result, call.functions[name], call.arguments)
             call.by_function[name] = _score_by_function(name, result, completions, call.batch.groups, on_error)
             call.by_function[name].seconds = seconds
     except BaseException:
@@ -150,6 +153,7 @@ class _Calls:
 
     Attributes:
         arguments: of the functions, with one value for each completion; empty without completions.
+        functions: the functions by name.
         by_function: the scores of each function that has returned, by name.
         waiting: what async functions have returned, by name.
     """
@@ -157,6 +161,7 @@ class _Calls:
     def __init__(self, batch: RewardBatch) -> None:
         self.batch = batch
         self._names = make_unique_names(batch.functions) if batch.names is None else batch.names
+        self.functions = dict(zip(self._names, batch.functions, strict=True))
         self._factors = reward_weights(batch.functions, batch.weights)
         rows = sum(len(group.completions) for group in batch.groups)
         self.arguments = collect_arguments(batch.groups) if rows else {}
@@ -165,11 +170,11 @@ class _Calls:
 
     def begin(self, on_error: Literal["stop", "none"]) -> None:
         """Call every function."""
-        groups, functions = self.batch.groups, self.batch.functions
+        groups, functions = self.batch.groups, self.functions
         arguments, by_function = self.arguments, self.by_function
         if not arguments:
             return
-        for name, function in zip(self._names, functions, strict=True):
+        for name, function in functions.items():
             start = time.perf_counter()
             if isinstance(function, Rule):
                 by_function[name] = _score_by_rule(name, function, arguments)
@@ -188,8 +193,9 @@ class _Calls:
                 if inspect.isawaitable(result):
                     self.waiting[name] = result
                     continue
-                by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
                 # After the call, because ChatCompletion records what the function has read.
+                result = add_hint(result, function, copied)
+                by_function[name] = _score_by_function(name, result, arguments["completions"], groups, on_error)
                 _warn_about_lengths(name, by_function[name].scores, copied["completions"])
             by_function[name].seconds = time.perf_counter() - start
 
@@ -303,7 +309,7 @@ def _score_by_function(
     rows = len(completions)
     try:
         if isinstance(result, RewardError):
-            raise RewardError(f"{result}{hint_at_kind(completions[0], result)}", result.row) from result.__cause__
+            raise result
         if isinstance(result, Verdicts):
             return _FunctionScores(
                 to_scores(name, result.scores, rows),
@@ -416,6 +422,7 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
             available = {**arguments, "completions": empty}
             select_arguments(called, available)
             warn_about_defaults(called, available)
+            warn_about_nones(called, prompts)
             if isinstance(function, InWorkers):
                 function.start()
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.signatures import explain_misfit
 
-EVENTS = {"on_step": "metrics", "on_evaluation": "metrics", "on_save": "path"}
+if TYPE_CHECKING:
+    from rlox_grpo.update.token_rows import TokenRow
+
+EVENTS = {"on_step": "metrics", "on_evaluation": "metrics", "on_save": "path", "on_tokens": "rows"}
 """Methods of a callback → their second argument; the first is ``step``."""
 
 _MISSPELT = 0.7
@@ -23,7 +27,9 @@ class Callbacks:
 
     - ``on_step(step, metrics)`` after a training step;
     - ``on_evaluation(step, metrics)`` after an evaluation of the held-out prompts;
-    - ``on_save(step, path)`` after a checkpoint; ``path`` is its folder.
+    - ``on_save(step, path)`` after a checkpoint; ``path`` is its folder;
+    - ``on_tokens(step, rows)`` after a training step, before ``on_step``; ``rows`` are the
+      :class:`rlox_grpo.update.token_rows.TokenRow` of this rank.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
@@ -46,11 +52,15 @@ class Callbacks:
             _check_methods(f"callbacks[{index}] is {type(callback).__name__}", callback)
         self._callbacks = tuple(callbacks)
 
-    def call(self, event: str, step: int, argument: dict[str, float] | Path) -> None:
+    def reads(self, event: str) -> bool:
+        """Return whether a callback has the method ``event``."""
+        return any(hasattr(callback, event) for callback in self._callbacks)
+
+    def call(self, event: str, step: int, argument: dict[str, float] | Path | Sequence[TokenRow]) -> None:
         """Call the method ``event`` of each callback that has it."""
         for callback in self._callbacks:
             if (method := getattr(callback, event, None)) is not None:
-                method(step, dict(argument) if isinstance(argument, dict) else argument)  # each its own
+                method(step, argument if isinstance(argument, Path) else copy(argument))  # each its own
 
 
 def _check_methods(callback_name: str, callback: Any) -> None:

@@ -163,6 +163,21 @@ def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
     return float(factor)
 
 
+def _refuse_other_model(path: Path, model: Any, *, merged: bool) -> None:
+    """Raise ValueError if writing to ``path`` would change the base model of an adapter, or hide the written model."""
+    adapters = getattr(model, "peft_config", {})
+    base = next((adapter.base_model_name_or_path for adapter in adapters.values()), None)
+    if base and path.is_dir() and Path(base).is_dir() and path.samefile(base):
+        raise ValueError(
+            f"{str(path)!r} is the folder of the base model, which the adapter needs unchanged: choose another folder"
+        )
+    if (merged or not adapters) and (path / "adapter_config.json").exists():
+        raise ValueError(
+            f"{str(path)!r} holds an adapter (adapter_config.json), which transformers and peft would load in place of "
+            "the whole model: choose another folder"
+        )
+
+
 def export_model(
     path: Path,
     model: Any,
@@ -181,8 +196,10 @@ def export_model(
         processor: the processor of a vision-language model whose prompts may have pictures.
 
     Raises:
-        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA.
+        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA; or ``path`` is the folder
+            of the base model, or holds an adapter beside which a whole model would be written.
     """
+    _refuse_other_model(path, model, merged=merged)
     if merged:
         if not hasattr(model, "peft_config"):
             raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")

@@ -51,6 +51,7 @@ from rlox_grpo.trainer.check_arguments import (
     check_group_size,
     check_teacher,
     check_teacher_masks,
+    check_weights,
     refuse_branches,
 )
 from rlox_grpo.trainer.engine_sync import EngineSync
@@ -125,6 +126,7 @@ def build_step(
         reward_fns.append(no_reward)
     # Without functions, each source of the prompts and each held-out set must have its own.
     weights = reward_weights(reward_fns, config.reward_weights) if reward_fns or config.reward_weights else []
+    check_weights(config, weights, has_teacher=teacher is not None)
     sampler = Sampler(
         make_engine(config, sampled_by, ranks),
         stages.sampling,

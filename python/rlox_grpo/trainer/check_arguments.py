@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,15 @@ def check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool
         "group_size=1 with baseline='mean': every advantage is 0 and nothing is trained; set group_size to at least 2, "
         "or baseline='batch' or 'moving'" + ("; a teacher without rewards needs no group" if has_teacher else "")
     )
+
+
+def check_weights(config: GRPOConfig, weights: Sequence[float], *, has_teacher: bool) -> None:
+    """Refuse rewards whose weights are all 0: every advantage is 0, unless a function or a teacher gives others."""
+    if weights and not any(weights) and config.advantage_fn is None and config.demo_loss is None and not has_teacher:
+        raise ConfigError(
+            "the weight of every reward function is 0, which is only measured: every advantage is 0 and nothing is "
+            "trained; give one of them another weight, by reward_weights or its attribute weight"
+        )
 
 
 def refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:

@@ -83,8 +83,8 @@ class GRPO:
         processor: reads the pictures of prompts of a vision-language model; by default the one of the model. See
             docs/guides/images.md.
         config: a whole configuration, instead of options as keywords.
-        callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
-            ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
+        callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)``,
+            ``on_save(step, path)`` or ``on_tokens(step, rows)``; see :mod:`rlox_grpo.run.callbacks`.
         optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
             ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.custom_optimizer`.
         sources: what the run records of its start, for the commands of this library; by default the arguments above.
@@ -133,6 +133,7 @@ class GRPO:
             on_episodes=self._show_episodes,
             chooses_dtype=asked.dtype == "auto" and recorded is None,
         )
+        step.token_rows.is_on = self.callbacks.reads("on_tokens")
         self.config = self.config.model_copy(update={"dtype": step.stages.update.dtype})
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
         if recorded is not None and self.ranks.is_first:
@@ -284,6 +285,8 @@ class GRPO:
                         self._last_metrics = metrics
                         if evaluation:
                             self.callbacks.call("on_evaluation", self.step, dict(evaluation))
+                        if self._step.token_rows.is_on:
+                            self.callbacks.call("on_tokens", self.step, self._step.last_token_rows)
                         self.callbacks.call("on_step", self.step, dict(metrics))
                         if self.config.on_collapse == "restore" and not self._must_stop(stop):
                             restore = run.find_checkpoint_to_restore()

@@ -70,6 +70,7 @@ from rlox_grpo.update.mutual_information import measure_mutual_information
 from rlox_grpo.update.parameter_groups import learning_rate_at
 from rlox_grpo.update.protocol import Updater
 from rlox_grpo.update.step_metrics import StepReport
+from rlox_grpo.update.token_rows import TokenRow, TokenRows
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +147,8 @@ class TrainStep:
         progress: the steps, prompts and tokens of the run.
         last_rollout: the trained groups of the last step with their advantages ``float32 [N]``, one for each
             completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
+        token_rows: collects what the update reads of each token, for callbacks.
+        last_token_rows: those of the last step; empty if no callback reads them.
     """
 
     stages: StageConfigs
@@ -173,6 +176,8 @@ class TrainStep:
     peak_flops: float | None
     progress: Progress
     last_rollout: tuple[list[ScoredGroup], Float32Array] = field(default_factory=lambda: ([], np.zeros(0, np.float32)))
+    token_rows: TokenRows = field(default_factory=TokenRows)
+    last_token_rows: list[TokenRow] = field(default_factory=list)
 
     def take(
         self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
@@ -188,6 +193,7 @@ class TrainStep:
         step, total_steps = self.progress.step, self.progress.total_steps
         learning_rate = self.progress.learning_rate_factor * learning_rate_at(step, total_steps, self.schedule)
         clock, refills = StageClock(), count(1)
+        self.token_rows.clear()
 
         # Before sampling: the completions of a step come from the weights after the step before (async_steps=0).
         with clock("weight_sync"):
@@ -240,7 +246,7 @@ class TrainStep:
                     batches = self._add_step_statistics(batches, seed=(stages.run.seed, step, len(updates)))
                     if self.routing is not None:
                         batches = self.routing.add_load(batches, is_first=not updates)
-                    loss = partial(self._compute_loss, completed=completed)
+                    loss = partial(self._compute_loss, completed=completed, update=len(updates))
                     updates.append(take_optimizer_step(self.updater, loss, batches, learning_rate, self.ranks))
 
         self.progress.step += 1
@@ -259,6 +265,7 @@ class TrainStep:
         # A callback may edit the groups, and later steps draw the same prompts.
         owned = [replace(group, group=replace(group.group, prompt=copy_value(group.group.prompt))) for group in scored]
         self.last_rollout = owned, padded
+        self.last_token_rows = self.token_rows.take(scored)
         return {**metrics, **information}
 
     def score_sources(self, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
@@ -301,10 +308,12 @@ class TrainStep:
         entropy: Tensor,
         distribution_kl: Tensor | None = None,
         completed: list[Batch] | None = None,
+        update: int = 0,
     ) -> LossOutput:
         """Return the loss of one micro-batch; the arguments are those of :func:`rlox_grpo.loss.grpo_loss`.
 
-        The micro-batch is added to ``completed`` if it may get its old log-probs here.
+        The micro-batch is added to ``completed`` if it may get its old log-probs here. ``update`` is the number of the
+        optimizer step.
         """
         batch = self.fixed_tensors.add_in_update(batch, log_probs)
         if self.fixed_tensors.adds_in_update and completed is not None:
@@ -312,6 +321,7 @@ class TrainStep:
         kl_coef = self.kl_weight.value if self.stages.loss.kl_in == "loss" else 0.0
         inputs = make_loss_inputs(log_probs, batch, self.stages.loss.model_copy(update={"kl_coef": kl_coef}))
         term = self.policy_loss(inputs)
+        self.token_rows.add(update, batch, inputs, term, entropy)
         output = combine_terms(
             term,
             inputs,

@@ -16,7 +16,9 @@ class PromptConfig(Record, title="Prompts"):
     )
     prompt_column: str = option("prompt", "Column of the data that holds the prompt.")
     columns: dict[str, str] = option(
-        {}, "Name that a reward function reads → name of the column in the data, such as {answer = 'solution'}."
+        {},
+        "Name that a reward function reads → name of the column in the data, such as {answer = 'solution'}, or of a "
+        "key in it, such as {answer = 'reward_model.ground_truth'}.",
     )
     continue_final_message: bool = option(
         False,

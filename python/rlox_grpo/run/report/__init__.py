@@ -25,6 +25,8 @@ from rlox_grpo.run.report.environments import list_environments
 from rlox_grpo.run.report.evaluations import COLUMNS, compare_runs, list_accuracies
 from rlox_grpo.run.report.pictures import PicturesShown
 from rlox_grpo.run.report.read import Run, read_metric, read_run
+from rlox_grpo.run.report.repeats import COLUMNS as REPEAT_COLUMNS
+from rlox_grpo.run.report.repeats import group_repeats, summarize_repeats
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import breakable, escape, number
 
@@ -64,24 +66,31 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
 
 
 def write_comparison(
-    run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], *, refresh_s: int | None = None
+    run_dirs: Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    *,
+    refresh_s: int | None = None,
+    mean: bool = False,
 ) -> Path:
     """Write the page ``path`` that compares runs.
 
     The page shows the evaluation sets with paired differences to the first run, the settings that differ, and charts
-    with a line for each run.
+    with a line for each run. With ``mean``, runs whose names differ only in the number at their end, such as ``mine_0``
+    and ``mine_1``, share a line: their mean, with a band from the lowest to the highest.
 
     ``refresh_s`` and errors are as in :func:`write_report`; ValueError also if a run is named twice.
     """
     runs = _with_distinct_names([Path(folder) for folder in run_dirs])
+    groups = group_repeats([run.name for run in runs]) if mean else None
     sections = {
+        "Means": _table(REPEAT_COLUMNS, summarize_repeats(runs, groups)) if groups is not None else "",
         "Runs": _table(
             ["steps", "reward, last 10%", "last held-out reward", "warnings"],
             [(run.name, _summary(run)) for run in runs],
         ),
-        "Evaluation sets": _compare_sets(runs) + chart_evaluations(runs),
+        "Evaluation sets": _compare_sets(runs) + chart_evaluations(runs, groups),
         "Settings that differ": _different_settings(runs),
-        "Curves": curves(runs),
+        "Curves": curves(runs, groups),
     }
     title = f"{len(runs)} runs"
     return _write(Path(path), title, f"<h1>{title}</h1>", sections, refresh_s)

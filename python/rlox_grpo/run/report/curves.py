@@ -11,6 +11,7 @@ from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.report.charts import Chart, compare, draw
 from rlox_grpo.run.report.evaluations import chart_sets
 from rlox_grpo.run.report.read import Run, Table, column
+from rlox_grpo.run.report.repeats import average
 
 _UNSCORED = (*STATUSES[1:], *OUTCOMES[1:])
 _MAX_MORE = 200
@@ -109,10 +110,11 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
 )
 
 
-def curves(runs: Sequence[Run]) -> str:
+def curves(runs: Sequence[Run], groups: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return the charts of a run as HTML, all over the same steps; empty without metrics.
 
-    For several runs, return one chart for each curve, with a line for each run.
+    For several runs, return one chart for each curve, with a line for each run, or for each of ``groups``: see
+    :func:`rlox_grpo.run.report.repeats.average`.
     """
     steps = [step for run in runs for step in (*run.metrics, *run.evaluations)]
     if not steps:
@@ -133,7 +135,7 @@ def curves(runs: Sequence[Run]) -> str:
         "or the value under the pointer. Drag over a chart to zoom all of them in; double-click to zoom out. Click a "
         "name to hide its line."
     )
-    usual, others = _draw_all(charts, first, last), _draw_all(more, first, last)
+    usual, others = _draw_all(charts, first, last, groups), _draw_all(more, first, last, groups)
     count = others.count("<figure")
     return (
         f'<p class="quiet">{note}</p><noscript><p>The charts need JavaScript; the tables below do not.</p></noscript>'
@@ -145,16 +147,20 @@ def curves(runs: Sequence[Run]) -> str:
     )
 
 
-def chart_evaluations(runs: Sequence[Run]) -> str:
-    """Return the charts of the evaluation sets as HTML; for several runs with a line for each. Empty without any."""
+def chart_evaluations(runs: Sequence[Run], groups: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return the charts of the evaluation sets as HTML; for several runs as :func:`curves`. Empty without any."""
     charts = {run.name: chart_sets(run.evaluations) for run in runs}
     steps = [step for run in runs for step in run.evaluations]
-    drawn = _draw_all(charts, min(steps), max(steps)) if steps else ""
+    drawn = _draw_all(charts, min(steps), max(steps), groups) if steps else ""
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def _draw_all(charts: Mapping[str, Sequence[Chart]], first: int, last: int) -> str:
+def _draw_all(
+    charts: Mapping[str, Sequence[Chart]], first: int, last: int, groups: Mapping[str, Sequence[str]] | None = None
+) -> str:
     chosen = compare(charts) if len(charts) > 1 else next(iter(charts.values()))
+    if groups is not None:
+        chosen = [average(chart, groups) for chart in chosen]
     return "".join(draw(chart, first, last) for chart in chosen)
 
 
