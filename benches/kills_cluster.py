@@ -99,7 +99,7 @@ class Run:
         words = [*("train", "run.toml", "--ray", address, "--layout", LAYOUT), "--max_steps", str(STEPS)]
         words += ["--rank_timeout", str(RANK_TIMEOUT), *tiny_run.SERVED, str(folder), *tiny_run.SAVED, name]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlox_grpo.cli", *words],
+            [sys.executable, "-m", "rlox_grpo", *words],
             cwd=folder,
             env=tiny_run.environment(**variables),
             stdout=subprocess.PIPE,
@@ -118,7 +118,7 @@ class Run:
 
     def find_ranks(self) -> list[int]:
         """The ranks: their command has the engines' addresses."""
-        return find_processes("rlox_grpo.cli train", "--server_urls", self.name)
+        return find_processes("-m rlox_grpo train", "--server_urls", self.name)
 
     def find_engines(self) -> list[int]:
         """The servers of this folder's runs."""

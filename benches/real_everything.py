@@ -164,7 +164,7 @@ class Place:
         return run if list(run.glob("checkpoints/step_*/manifest.json")) else self.train(name, **options)
 
 
-CLI = [sys.executable, "-m", "rlox_grpo.cli"]
+CLI = [sys.executable, "-m", "rlox_grpo"]
 
 
 def train_command(file: Path, ranks: int = 1) -> list[str]:
@@ -172,7 +172,7 @@ def train_command(file: Path, ranks: int = 1) -> list[str]:
     if ranks == 1:
         return [*CLI, "train", str(file)]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    return [*start, "-m", "rlox_grpo.cli", "train", str(file)]
+    return [*start, "-m", "rlox_grpo", "train", str(file)]
 
 
 def call(command: Sequence[str], *, succeeds: bool = True) -> subprocess.CompletedProcess[str]:

@@ -65,7 +65,7 @@ def run(
     Args:
         system: Name of the TOML file next to the script.
         prepare: Takes the folder and the prompt template; writes ``policy``, ``train.jsonl`` and ``held_out.jsonl``.
-        launcher: Command before ``-m rlox_grpo.cli``, such as torchrun's. Without one, train in this process.
+        launcher: Command before ``-m rlox_grpo``, such as torchrun's. Without one, train in this process.
         beside: Takes the folder; a context manager of what runs during training. It yields further options.
     """
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def run(
     }
     words = ["train", str(file), *(f"--{name}={value}" for name, value in places.items()), *overrides]
     with beside(out) as told:
-        command = [*launcher, "-m", "rlox_grpo.cli", *words, *told] if launcher else ["rlox-grpo", *words, *told]
+        command = [*launcher, "-m", "rlox_grpo", *words, *told] if launcher else ["rlox-grpo", *words, *told]
         print(f"$ {shlex.join(command)}", flush=True)
         status = subprocess.run(command, check=False).returncode if launcher else cli.main(command[1:])
     if status:

@@ -18,7 +18,7 @@ from learner import run, word_problems
 def reference_server(out: Path) -> Iterator[list[str]]:
     """Run ``rlox-grpo serve-reference`` on a free loopback port with a new token."""
     os.environ["RLOX_GRPO_REFERENCE_TOKEN"] = secrets.token_hex(32)
-    command = [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(out / "policy"), "--port", "0"]
+    command = [sys.executable, "-m", "rlox_grpo", "serve-reference", str(out / "policy"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -62,7 +62,7 @@ def by_torchrun(folder, tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             (folder / "plain.toml").write_text(RUN.split("[layout]")[0])
-            program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
+            program = ["-m", "rlox_grpo", "train", "plain.toml", *SAVED, "torchrun"]
             subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=900)
             done.symlink_to(folder / "torchrun")
     return done

@@ -69,7 +69,7 @@ class Nodes:
     def train(self, *arguments: str, file: str = "run.toml", place: int = 0, **changes: str) -> subprocess.Popen[str]:
         """Start ``rlox-grpo train FILE`` on a host, in the run's folder."""
         own = environment(**changes)
-        words = [sys.executable, "-m", "rlox_grpo.cli", "train", file, "--ray", self.address, *arguments]
+        words = [sys.executable, "-m", "rlox_grpo", "train", file, "--ray", self.address, *arguments]
         return subprocess.Popen(
             self.command(place, *words),
             cwd=self._folder,

@@ -50,7 +50,7 @@ def _end_ray():
 def test_a_lost_head_ends_the_command_which_continues_the_run_on_another_cluster(head, train, folder, by_torchrun):
     mark = folder / "lost_head_mark"
     held = {"RLOX_GRPO_HOW": "hold", "RLOX_GRPO_DIES": "all", "RLOX_GRPO_DIE_AT": "3", "RLOX_GRPO_MARK": str(mark)}
-    command = [sys.executable, "-m", "rlox_grpo.cli", "train", "run.toml", "--ray", head, *SAVED, "lost_head"]
+    command = [sys.executable, "-m", "rlox_grpo", "train", "run.toml", "--ray", head, *SAVED, "lost_head"]
     run = subprocess.Popen(
         command, cwd=folder, env=environment(**held), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -58,7 +58,7 @@ def test_a_lost_head_ends_the_command_which_continues_the_run_on_another_cluster
     wait_until(lambda: run.poll() is not None or all(place.exists() for place in marks))
     assert run.poll() is None, run.communicate()
     ranks = [
-        process for process, words in list_processes("rlox_grpo.cli train", "lost_head").items() if head not in words
+        process for process, words in list_processes("-m rlox_grpo train", "lost_head").items() if head not in words
     ]
     assert len(ranks) == 2
     (service,) = list_processes("gcs_server", SERVICE)

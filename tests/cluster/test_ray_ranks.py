@@ -53,7 +53,7 @@ def test_one_rank_takes_the_steps_of_one_process(train_without_ray, cluster, fol
     """Started by the key of the run file, at the address of the environment."""
     text = (folder / "run.toml").read_text().replace("trainers = 2", "trainers = 1")
     (folder / "one.toml").write_text(f'launcher = "ray"\n{text}')
-    command = [sys.executable, "-m", "rlox_grpo.cli", "train"]
+    command = [sys.executable, "-m", "rlox_grpo", "train"]
     kept = {**environment(), "RAY_ADDRESS": cluster}
     subprocess.run([*command, "one.toml", *SAVED, "ray_one"], cwd=folder, env=kept, check=True, timeout=900)
     train_without_ray(0, *SAVED, "alone")
@@ -110,7 +110,7 @@ def test_whatever_ends_a_run_the_same_command_continues_it(train, cluster, folde
     killing = environment(RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="kill_driver")
     killed = subprocess.run([sys.executable, "-c", DRIVER, *words], cwd=folder, env=killing, timeout=900)
     assert killed.returncode == -signal.SIGKILL
-    wait_until(lambda: not list_processes("rlox_grpo.cli train", f"{SAVED[-1]} ended"), ENDED_WITHIN_S)
+    wait_until(lambda: not list_processes("-m rlox_grpo train", f"{SAVED[-1]} ended"), ENDED_WITHIN_S)
     deadline = time.monotonic() + ENDED_WITHIN_S
     while True:
         done = train("--ray", cluster, *SAVED, "ended", RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="term_driver")

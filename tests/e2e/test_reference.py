@@ -133,7 +133,7 @@ def served(tmp_path_factory):
     ranked.tiny_policy().save_pretrained(folder / "model")
     process = subprocess.Popen(
         # The budget holds three rows of the runs below: a question takes several forwards.
-        [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", folder / "model", "--port", "0", *BUDGET],
+        [sys.executable, "-m", "rlox_grpo", "serve-reference", folder / "model", "--port", "0", *BUDGET],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, TOKEN_VARIABLE: TOKEN, "OMP_NUM_THREADS": "1"},

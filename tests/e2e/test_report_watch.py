@@ -98,8 +98,8 @@ def test_a_watched_run_and_a_watched_comparison(
     tmp_path: Path, start: Any, runs: tuple[str, str], in_browser: bool
 ) -> None:
     wait_for(lambda: all((tmp_path / name / "metrics.jsonl").exists() for name in runs))
-    alone = start("-m", "rlox_grpo.cli", "report", "one", "--watch", "1")
-    both = start("-m", "rlox_grpo.cli", "report", "one", "two", "--out", "both.html", "--watch", "1")
+    alone = start("-m", "rlox_grpo", "report", "one", "--watch", "1")
+    both = start("-m", "rlox_grpo", "report", "one", "two", "--out", "both.html", "--watch", "1")
     page, comparison = tmp_path / "one" / "report.html", tmp_path / "both.html"
     for path, run in ((page, "one"), (comparison, "two")):
         first = wait_for(lambda path=path, run=run: newest_step(path, run))

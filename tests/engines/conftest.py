@@ -75,7 +75,7 @@ class Launcher:
     def __init__(self, model: Path) -> None:
         port = free_port()
         self.model, self.url, self._log = model, f"http://127.0.0.1:{port}", model.with_name("server.log")
-        self._command = [sys.executable, "-m", "rlox_grpo.cli", "serve", str(model), "--port", str(port)]
+        self._command = [sys.executable, "-m", "rlox_grpo", "serve", str(model), "--port", str(port)]
         self._command += ["--max-length", "256", "--max-num-seqs", "16"]
 
     def start(self) -> None:

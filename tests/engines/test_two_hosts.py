@@ -127,7 +127,7 @@ def generation(hosts, start, folder, make_tiny_model, byte_tokenizer):
     listening = ["--host", "0.0.0.0", "--port", "8000", "--max-length", "256"]
     command = [
         "-m",
-        "rlox_grpo.cli",
+        "rlox_grpo",
         "serve",
         folder / "model",
         *listening,
@@ -141,7 +141,7 @@ def generation(hosts, start, folder, make_tiny_model, byte_tokenizer):
 def references(hosts, start, folder):
     """``rlox-grpo serve-reference`` on host0: one open to the other host, one as it is by default."""
     ranked.tiny_policy().save_pretrained(folder / "reference")
-    command = ["-m", "rlox_grpo.cli", "serve-reference", folder / "reference"]
+    command = ["-m", "rlox_grpo", "serve-reference", folder / "reference"]
     opened = start(hosts[0], *command, "--host", hosts[0].address, "--port", "8450")
     default = start(hosts[0], *command, "--port", "8451")
     for process, address in ((opened, f"{hosts[0].address}:8450"), (default, "127.0.0.1:8451")):
@@ -221,7 +221,7 @@ def test_zero_3_on_both_hosts_learns_through_a_server_on_one(hosts, start, folde
         "output_dir": str(folder / "served"),
     }
     (folder / "run.toml").write_text(tomli_w.dumps(run))
-    training = ["--module", "rlox_grpo.cli", "train", folder / "run.toml"]
+    training = ["--module", "rlox_grpo", "train", folder / "run.toml"]
     assert_success(by_deepspeed(hosts, start, folder, *training), 500)
     steps = [json.loads(line) for line in (folder / "served" / "metrics.jsonl").read_text().splitlines()]
     rewards = [step["reward/mean"] for step in steps]

@@ -77,7 +77,7 @@ class ReferenceServer:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(self._model)]
+        command = [sys.executable, "-m", "rlox_grpo", "serve-reference", str(self._model)]
         command += ["--port", self.url.rpartition(":")[2]]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().rpartition(" at ")[2].strip()

@@ -484,7 +484,7 @@ def test_options_takes_several_names(capsys):
 def test_output_that_nobody_reads_any_more_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "rlox_grpo.cli", "options"]
+    command = [sys.executable, "-m", "rlox_grpo", "options"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

@@ -49,7 +49,7 @@ def test_the_run_file_has_the_model_the_data_the_rewards_and_the_options(started
     assert metrics == {"step": 3, "reward/mean": 0.5, "policy/kl": 0.1, "mean_reward": 0.5, "kl": 0.1}
     run_file = tmp_path / "run" / "launch" / "run.toml"
     assert started == [
-        [sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", "host0:6379"],
+        [sys.executable, "-m", "rlox_grpo", "train", str(run_file), "--ray", "host0:6379"],
     ]
     origin, config = read_run_file(run_file, {})
     assert (origin.model, origin.n_epochs, origin.rewards) == ("owner/model", 2, ({"name": "my_rewards:good"},))

@@ -232,8 +232,7 @@ def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatc
     sizes, servers = read_layout(origin, config)
     assert (sizes.engines, sizes.gpus_per_engine, sizes.references) == (2, 2, 1)
     assert " ".join(servers.commands["engines"]) == (
-        "-m rlox_grpo.cli serve model --host {host} --port {port} --dtype bfloat16 "
-        "--max-length 64 --tensor-parallel-size 2"
+        "-m rlox_grpo serve model --host {host} --port {port} --dtype bfloat16 --max-length 64 --tensor-parallel-size 2"
     )
     assert all(len(token) > 20 for token in servers.variables.values())
     found = servers.find({"engines": ["http://10.0.0.2:7"], "reference": ["http://10.0.0.1:8"]}, ROOM)

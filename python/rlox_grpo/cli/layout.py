@@ -17,7 +17,7 @@ from rlox_grpo.model.gguf import refuse_gguf
 from rlox_grpo.reference import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as ENGINE_TOKEN
 
-_MODULE = ("-m", "rlox_grpo.cli")
+_MODULE = ("-m", "rlox_grpo")
 
 
 def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:

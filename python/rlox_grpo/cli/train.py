@@ -217,7 +217,7 @@ def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Or
     if sizes.engines:
         servers = replace(servers, count=FileCount(Path(arguments.file), count_engines, say))
     launch_ranks(
-        ["-m", "rlox_grpo.cli", "train", arguments.file, *rest],
+        ["-m", "rlox_grpo", "train", arguments.file, *rest],
         address=arguments.ray or "auto",
         sizes=sizes,
         servers=servers,

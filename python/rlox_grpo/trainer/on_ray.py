@@ -195,7 +195,7 @@ class RayRun:
         written = {name: tables for name, tables in (("train", sources), ("eval", sets)) if tables}
         tables = {**self._tables, **written}
         replace_file(run_file, tomli_w.dumps({**document, **tables}).encode())
-        _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
+        _run([sys.executable, "-m", "rlox_grpo", "train", str(run_file), "--ray", self._address])
         last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
 

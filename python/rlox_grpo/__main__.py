@@ -1,4 +1,4 @@
-"""``python -m rlox_grpo.cli`` is ``rlox-grpo``."""
+"""``python -m rlox_grpo`` is ``rlox-grpo``."""
 
 from rlox_grpo.cli import main
 
