@@ -103,7 +103,7 @@ ONLY = {
     **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),
     **dict.fromkeys(("rate_octuple", *(name for name in VARIANTS if "lora" in name)), ("countdown", "word_problems")),
-    "lora_rate_10": ("countdown", "word_problems", *PRETRAINED),
+    **dict.fromkeys(("lora_rate_10", "lora_rate_30"), ("countdown", "word_problems", *PRETRAINED)),
     **dict.fromkeys((name for name in VARIANTS if "few_rows" in name), ("countdown", "countdown_hard")),
     **dict.fromkeys(("echo", "turn_gae", "gagpo", "two_updates_gagpo"), ("guess_the_number",)),
 }

@@ -31,11 +31,11 @@ def count_adapter(base: nn.Module, targets: str | tuple[str, ...]) -> int | None
     """Return the number of parameters of a LoRA adapter of rank 1 on a mixture of experts, stacked experts too.
 
     peft decides which stacked matrices an adapter has, so it makes one on a copy without storage. None if ``base`` has
-    no stacked experts or has an adapter already, or if peft is not installed.
+    no stacked experts or has an adapter already, if there are no ``targets``, or if peft is not installed.
     """
     is_stacked = any(parameter.dim() == 3 and ".experts." in name for name, parameter in base.named_parameters())
     is_adapted = any("lora_" in name for name, _ in base.named_parameters())
-    if not is_stacked or is_adapted or find_spec("peft") is None:
+    if not is_stacked or is_adapted or not targets or find_spec("peft") is None:
         return None
     import peft
 

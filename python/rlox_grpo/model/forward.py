@@ -601,11 +601,12 @@ def _gives_same_logits(model: transformers.PreTrainedModel, split: SplitModel) -
     device = split.head.weight.device
     input_ids = torch.arange(1, 5, device=device)[None] % split.head.weight.shape[0]
     was_training = model.training
-    # Trained float32 biases or embeddings beside frozen bfloat16 layers need autocast, in which such a model is used.
+    # Trained float32 biases or embeddings beside frozen bfloat16 layers need autocast, in which such a model is used. A
+    # model of one dtype is tried in the autocast that the caller may have set.
     is_mixed = len({parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}) > 1
     model.eval()  # type: ignore[no-untyped-call]
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
+        with set_autocast(device, torch.bfloat16 if is_mixed else None):
             expected = model(input_ids=input_ids, use_cache=False).logits[0].float()
             hidden = split.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0]
     finally:

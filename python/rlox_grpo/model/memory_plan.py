@@ -167,7 +167,8 @@ def choose_micro_batch_tokens(
 def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
     """Return the tokens of a forward pass of ``policy`` on its device, and log what None stands for on a CPU."""
     on_cpu = find_device(policy.model).type == "cpu"
-    shape = measure_shape(policy.model, config.lora_target_modules) if on_cpu else None
+    # The adapter of this model counts by itself. A model in shards cannot be copied, as counting a new adapter would.
+    shape = measure_shape(policy.model, targets=()) if on_cpu else None
     tokens = choose_micro_batch_tokens(shape, config, on_cpu=on_cpu, checkpointing=policy.recomputes)
     if config.micro_batch_tokens is None and tokens < MOST_TOKENS:
         logger.info("micro_batch_tokens=None: %d, so that the activations take at most about 4 GiB", tokens)
