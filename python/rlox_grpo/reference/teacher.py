@@ -44,7 +44,6 @@ class Teacher:
         is_full: whether the whole distributions are added, for ``teacher_kl="full"``.
         has_distributions: whether the model is in this process.
         name: ``"self"`` or ``"ema"``; None for a model of its own.
-        max_positions: maximum number of tokens of a prompt and its completion; None: no limit, or a server's own.
     """
 
     reference: Reference
@@ -52,12 +51,16 @@ class Teacher:
     is_full: bool
     has_distributions: bool
     name: str | None = None
-    max_positions: int | None = None
 
     @property
     def fingerprint(self) -> str | None:
         """What a resumed run must have: the digest of frozen weights, or the name of a teacher without a digest."""
         return self.name or self.reference.fingerprint
+
+    @property
+    def max_positions(self) -> int | None:
+        """Maximum number of tokens of a prompt and its completion; None: no limit, or a server's own."""
+        return self.reference.max_positions
 
     @property
     def moving(self) -> Reference | None:
@@ -160,12 +163,13 @@ def make_teacher(
     """
     temperature, positions = forward_options["temperature"], find_max_positions(policy.model)
     if teacher == SELF:
-        return Teacher(refer_to_policy(policy_forward), temperature, is_full, True, SELF, positions)
+        reference = replace(refer_to_policy(policy_forward), max_positions=positions)
+        return Teacher(reference, temperature, is_full, True, SELF)
     if teacher == EMA:
         reference = follow_policy(
             policy, every=1, share=config.teacher_mix, offload=config.teacher_offload, **forward_options
         )
-        return Teacher(reference, temperature, is_full, True, EMA, positions)
+        return Teacher(replace(reference, max_positions=positions), temperature, is_full, True, EMA)
     # Ids from here on are padding of the embedding, and left out on both sides.
     vocabulary = count_sampled_ids(policy)
     if is_url(teacher):
@@ -200,7 +204,7 @@ def make_teacher(
         raise ConfigError(
             f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
         )
-    return Teacher(reference, temperature, is_full, has_distributions=True, max_positions=find_max_positions(teacher))
+    return Teacher(reference, temperature, is_full, has_distributions=True)
 
 
 def _fingerprint_policy(policy: Policy) -> str | None:

@@ -225,15 +225,21 @@ def _names_other_values(missing: Sequence[str], names: Sequence[str]) -> bool:
 _NEAR_COLUMN = 0.8
 """Least similarity of the name of a column and an argument that is probably meant for it: answers and answer."""
 
+
+def _read_parameters(function: RewardFn) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; empty if it has no signature, as some written in C."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 _defaults_warned: set[tuple[str, str]] = set()
 
 
 def warn_about_defaults(function: RewardFn, arguments: Mapping[str, Any]) -> None:
     """Warn of an argument that keeps its default, as ``answers=None`` does where the column is ``answer``."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return
+    parameters = _read_parameters(function)
     unread = [name for name in arguments if name not in parameters]
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty or name in arguments:
@@ -267,16 +273,12 @@ def add_hint(result: Any, function: RewardFn, arguments: Mapping[str, Any]) -> A
 
 def _hint_at_columns(function: RewardFn, arguments: Mapping[str, Any], cause: BaseException | None) -> str:
     """Return a hint at a column that ``**kwargs`` lacks, or that has None in a row, or ""."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    names = {parameter.name for parameter in parameters}
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    parameters = _read_parameters(function)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if isinstance(cause, KeyError) and takes_any and cause.args and cause.args[0] not in arguments:
         return f"; given are {', '.join(sorted(arguments))}"
     for name, values in arguments.items():
-        rows = [row for row, value in enumerate(values) if value is None] if takes_any or name in names else []
+        rows = [row for row, value in enumerate(values) if value is None] if takes_any or name in parameters else []
         if rows:
             return f"; the column {name!r} is None for sample {rows[0]}"
     return ""
@@ -287,11 +289,9 @@ _none_warned: set[tuple[str, str]] = set()
 
 def warn_about_nones(function: RewardFn, prompts: Sequence[Prompt]) -> None:
     """Warn of a column with None in some rows, which a function requires by name."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return
-    for name in [parameter.name for parameter in parameters if parameter.default is parameter.empty]:
+    for name, parameter in _read_parameters(function).items():
+        if parameter.default is not parameter.empty:
+            continue
         rows = [prompt for prompt in prompts if name in prompt.columns and prompt.columns[name] is None]
         key = (function_name(function), name)
         if rows and key not in _none_warned:

@@ -23,7 +23,7 @@ class LoopBlockedError(RuntimeError):
 
 
 class EnvironmentTime:
-    """Knows since when the event loop has been running code of environments without a pause.
+    """Measures how long the event loop has been running code of environments without a pause.
 
     A call to an endpoint is answered in the event loop. An async function that makes the call by a sync client waits
     for the answer in the event loop itself, so that neither goes on.
@@ -36,7 +36,7 @@ class EnvironmentTime:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Around an ``await`` that lets the environments run and returns after a fraction of a second."""
+        """Measure an ``await`` in which environments run, and which returns within a second if none blocks."""
         self._since = time.monotonic()
         try:
             yield

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -197,9 +198,8 @@ class Endpoints:
             return make_error("the episode has ended", "episode_ended", code="ended")
         if isinstance(error, queue.Empty):
             return make_error(f"there was no reply within {self._bounds.answer_seconds:g} s")
-        if isinstance(
-            error, (ValueError, ConfigError, LoopBlockedError)
-        ):  # also TemplateError: messages that cannot be rendered
+        # A ValueError may be a TemplateError: messages that cannot be rendered.
+        if isinstance(error, (ValueError, ConfigError, LoopBlockedError)):
             return make_error(str(error))
         logger.warning("an episode's endpoint failed", exc_info=error)
         return make_error(f"{type(error).__name__}: {error}"[:2000], "server_error")
@@ -240,17 +240,16 @@ class Endpoints:
             queue.Empty: the client disconnected, or the deadline passed; the call is cancelled.
             LoopBlockedError: an environment blocks the event loop; the call is cancelled.
         """
-        while True:
-            try:
-                return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
-            except queue.Empty:
-                try:
-                    if time.monotonic() >= deadline or is_gone():
-                        raise
-                    self._environment_time.refuse_blocked()
-                except BaseException:
-                    future.cancel()
-                    raise
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
+                if time.monotonic() >= deadline or is_gone():
+                    raise queue.Empty
+                self._environment_time.refuse_blocked()
+        except (queue.Empty, LoopBlockedError):
+            future.cancel()
+            raise
 
 
 async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None) -> Reply:
