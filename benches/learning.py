@@ -177,7 +177,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
             reward_fn = task.trainer()["reward_fn"]
             settings, curves = other.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
             trainer = load_for_evaluation(save_to, task, seed)
-            sampled = steps * settings["per_device_train_batch_size"]
+            sampled = steps * settings["per_device_train_batch_size"] * settings.get("gradient_accumulation_steps", 1)
         else:
             budget = Budget(completions)
             run = {"seed": seed, "max_steps": steps, "log_to": (), "guards": False, "callbacks": [budget]}

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlox_grpo.config.schema import GRPOConfig as OurConfig
+from rlox_grpo.model.cpu_precision import LEAST_WIDTH
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import load_prompts
 from step_systems import TRL_ALONE
@@ -62,7 +63,7 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Train ``policy`` on rows from :func:`prepare` and save it to ``folder``.
 
-    Returns the arguments of ``GRPOConfig`` that are not its defaults, and the rewards and lengths of each step.
+    Returns the arguments of ``GRPOConfig`` that the study sets, and the rewards and lengths of each step.
     """
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
@@ -70,7 +71,9 @@ def train(
 
     arguments = {
         "num_generations": settings["group_size"],
-        "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"],
+        # Two backward passes a step: all activations of a pretrained model in one are 13 GB.
+        "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"] // 2,
+        "gradient_accumulation_steps": 2,
         "max_completion_length": settings["max_new_tokens"],
         "learning_rate": settings["learning_rate"],
         "reward_weights": [rule.weight for rule in reward_fn],
@@ -80,12 +83,15 @@ def train(
         # Not a choice of the algorithm: no second forward pass, which would only cost time.
         "gradient_checkpointing": False,
     }
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    # As this library's default, which is float32 for the narrow models from scratch; TRL's own is bfloat16 for all.
+    bf16 = torch.cuda.is_available() or model.config.hidden_size >= LEAST_WIDTH
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(policy),
+        model,
         reward_funcs=list(reward_fn),
         args=GRPOConfig(
             output_dir=str(folder),
-            bf16=torch.cuda.is_available(),  # as this library's default
+            bf16=bf16,
             logging_steps=1,
             **{**TRL_ALONE, "use_cpu": not torch.cuda.is_available()},
             **arguments,

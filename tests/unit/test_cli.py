@@ -278,6 +278,11 @@ def test_keys_that_cannot_be_meant(run_file, change, message):
         ({"name": "cosine_length", "rule": {"name": "published", "system": "nano_aha"}}, "gives 2 rules: expected one"),
         ({"name": "composite", "rules": "math"}, r"rewards\[0\].rules is 'math', expected a list"),
         ({"name": "composite", "rules": ["math", {}]}, r"rewards\[0\].rules\[1\] has no name"),
+        ({"name": "exact", "case_sensitive": "no"}, r"\(exact\): case_sensitive is 'no', expected a valid boolean"),
+        ({"name": "math", "tolerance": "0.1"}, r"\(math\): tolerance is '0.1', expected a valid number"),
+        ({"name": "gsm8k", "weight": True}, r"\(gsm8k\): weight is True, expected a valid number"),
+        ({"name": "composite", "rules": ["math"], "weights": ["1"]}, r"weights is \['1'\], expected a valid number"),
+        ({"name": "reasoning_gym:chain_sum", "workers": 1.5}, "workers is 1.5, expected a valid integer"),
     ],
 )
 def test_rewards_that_do_not_exist(table, message):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from rlox_grpo import rewards
 from rlox_grpo.errors import ConfigError, suggest_nearest
@@ -133,11 +136,28 @@ def _make_rule(where: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
                 raise ConfigError(f"{where}.{key} is {arguments[key]!r}, expected a list of names or tables")
             nested = [_make_rule(f"{where}.{key}[{i}]", subrules, folders) for i, subrules in enumerate(arguments[key])]
             arguments[key] = tuple(rule for subrules in nested for rule in subrules)
+    _check_types(f"{where} ({name})", REWARDS[name], arguments)
     try:
         made = REWARDS[name](**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({name}): {error}{_list_arguments(name, error)}") from None
     return made if isinstance(made, tuple) else [made]
+
+
+def _check_types(where: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value of TOML that is not of its parameter's type: "yes" for a bool, "3" for a number."""
+    parameters = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    for key, value in arguments.items():
+        # Rules are made already, and a rule itself refuses unknown names and choices.
+        if key not in parameters or not isinstance(value, (bool, int, float, str, list, dict)):
+            continue
+        try:  # as JSON, where a list is a tuple too
+            TypeAdapter(parameters[key]).validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["type"] != "literal_error":
+                wrong = first["msg"].replace("Input should be", "expected").replace("array", "list")
+                raise ConfigError(f"{where}: {key} is {value!r}, {wrong}") from None
 
 
 def _list_arguments(name: str, error: Exception) -> str:
