@@ -34,7 +34,7 @@ from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
 from rlox_grpo.rollout.engines.turns import TurnRequest
-from rlox_grpo.rollout.engines.weight_sync import collect_weights, make_repeatable
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -225,10 +225,11 @@ class HFEngine:
         """Copy the weights if the engine ``takes_weights``, and set the version.
 
         Raises:
-            ValueError: the names or shapes are not those of the copy; nothing has changed.
+            ValueError: the names or shapes are not those of the copy. The weights before it have changed then, and the
+                version has not.
         """
         if self.takes_weights:
-            _copy_weights(self._model, make_repeatable(weights))
+            _copy_weights(self._model, weights)
         self.policy_version = version
 
     def close(self) -> None:
@@ -258,17 +259,19 @@ class HFEngine:
 
 @torch.no_grad()
 def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Check all names and shapes, then copy. Only one merged or gathered weight exists at a time."""
+    """Copy each weight as it comes, in one pass: a weight may be gathered from all ranks or merged for it alone."""
     engine_weights = dict(collect_weights(model))
-    # The first pass only checks names and shapes, so that an error leaves the old weights unchanged.
-    new_shapes = {name: tensor.shape for name, tensor in weights}
-    if engine_weights.keys() != new_shapes.keys():
-        raise ValueError(f"weights differ from the engine's in {sorted(engine_weights.keys() ^ new_shapes.keys())[:4]}")
-    for name, tensor in engine_weights.items():
-        if tensor.shape != new_shapes[name]:
-            raise ValueError(f"{name} has shape {tuple(new_shapes[name])}, and {tuple(tensor.shape)} here")
+    missing = set(engine_weights)
     for name, tensor in weights:
+        if name not in missing:
+            raise ValueError(f"{name} is {'there twice' if name in engine_weights else 'no weight of the engine'}")
+        if tensor.shape != engine_weights[name].shape:
+            expected = tuple(engine_weights[name].shape)
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and {expected} in the engine")
         engine_weights[name].copy_(tensor)
+        missing.remove(name)
+    if missing:
+        raise ValueError(f"the engine has weights that did not come: {', '.join(sorted(missing)[:4])}")
 
 
 def _find_vocab_size(model: nn.Module) -> int | None:
