@@ -74,6 +74,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "curriculum": {"curriculum": "pass_rate"},
     "float32": {"dtype": "float32"},
     "linear": {"lr_schedule": "linear", "warmup_steps": 0},
+    "linear_rate_double": {"lr_schedule": "linear", "warmup_steps": 0, "learning_rate": 2.0},
     "trl_preset": {"preset": "trl", "lr_schedule": "linear", "warmup_steps": 0},
     "few_rows": {"group_size": 0.25, "rows": 640},
     "few_rows_curriculum": {"group_size": 0.25, "rows": 640, "curriculum": "pass_rate"},
@@ -98,7 +99,7 @@ FROM_SCRATCH = tuple(name for name in TASKS if name not in PRETRAINED)
 
 ONLY = {
     **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
-    **dict.fromkeys(("float32", "linear", "trl_preset"), PRETRAINED),
+    **dict.fromkeys(("float32", "linear", "linear_rate_double", "trl_preset"), PRETRAINED),
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),
