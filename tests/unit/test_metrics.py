@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlox_grpo.groups import has_zero_std
-from rlox_grpo.run.metrics import repeated_share, step_metrics
+from rlox_grpo.run.metrics import by_name, combined, repeated_share, reward_times, step_metrics
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
 NAN = math.nan
@@ -173,8 +173,12 @@ def test_outcomes_and_time_of_each_function():
     ]
     found = step_metrics(groups, np.zeros(4, np.float32), [], {"rewards": 2.0, "step": 4.0})
     assert (found["rewards/judge/timeout"], found["rewards/judge/error"]) == (0.5, 0.25)
-    assert (found["rewards/judge/time_s"], found["rewards/tags/time_s"]) == (1.0, 0.375)
+    times = reward_times(groups)
+    assert times == {"rewards/judge/time_s": 1.0, "rewards/tags/time_s": 0.375}
     assert found["time/step_s"] == 4.0  # they are parts of time/rewards_s
+    # Ranks call their functions at the same time, so the time of a function is not a sum over ranks.
+    others = {"rewards/judge/time_s": 3.0, "rewards/tags/time_s": 0.25}
+    assert combined(by_name([times, others])) == {"rewards/judge/time_s": 3.0, "rewards/tags/time_s": 0.375}
     assert "rewards/tags/timeout" not in found
     assert "rewards/judge/ok" not in found
 

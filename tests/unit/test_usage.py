@@ -10,6 +10,7 @@ from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.report.curves import curves
 from rlox_grpo.run.report.read import Run
+from rlox_grpo.run.usage import add_laps
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -29,6 +30,15 @@ def test_tokens_are_counted_over_the_whole_run_and_a_resume(tmp_path):
     sampled = [round(row["completions/mean_length"] * 4 * 8) for row in rows]
     assert [row["tokens/completion"] for row in rows] == [sum(sampled[:step]) for step in range(1, 6)]
     assert metrics["tokens/completion"] == sum(sampled)
+
+
+def test_a_wait_for_the_slowest_rank_is_time_of_its_stage_and_of_no_other():
+    fast = [("weight_sync", 0.0, 1.0), ("rollout", 1.0, 2.0), ("rewards", 2.0, 11.0), ("weight_sync", 12.0, 12.5)]
+    slow = [("weight_sync", 0.0, 1.0), ("rollout", 1.0, 10.0), ("rewards", 10.0, 11.0), ("weight_sync", 12.0, 13.0)]
+    # The fast rank waits 8 s in its rewards for the rollout of the other, and 0.5 s after its last stage.
+    seconds = add_laps([[*fast, ("step", 0.0, 14.0)], [*slow, ("step", 0.0, 14.0)]])
+    assert seconds == {"weight_sync": 2.0, "rollout": 9.0, "rewards": 1.0, "step": 14.0}
+    assert add_laps([fast]) == {"weight_sync": 1.5, "rollout": 1.0, "rewards": 9.0}
 
 
 def test_peak_memory_is_measured(tmp_path):

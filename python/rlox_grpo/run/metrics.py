@@ -63,8 +63,7 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
-    components = by_name(scored.components for scored in groups)
-    for name, arrays in components.items():
+    for name, arrays in by_name(scored.components for scored in groups).items():
         metrics |= _spread(f"rewards/{name}", np.concatenate(arrays), ("mean", "std"))
     for name, arrays in by_name(scored.measures for scored in groups).items():
         values = np.concatenate(arrays)
@@ -72,12 +71,14 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
             metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
-    seconds = by_name(scored.seconds for scored in groups)
-    for name in components:
-        if len(seconds.get(name, ())) == len(groups):
-            metrics[f"rewards/{name}/time_s"] = float(sum(seconds[name]))
     metrics["rollout/frac_reward_zero_std"] = _mean([is_constant(scored) for scored in groups])
     return metrics
+
+
+def reward_times(groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """Return ``rewards/<name>/time_s``, the seconds in each reward function, of the groups that one rank has scored."""
+    seconds = by_name(scored.seconds for scored in groups)
+    return {f"rewards/{name}/time_s": float(sum(values)) for name, values in seconds.items()}
 
 
 def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], labels: Sequence[str]) -> dict[str, float]:
@@ -188,7 +189,7 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Combine the values of all ranks: sums of rates and counts, maxima and minima, means of the rest."""
     ways: list[tuple[tuple[str, ...], Callable[[Sequence[float]], float]]] = [
         (("_per_s", "/restarts", "/tower_pictures"), sum),
-        (("_max", "/transfer_s", "/tower_seconds"), max),
+        (("_max", "/time_s", "/transfer_s", "/tower_seconds"), max),
         (("_min",), min),
     ]
     return {

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 
@@ -38,11 +39,15 @@ def measure_memory() -> dict[str, float]:
     return metrics
 
 
+Lap: TypeAlias = tuple[str, float, float]
+"""A run of a stage: its name, and the seconds from the start of the step to the begin and to the end of the run."""
+
+
 class StageClock:
-    """Measures the seconds of each stage of a step. Several runs of a stage are added."""
+    """Measures when the stages of a step begin and end. A stage may run several times."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._laps: list[Lap] = []
         self._start = time.perf_counter()
 
     @contextmanager
@@ -50,8 +55,28 @@ class StageClock:
         """Time the block as ``stage``."""
         start = time.perf_counter()
         yield
-        self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
+        self._laps.append((stage, start - self._start, time.perf_counter() - self._start))
 
-    def timings(self) -> dict[str, float]:
-        """Return the seconds by stage, and as ``step`` the wall-clock time since the clock was created."""
-        return {**self._seconds, "step": time.perf_counter() - self._start}
+    def read(self) -> list[Lap]:
+        """Return the runs of all stages in order, and as ``step`` the time since the clock was created."""
+        return [*self._laps, ("step", 0.0, time.perf_counter() - self._start)]
+
+
+def add_laps(ranks: Sequence[Sequence[Lap]]) -> dict[str, float]:
+    """Return the seconds of each stage, and of the whole ``step``, from the laps of all ranks.
+
+    A stage lasts from the begin to the end of the last rank. A rank that waits for a slower one in the next stage, at
+    a collective, thus adds nothing to that stage, and the stages add up to the time of the step.
+
+    Args:
+        ranks: for each rank the result of :meth:`StageClock.read`; all have the same stages in the same order. The
+            ranks start a step together.
+    """
+    # Example: rollouts of 1 s and 9 s, then rewards of 1 s, which end with a collective. The laps of rewards are 1 to
+    # 10 and 9 to 10, so the rollout has 9 s and the rewards 1 s; the first rank's own 9 s of rewards are a wait.
+    seconds: dict[str, float] = {}
+    for laps in zip(*ranks, strict=True):
+        stage = laps[0][0]
+        begin, end = (max(lap[side] for lap in laps) for side in (1, 2))
+        seconds[stage] = seconds.get(stage, 0.0) + end - begin
+    return seconds

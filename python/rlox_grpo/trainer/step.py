@@ -58,9 +58,9 @@ from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import by_name, combined, episode_metrics, picture_metrics, source_metrics, step_metrics
+from rlox_grpo.run.metrics import by_name, combined, episode_metrics, picture_metrics, reward_times, source_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
-from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
+from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, Lap, StageClock, add_laps, count_tokens, measure_memory
 from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.types import Batch, Float32Array, LossOutput, Prompt, ScoredGroup, UpdateStats
 from rlox_grpo.update.expert_routing import ExpertRouting
@@ -149,6 +149,7 @@ class TrainStep:
             completion; with turn credit ``[N, K]``; ``[N, T]`` where each token has its own.
         token_rows: collects what the update reads of each token, for callbacks.
         last_token_rows: those of the last step; empty if no callback reads them.
+        scored_here: the groups of the step that this rank has scored.
     """
 
     stages: StageConfigs
@@ -178,6 +179,7 @@ class TrainStep:
     last_rollout: tuple[list[ScoredGroup], Float32Array] = field(default_factory=lambda: ([], np.zeros(0, np.float32)))
     token_rows: TokenRows = field(default_factory=TokenRows)
     last_token_rows: list[TokenRow] = field(default_factory=list)
+    scored_here: list[ScoredGroup] = field(default_factory=list)
 
     def take(
         self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
@@ -194,6 +196,7 @@ class TrainStep:
         learning_rate = self.progress.learning_rate_factor * learning_rate_at(step, total_steps, self.schedule)
         clock, refills = StageClock(), count(1)
         self.token_rows.clear()
+        self.scored_here.clear()
 
         # Before sampling: the completions of a step come from the weights after the step before (async_steps=0).
         with clock("weight_sync"):
@@ -259,7 +262,7 @@ class TrainStep:
             sampler.pass_rates.measure(rollout.groups)
         batches = list(chain.from_iterable(mini_batches))
         padded = pad_advantages(advantages)
-        metrics = self._measure(rollout, padded, batches, completed, updates, clock.timings(), learning_rate)
+        metrics = self._measure(rollout, padded, batches, completed, updates, clock.read(), learning_rate)
         information = {**information, **self.off_policy.finish(rollout.groups, step)}
         self.progress.weights_are_whole = True  # the step is complete, with everything that it changes beside weights
         # A callback may edit the groups, and later steps draw the same prompts.
@@ -386,6 +389,7 @@ class TrainStep:
             refuse_missing_experts(self.sampler.engine, sampled)
         shown = self.off_policy.add_demonstrations(sampled)
         mine = self.scorer.score(fill_texts(shown, tokenizer), rewards.on_reward_error)
+        self.scored_here += mine
         if penalty := self.stages.episodes.parse_error_penalty:
             mine = [subtract_parse_errors(group, penalty) for group in mine]
         read = None if tokenizer is None else lambda ids: decode(tokenizer, [ids])[0]
@@ -438,10 +442,10 @@ class TrainStep:
         batches: Sequence[Batch],
         completed: Sequence[Batch],
         updates: Sequence[UpdateStats],
-        seconds: Mapping[str, float],
+        laps: Sequence[Lap],
         learning_rate: float,
     ) -> dict[str, float]:
-        """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank.
+        """Return the step's metrics, reduced over ranks. ``laps`` are the runs of the stages on this rank.
 
         ``completed`` are the trained micro-batches of ``batches`` with the old log-probs of their update, if they had
         none before.
@@ -453,22 +457,21 @@ class TrainStep:
         engine, changes = self.sampler.engine, self.engine_sync.changes
         profile: dict[str, Any] = {
             "num_updates": self.stages.update.updates_per_batch if updates else 0,
-            "seconds": seconds["update"],
+            "seconds": add_laps([laps])["update"],
             "shares_prompts": self.batcher.shares_prompts,
         }
         # Numbers of this rank; `everywhere` has for each name those of all ranks.
         measured = {
             **measure_memory(),
-            **seconds,
+            **reward_times(self.scored_here),
             **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
             **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
-        everywhere = by_name(self.ranks.gather(measured))
-        # Ranks wait for each other at collectives, so the slowest rank's time is the step's.
-        slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
-        metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self.is_constant)
+        numbers, all_laps = zip(*self.ranks.gather([measured, laps]), strict=True)
+        everywhere = by_name(numbers)
+        metrics = step_metrics(rollout.groups, advantages, updates, add_laps(all_laps), is_constant=self.is_constant)
         groups = [scored.group for scored in rollout.groups]
         mismatch = {**combined(everywhere), **mismatch_metrics(completed or batches, self.ranks)}
         sampling = self.sampler.sampling
