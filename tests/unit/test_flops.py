@@ -9,6 +9,7 @@ import torch
 from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
 from rlox_grpo.model.flops import (
+    add_work,
     ModelSize,
     UpdateWork,
     count_training_flops,
@@ -94,7 +95,7 @@ def test_work_of_completions_that_begin_alike_by_hand():
         predicted=7 + 3,
         pairs=pairs,
     )
-    metrics = profile_update([batch], num_updates=1, seconds=1.0, shares_prompts=True)
+    metrics = profile_update(count_update_work([batch], shares_prompts=True), num_updates=1, seconds=1.0)
     assert metrics["perf/completion_tokens_saved_share"] == 5 / 18
 
 
@@ -130,7 +131,7 @@ def test_counts_are_what_the_model_is_given(make_tiny_model, share_prompts, toke
 
 def test_metrics_by_hand():
     batches = batches_of(GROUPS, 1000, share_prompts=False)
-    found = profile_update(batches, num_updates=2, seconds=4.0, shares_prompts=False)
+    found = profile_update(count_update_work(batches, shares_prompts=False), num_updates=2, seconds=4.0)
     assert found == pytest.approx(
         {
             "perf/padding_share": 26 / 60,
@@ -141,7 +142,8 @@ def test_metrics_by_hand():
     )
     batches = batches_of(GROUPS, 1000, share_prompts=True)
     size = ModelSize(body=100, body_trained=100, head=10, head_trained=10, attention_width=3)
-    found = profile_update(batches, num_updates=2, seconds=4.0, shares_prompts=True, size=size, peak_flops=1e5)
+    work = count_update_work(batches, shares_prompts=True)
+    found = profile_update(work, num_updates=2, seconds=4.0, size=size, peak_flops=1e5)
     flops = 6 * 100 * 18 + 6 * 10 * 15 + 12 * 3 * 97
     assert found == pytest.approx(
         {
@@ -154,13 +156,29 @@ def test_metrics_by_hand():
     )
 
 
+def test_shares_are_over_the_tokens_of_all_ranks():
+    works = [UpdateWork(1000, 900, 100, 400, 100, 600, 30), UpdateWork(100, 50, 50, 40, 0, 60, 0)]
+    size = ModelSize(body=100, body_trained=100)
+    found = profile_update(
+        add_work(map(dataclasses.astuple, works)), num_updates=1, seconds=2.0, num_ranks=2, size=size, peak_flops=1e6
+    )
+    assert found == pytest.approx(
+        {
+            "perf/padding_share": 150 / 1100,  # the mean of the ranks' shares would be 0.3
+            "perf/prompt_tokens_saved_share": 100 / 440,
+            "perf/completion_tokens_saved_share": 30 / 660,
+            "perf/update_tokens_per_s": 550.0,
+            "perf/mfu": 6 * 100 * 950 / (2.0 * 2e6),
+        }
+    )
+
+
 def test_what_has_no_value_is_left_out():
     batches = batches_of(GROUPS, 1000, share_prompts=True)
-    assert profile_update([], num_updates=0, seconds=1.0, shares_prompts=True) == {}
-    assert profile_update(batches, num_updates=0, seconds=1.0, shares_prompts=True) == {}
-    instant = profile_update(
-        batches, num_updates=1, seconds=0.0, shares_prompts=True, size=ModelSize(1, 1), peak_flops=1.0
-    )
+    work = count_update_work(batches, shares_prompts=True)
+    assert profile_update(count_update_work([], shares_prompts=True), num_updates=1, seconds=1.0) == {}
+    assert profile_update(work, num_updates=0, seconds=1.0) == {}
+    instant = profile_update(work, num_updates=1, seconds=0.0, size=ModelSize(1, 1), peak_flops=1.0)
     shares = {"perf/padding_share", "perf/prompt_tokens_saved_share", "perf/completion_tokens_saved_share"}
     assert set(instant) == shares
 

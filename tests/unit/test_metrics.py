@@ -123,7 +123,16 @@ def test_stages_that_overlap_still_add_up_to_the_step():
 def test_without_a_wall_clock_the_step_is_the_sum_of_its_stages():
     found = step_metrics([], np.array([], np.float32), (), {"rollout": 3.0, "rewards": 2.0})
     times = {"time/rollout_s": 3.0, "time/rewards_s": 2.0, "time/step_s": 5.0}
-    assert found == {**times, "perf/tokens_per_s": 0.0, "perf/rollout_tokens_per_s": 0.0}
+    assert found == {**times, "perf/tokens_per_s": 0.0}
+
+
+def test_tokens_of_the_rollout_are_those_sampled_in_its_time():
+    groups = [scored([1.0, 1.0], lengths=[10, 20]), scored([0.0, 1.0], lengths=[5, 5])]
+    seconds = {"rollout": 2.0, "refill": 6.0, "step": 10.0}
+    found = step_metrics(groups, np.zeros(2, np.float32), (), seconds, timed=groups[:1])
+    assert (found["perf/tokens_per_s"], found["perf/rollout_tokens_per_s"]) == (4.0, 15.0)
+    waited = step_metrics(groups, np.zeros(2, np.float32), (), seconds, timed=[])
+    assert "perf/rollout_tokens_per_s" not in waited
 
 
 def test_several_optimizer_steps_are_one_row():

@@ -125,11 +125,14 @@ def test_refills_are_bounded():
     assert calls == [1, 1, 1]
     assert rollout.chosen == []
     assert rollout.refills == 3
+    assert (len(rollout.groups), len(rollout.first_groups)) == (4, 1)
 
 
 def test_nothing_to_replace_asks_for_nothing():
     own = [scored(0, [0, 1]), scored(1, [0, 1, 0])]
-    assert refill_groups(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
+    rollout = refill_groups(own, lambda count: pytest.fail("asked for more"), most_refills=3)
+    assert rollout.chosen == rollout.first_groups == own
+    assert rollout.metrics()["rollout/refills"] == 0.0
     counts = {"rollout/groups": 2.0, "rollout/groups_chosen": 2.0, "rollout/completions": 5.0}
     assert Rollout(own, own).metrics() == counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -88,8 +88,7 @@ def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> Upda
             (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`). A packed batch forwards the common prefix of rows
             once, leaves out the last token of each completion, and has no padding.
     """
-    counts = [astuple(_count_batch_work(batch, shares_prompts)) for batch in batches]
-    return UpdateWork(*map(sum, zip(*counts, strict=True)))
+    return add_work(astuple(_count_batch_work(batch, shares_prompts)) for batch in batches)
 
 
 def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
@@ -123,22 +122,27 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
     )
 
 
+def add_work(works: Iterable[Iterable[int]]) -> UpdateWork:
+    """Return the sum of the counts of several ranks, each as ``astuple`` of an :class:`UpdateWork` gives them."""
+    return UpdateWork(*map(sum, zip(*works, strict=True)))
+
+
 def profile_update(
-    batches: Sequence[Batch],
+    work: UpdateWork,
     *,
     num_updates: int,
     seconds: float,
-    shares_prompts: bool,
+    num_ranks: int = 1,
     size: ModelSize | None = None,
     peak_flops: float | None = None,
 ) -> dict[str, float]:
     """Return the ``perf/*`` metrics of the update. A metric without a value in this step is left out, never NaN.
 
     Args:
-        batches: micro-batches of each optimizer step.
-        num_updates: optimizer steps taken on them.
+        work: counts of one pass over the micro-batches of all ranks.
+        num_updates: passes over them.
         seconds: duration of the update, ``time/update_s``.
-        shares_prompts: see :func:`count_update_work`.
+        num_ranks: ranks that share the work, each with a device.
         size: size of the model; None leaves ``perf/mfu`` out.
         peak_flops: peak of the device in FLOP/s; None leaves ``perf/mfu`` out.
 
@@ -150,7 +154,6 @@ def profile_update(
           packed and padded batches can be compared.
         - ``perf/mfu``: FLOPs of the forwarded tokens over the device's peak. Recomputed activations do not count.
     """
-    work = count_update_work(batches, shares_prompts=shares_prompts)
     if not num_updates or not work.forwarded:
         return {}
     metrics = {
@@ -161,7 +164,7 @@ def profile_update(
     if seconds > 0:
         metrics["perf/update_tokens_per_s"] = num_updates * work.row_tokens / seconds
         if size is not None and peak_flops is not None:
-            metrics["perf/mfu"] = num_updates * count_training_flops(size, work) / (seconds * peak_flops)
+            metrics["perf/mfu"] = num_updates * count_training_flops(size, work) / (seconds * peak_flops * num_ranks)
     return metrics
 
 

@@ -137,21 +137,28 @@ class Rollout:
     Attributes:
         groups: all sampled groups, in the order of sampling.
         chosen: the groups that are trained on.
-        refills: number of times that replacements were sampled.
+        refills: number of times that replacements were sampled; None: groups are not replaced.
+        num_replacements: the last groups of ``groups``, which are replacements.
     """
 
     groups: list[ScoredGroup]
     chosen: list[ScoredGroup]
-    refills: int = 0
+    refills: int | None = None
+    num_replacements: int = 0
+
+    @property
+    def first_groups(self) -> list[ScoredGroup]:
+        """The groups of the step's prompts, without replacements."""
+        return self.groups[: len(self.groups) - self.num_replacements]
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts ``rollout/groups``, ``groups_chosen``, ``completions`` and, if any, ``refills``."""
+        """Return the counts ``rollout/groups``, ``groups_chosen``, ``completions`` and, with refills, ``refills``."""
         metrics = {
             "rollout/groups": float(len(self.groups)),
             "rollout/groups_chosen": float(len(self.chosen)),
             "rollout/completions": float(sum(len(scored.rewards) for scored in self.groups)),
         }
-        return {**metrics, "rollout/refills": float(self.refills)} if self.refills else metrics
+        return {**metrics, "rollout/refills": float(self.refills)} if self.refills is not None else metrics
 
 
 def refill_groups(
@@ -179,4 +186,4 @@ def refill_groups(
         refill = more(len(groups) - len(chosen))
         sampled += refill
         chosen += [group for group in refill if not is_constant(group)]
-    return Rollout(sampled, chosen, refills)
+    return Rollout(sampled, chosen, refills, len(sampled) - len(groups))

@@ -24,6 +24,7 @@ def step_metrics(
     updates: UpdateStats | Sequence[UpdateStats],
     timings: Mapping[str, float],
     *,
+    timed: Sequence[ScoredGroup] | None = None,
     is_constant: Callable[[ScoredGroup], bool] = has_zero_variance,
 ) -> dict[str, float]:
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
@@ -36,12 +37,14 @@ def step_metrics(
         is_constant: Whether all advantages of a group are 0.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step. The part of this time outside of all stages becomes ``time/other_s``.
+        timed: The groups that were sampled in the time of the stage ``rollout``, for ``perf/rollout_tokens_per_s``;
+            None: all groups. Empty if the stage is a wait for groups whose sampling began earlier.
 
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
         least two values. ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` is the
         number of sampled tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
-        rollout.
+        rollout, of the groups ``timed``.
     """
     times = _time_metrics(timings)
     metrics = {
@@ -54,8 +57,9 @@ def step_metrics(
     _, num_tokens = count_tokens(groups)
     if times["time/step_s"] > 0:
         metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
-    if times.get("time/rollout_s", 0.0) > 0:
-        metrics["perf/rollout_tokens_per_s"] = num_tokens / times["time/rollout_s"]
+    timed = groups if timed is None else timed
+    if timed and times.get("time/rollout_s", 0.0) > 0:
+        metrics["perf/rollout_tokens_per_s"] = count_tokens(timed)[1] / times["time/rollout_s"]
     return metrics
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -38,7 +38,7 @@ from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.objective import combine_terms
 from rlox_grpo.loss.step_statistics import with_step_statistics
-from rlox_grpo.model.flops import ModelSize, profile_update
+from rlox_grpo.model.flops import ModelSize, add_work, count_update_work, profile_update
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, find_hinted
 from rlox_grpo.reference.protocol import Reference
@@ -260,7 +260,7 @@ class TrainStep:
             moving.after_step(self.progress.step, self.updater.weights)
         if sampler.measures_pass_rates:
             sampler.pass_rates.measure(rollout.groups)
-        batches = list(chain.from_iterable(mini_batches))
+        batches = list(chain.from_iterable(trained))
         padded = pad_advantages(advantages)
         metrics = self._measure(rollout, padded, batches, completed, updates, clock.read(), learning_rate)
         information = {**information, **self.off_policy.finish(rollout.groups, step)}
@@ -447,7 +447,7 @@ class TrainStep:
     ) -> dict[str, float]:
         """Return the step's metrics, reduced over ranks. ``laps`` are the runs of the stages on this rank.
 
-        ``completed`` are the trained micro-batches of ``batches`` with the old log-probs of their update, if they had
+        ``batches`` are the trained micro-batches of this rank, and ``completed`` are the same with the old log-probs of their update, if they had
         none before.
         """
         progress, limit = self.progress, self.stages.episodes.drop_stale
@@ -455,23 +455,31 @@ class TrainStep:
         progress.prompt_tokens += prompt_tokens
         progress.completion_tokens += completion_tokens
         engine, changes = self.sampler.engine, self.engine_sync.changes
-        profile: dict[str, Any] = {
-            "num_updates": self.stages.update.updates_per_batch if updates else 0,
-            "seconds": add_laps([laps])["update"],
-            "shares_prompts": self.batcher.shares_prompts,
-        }
         # Numbers of this rank; `everywhere` has for each name those of all ranks.
         measured = {
             **measure_memory(),
             **reward_times(self.scored_here),
-            **profile_update(batches, **profile, size=self.size, peak_flops=self.peak_flops),
             **(engine.take_metrics() if is_measured(engine) else {}),
             **({} if changes is None else changes.metrics()),
             **({} if self.policy.reader is None else self.policy.reader.tower_use.take()),
         }
-        numbers, all_laps = zip(*self.ranks.gather([measured, laps]), strict=True)
-        everywhere = by_name(numbers)
-        metrics = step_metrics(rollout.groups, advantages, updates, add_laps(all_laps), is_constant=self.is_constant)
+        # Counts and not shares, because ranks have different numbers of tokens.
+        work = astuple(count_update_work(batches, shares_prompts=self.batcher.shares_prompts))
+        numbers, all_laps, works = zip(*self.ranks.gather([measured, laps, work]), strict=True)
+        everywhere, seconds = by_name(numbers), add_laps(all_laps)
+        # With async_steps, the stage is the wait for groups that were sampled during earlier steps.
+        timed = [] if self.stages.sampling.async_steps else rollout.first_groups
+        metrics = step_metrics(
+            rollout.groups, advantages, updates, seconds, timed=timed, is_constant=self.is_constant
+        )
+        metrics |= profile_update(
+            add_work(works),
+            num_updates=self.stages.update.updates_per_batch if updates else 0,
+            seconds=seconds["update"],
+            num_ranks=self.ranks.size,
+            size=self.size,
+            peak_flops=self.peak_flops,
+        )
         groups = [scored.group for scored in rollout.groups]
         mismatch = {**combined(everywhere), **mismatch_metrics(completed or batches, self.ranks)}
         sampling = self.sampler.sampling
