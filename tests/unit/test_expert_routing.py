@@ -308,6 +308,13 @@ def test_what_cannot_replay_the_engines_experts_is_refused():
             forward(with_routing(batch, Routing(wrong)))
 
 
+def test_the_logged_loss_has_the_losses_of_the_routers():
+    losses = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.1}
+    plain, metrics = (make_trainer(**changes, max_steps=1).train(PROMPTS) for changes in ({}, losses))
+    added = 0.3 * metrics["router/aux_loss"] + 0.1 * metrics["router/z_loss"]
+    assert metrics["policy/loss"] == pytest.approx(plain["policy/loss"] + added, abs=1e-5)
+
+
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"router_replay": "trainer"}, SEVERAL])
 def test_router_losses_do_not_depend_on_the_micro_batches(changes):
     losses = {"router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.1, "adam_epsilon": 1.0, "max_grad_norm": 0.0}

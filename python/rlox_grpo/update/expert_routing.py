@@ -88,7 +88,7 @@ class ExpertRouting:
             terms["router/z_loss"] = config.router_z_loss_coef, z_loss(logits, tokens)
         last.logits.clear()
         loss = output.loss + sum(coef * value for coef, value in terms.values())
-        metrics = {name: value.detach() for name, (_, value) in terms.items()}
+        metrics = {"policy/loss": loss.detach()} | {name: value.detach() for name, (_, value) in terms.items()}
         return LossOutput(loss, {**output.metrics, **metrics})
 
     def finish(self) -> dict[str, float]:
