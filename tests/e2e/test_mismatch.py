@@ -149,6 +149,14 @@ def test_bypass_takes_the_samplers_log_probs_for_the_old_ones(monkeypatch):
     assert "mismatch/weight_mean" not in metrics
 
 
+def test_the_gap_of_a_bypass_is_that_of_the_weights_that_sampled(monkeypatch):
+    """A later update has other weights, whose distance from the sampler is the ratio's and not the engine's."""
+    several = {"updates_per_batch": 3, "learning_rate": 0.05}
+    _, metrics = run(monkeypatch, off=1.0, bypass_old_log_probs=True, **several)
+    assert abs(metrics["policy/ratio_mean"] - 1) > 1e-2
+    assert metrics["mismatch/gap_mean"] < 1e-5
+
+
 def test_the_engine_is_synced_before_it_samples(monkeypatch, tmp_path):
     """With the weights of the step before, after a resume with the checkpoint's; never with none."""
     trainer, _ = run(monkeypatch, off=1.0, output_dir=tmp_path)

@@ -336,7 +336,9 @@ class TrainStep:
         )
         if self.routing is not None:
             output = self.routing.add_losses(output, batch)
-        if batch.log_probs.old is None or self.stages.importance.bypass_old_log_probs:  # else measured before
+        # Otherwise the gap is measured from the old log-probs. In a later update it would contain what the updates
+        # before it have changed.
+        if update == 0 and (batch.log_probs.old is None or self.stages.importance.bypass_old_log_probs):
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
 
