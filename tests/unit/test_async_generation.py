@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import peft
@@ -291,3 +292,13 @@ def test_the_states_of_ranks_join_and_each_takes_its_share_back():
 def test_staleness():
     found = measure_staleness([*groups([1], version=4), *groups([1], version=7)], version=7)
     assert found == {"rollout/staleness_mean": 1.5, "rollout/staleness_max": 3.0}
+
+
+def test_staleness_is_of_completions_and_not_of_groups():
+    (group,) = groups([1, 2], version=3)[:1]
+    turns, last = group.completions
+    # Turns of the versions 3 and 6 in one episode, and of version 7 alone in the other: 4 and 0 steps behind 7.
+    episodes = (replace(turns, turns=(0, 1), versions=(3, 6)), replace(last, turns=(0,), versions=(7,)))
+    others = replace(group, completions=group.completions * 3, policy_version=7)
+    found = measure_staleness([replace(group, completions=episodes), others], version=7)
+    assert found == {"rollout/staleness_mean": 4 / 8, "rollout/staleness_max": 4.0}

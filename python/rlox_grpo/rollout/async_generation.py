@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlox_grpo.groups import list_rows
 from rlox_grpo.rollout.engines import GenerationEngine, is_checked, is_measured, is_receiving
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.custom_engine import check_version
@@ -282,6 +283,14 @@ def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
-    """Return ``rollout/staleness_mean`` and ``_max``: by how many versions weights are older than ``version``."""
-    behind = np.array([version - group.policy_version for group in groups], np.float64)
+    """Return ``rollout/staleness_mean`` and ``_max``: by how many versions weights are older than ``version``.
+
+    Mean and maximum are over completions. A completion of several versions counts with its oldest.
+    """
+    oldest = [
+        min((turn for row in list_rows(completion) for turn in row.versions), default=group.policy_version)
+        for group in groups
+        for completion in group.completions
+    ]
+    behind = version - np.array(oldest, np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}
