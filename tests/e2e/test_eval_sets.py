@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ def test_the_console_shows_the_accuracy_of_each_set() -> None:
     latest = LatestMetrics()
     latest.take(3, {"eval/math/accuracy": 0.25, "eval/code/accuracy": 0.5, "eval/rewards/accuracy": 1.0})
     assert latest.numbers() == ["math 25.0%", "code 50.0%"]
+
+
+def for_another_set(completions: Any, prompts: Any) -> list[None]:
+    return [None for _ in completions]
+
+
+def test_a_mean_over_nothing_is_not_logged(tmp_path: Path) -> None:
+    sets = {"toy": EvalSet(PROMPTS[:2], rewards=[never_right, for_another_set])}
+    trainer = make_trainer(tmp_path, max_steps=1)
+    metrics = trainer.train(PROMPTS, eval_prompts=sets)
+    assert metrics["eval/toy/rewards/never_right"] == 0.0
+    assert "eval/toy/rewards/for_another_set" not in metrics
+    assert math.isnan(trainer.evaluate(sets)["toy/rewards/for_another_set"])
 
 
 def test_one_set_has_the_metrics_of_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -484,7 +485,9 @@ class GRPO:
         groups: dict[str, list[ScoredGroup]] = {}
         for name, loaded in sets.items():
             metrics, groups[name] = self._held_out.evaluate_in_training(name, loaded, self.step)
-            evaluation |= prefix(name, metrics)
+            # A mean over nothing is NaN in the result of `evaluate`. It is not a value that a run logs.
+            measured = {metric: value for metric, value in metrics.items() if not math.isnan(value)}
+            evaluation |= prefix(name, measured)
         run.record_evaluation(evaluation, groups)
         return evaluation
 
