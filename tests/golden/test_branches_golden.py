@@ -145,6 +145,18 @@ def test_counts_are_those_of_the_episode():
     assert metrics["episode/branches"] == 0.5
 
 
+def test_the_rest_of_a_first_prompt_is_no_observation():
+    """The prompts of the episodes differ after their common beginning: the rest is in the rows, before the reply."""
+    (group,) = groups()
+    whole, other = group.group.completions
+    assert episode_metrics([group])["episode/observation_token_share"] == 1 / 7  # 10 beside 5 6 7, 8 9 and 4
+    first = row([3, 3, 5, 6, 10, 7], [0, 0, 1, 1, 0, 1], (2, 5), branches=whole.branches, episode=whole.episode)
+    second = row([2, 2, 2, 4], [0, 0, 0, 1], (3,), episode=other.episode)
+    failed = row([0], [0], (), episode=Episode("error", None))  # before its first reply
+    scored = replace(group, group=replace(group.group, completions=(first, second, failed)))
+    assert episode_metrics([scored])["episode/observation_token_share"] == 1 / 7
+
+
 def test_a_row_with_a_prompt_of_its_own():
     branch = replace(groups()[0].group.completions[0].branches[0], prompt_ids=np.array([8, 8]))
     (group,) = groups()

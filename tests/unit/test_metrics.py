@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+import rlox_grpo.run.metrics as metrics_module
 from rlox_grpo.groups import has_zero_std
 from rlox_grpo.run.metrics import by_name, combined, repeated_share, reward_times, step_metrics
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
@@ -190,6 +191,16 @@ def test_outcomes_and_time_of_each_function():
     assert combined(by_name([times, others])) == {"rewards/judge/time_s": 3.0, "rewards/tags/time_s": 0.375}
     assert "rewards/tags/timeout" not in found
     assert "rewards/judge/ok" not in found
+
+
+def test_repetition_is_measured_on_a_bounded_sample(monkeypatch):
+    measured = []
+    monkeypatch.setattr(metrics_module, "repeated_share", lambda ids: measured.append(len(ids)) or 0.0)
+    for count in (64, 65, 127, 1000):
+        measured.clear()
+        step_metrics([scored([0.0] * count, lengths=list(range(1, count + 1)))], np.zeros(1, np.float32), (), {})
+        assert 32 <= len(measured) <= 64, count
+        assert measured[-1] > count * 0.9  # over the whole step
 
 
 def test_repeated_share():

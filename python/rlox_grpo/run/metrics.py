@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from rlox_grpo.groups import RIGHT, count_sampled, find_pictures, has_zero_varia
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
-from rlox_grpo.types import FAILURES, Episode, Float32Array, Int64Array, ScoredGroup, UpdateStats
+from rlox_grpo.types import FAILURES, Completion, Episode, Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
 """Repetition is measured on at most this many completions of a step: 0.1 s for completions of 8,192 tokens."""
@@ -121,7 +122,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     ]
     if sizes and (drawn := np.concatenate(sizes)).any():
         metrics["rollout/sampling_mask_size"] = float(drawn[drawn > 0].mean(dtype=np.float64))
-    shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
+    shown = completions[:: math.ceil(len(completions) / REPETITION_SAMPLES)]
     repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:
         metrics["completions/repeated_share"] = _mean(repeated)
@@ -286,8 +287,7 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     episodes = [episode for _, episode in played]
     # Summaries of a compaction are replies in the rows, but no turns: max_turns does not count them.
     turns = np.array([sum(len(row.turns) for row in list_rows(c)) - len(episode.compactions) for c, episode in played])
-    # Only of first rows: a branch repeats the tokens before it, which would be counted twice.
-    observed = sum(int((~c.sampled).sum()) for c, _ in played if c.sampled is not None)
+    observed = sum(_count_observed(row) for completion, _ in played for row in list_rows(completion))
     tokens = observed + sum(count_sampled(completion) for completion, _ in played)
     metrics = {
         "episode/turns_mean": float(turns.mean()),
@@ -315,6 +315,16 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name, values in by_name(episode.metrics for episode in episodes).items():
         metrics[f"environment/{name}"] = _mean(values)
     return metrics
+
+
+def _count_observed(row: Completion) -> int:
+    """Return the tokens after the first sampled one that the policy did not sample.
+
+    Tokens before it belong to the prompt, or in a branch to what the branch repeats.
+    """
+    if row.sampled is None or not row.sampled.any():
+        return 0
+    return int((~row.sampled[int(row.sampled.argmax()) :]).sum())
 
 
 def _measure_compactions(episodes: Sequence[Episode], num_sampled: int) -> dict[str, float]:
