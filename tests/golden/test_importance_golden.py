@@ -127,6 +127,7 @@ def test_metrics():
             "mismatch/kl_k3": (7.625 + log(2) - 5) / 5,
             "mismatch/effective_sample_size": 7.625**2 / (5 * 21.265625),
             "mismatch/weight_mean": (0 + 0.5 + 1 + 0.125 + 2) / 5,
+            "mismatch/weight_min": 0.0,
             "mismatch/weight_max": 2.0,
             "mismatch/masked_fraction": 0.2,
         },

@@ -173,6 +173,8 @@ def test_metrics_and_the_entropy_bonus_are_means_of_sampled_tokens():
         {
             "policy/loss": -1.1 / 6 - 1.0,
             "policy/ratio_mean": 7.5 / 6,
+            # Ratios 2 1 0.5 1.5 0.5 2: their sum is 7.5, and their product 1.5.
+            "policy/approx_kl": (7.5 - 6 - log(1.5)) / 6,
             "policy/clip_fraction_low": 1 / 6,
             "policy/clip_fraction_high": 2 / 6,
         }

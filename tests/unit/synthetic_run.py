@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from rlox_grpo.run.files import write_completions
-from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.run.metrics import reward_times, step_metrics
 from rlox_grpo.run.sinks import JsonlSink
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
@@ -89,7 +89,8 @@ def write_run(run_dir: Path, *, num_steps: int = 120, hostile: str = "") -> Path
             "update": 0.75 + abs(rng.normal(0, 0.04)),
             "weights": 0.08,
         }
-        metrics.write(step, step_metrics(groups, advantages, stats, {**timings, "step": sum(timings.values()) + 0.12}))
+        seconds = {**timings, "step": sum(timings.values()) + 0.12}
+        metrics.write(step, {**step_metrics(groups, advantages, stats, seconds), **reward_times(groups)})
         if step in (1, 2) or step % 10 == 0:
             write_completions(run_dir, step, groups, advantages)
     metrics.close()

@@ -9,9 +9,9 @@ import torch
 from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
 from rlox_grpo.model.flops import (
-    add_work,
     ModelSize,
     UpdateWork,
+    add_work,
     count_training_flops,
     count_update_work,
     find_peak_flops,

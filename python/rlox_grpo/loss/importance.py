@@ -9,6 +9,7 @@ gradient is off-policy even when the weights are equal. With d = old_log_probs �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -111,7 +112,7 @@ def mismatch_metrics(batches: Sequence[Batch], ranks: Ranks | None = None) -> di
     Here d is old_log_probs − sampling_log_probs of a token, and ρ = exp(d). ``mismatch/gap_mean`` and ``_max`` are the
     mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1) estimate KL(sampler ‖ trainer).
     ``effective_sample_size`` is that of the unclipped token ratios ρ. If there are importance weights, their mean,
-    their maximum and the share of loss tokens with weight 0 are added.
+    minimum and maximum and the share of loss tokens with weight 0 are added.
 
     Args:
         batches: this rank's micro-batches.
@@ -139,11 +140,14 @@ def mismatch_metrics(batches: Sequence[Batch], ranks: Ranks | None = None) -> di
         ratio.square().sum(),
     ]
     sums += [len(w), w.sum(), (w == 0).sum()]
-    largest = [float(values.abs().max()) if len(values) else 0.0 for values in (d, w)]
-    gathered = (ranks or Ranks()).gather([[float(value) for value in sums], largest])
+    # Of the weight also the smallest, with its sign changed. A rank without tokens has no part in a maximum.
+    extremes = [float(values.max()) if len(values) else -math.inf for values in (d.abs(), w, -w)]
+    gathered = (ranks or Ranks()).gather([[float(value) for value in sums], extremes])
     totals = [float(sum(values)) for values in zip(*(rank_sums for rank_sums, _ in gathered), strict=True)]
     tokens, gap, k1, k3, mass, squares, num_weights, weight, masked = totals
-    gap_max, weight_max = (max(values) for values in zip(*(rank_largest for _, rank_largest in gathered), strict=True))
+    gap_max, weight_max, weight_min = (
+        max(values) for values in zip(*(rank_extremes for _, rank_extremes in gathered), strict=True)
+    )
     if not tokens:
         return {}
     metrics = {
@@ -155,6 +159,7 @@ def mismatch_metrics(batches: Sequence[Batch], ranks: Ranks | None = None) -> di
     }
     if num_weights:
         metrics["mismatch/weight_mean"] = weight / num_weights
+        metrics["mismatch/weight_min"] = -weight_min
         metrics["mismatch/weight_max"] = weight_max
         metrics["mismatch/masked_fraction"] = masked / num_weights
     return metrics

@@ -196,10 +196,13 @@ def combine_terms(
     if batch.demonstration_mask is not None:
         imitation, demonstration_metrics = demonstration_loss(log_probs, batch, config)
         loss = loss + config.demo_coef * imitation
+    log_ratio = inputs.log_ratio.detach()
     nowhere = torch.zeros_like(mask)  # bool [N, T]: no token is clipped
     metrics = {
         "policy/loss": loss.detach(),
         "policy/ratio_mean": token_mean(ratio.detach()),
+        # r - 1 - log r of the token, which estimates KL(old ‖ current) and is never negative.
+        "policy/approx_kl": token_mean(torch.expm1(log_ratio) - log_ratio),
         "policy/clip_fraction_low": token_mean((nowhere if term.low is None else term.low).float()),
         "policy/clip_fraction_high": token_mean((nowhere if term.high is None else term.high).float()),
     }

@@ -67,7 +67,7 @@ def step_metrics(
 def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool]) -> dict[str, float]:
     if not groups:
         return {}
-    metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
+    metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std", "min", "max"))
     for name, arrays in by_name(scored.components for scored in groups).items():
         metrics |= _spread(f"rewards/{name}", np.concatenate(arrays), ("mean", "std"))
     for name, arrays in by_name(scored.measures for scored in groups).items():
@@ -106,14 +106,20 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return {}
     lengths = np.array([count_sampled(completion) for completion in completions], np.float64)
     truncated = np.array([completion.finish_reason == "length" for completion in completions])
+    prompts = np.array([len(scored.group.prompt.token_ids) for scored in groups], np.float64)
     metrics = {
+        "prompts/mean_length": float(prompts.mean()),
+        "prompts/max_length": float(prompts.max()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float(truncated.mean()),
     }
     if not truncated.all():
-        metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
+        terminated = lengths[~truncated]
+        metrics["completions/mean_terminated_length"] = float(terminated.mean())
+        metrics["completions/min_terminated_length"] = float(terminated.min())
+        metrics["completions/max_terminated_length"] = float(terminated.max())
     sizes = [
         row.sampling_mask.sizes
         for completion in completions

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain, count
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,9 +57,25 @@ from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.off_policy import OffPolicy
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import by_name, combined, episode_metrics, picture_metrics, reward_times, source_metrics, step_metrics
+from rlox_grpo.run.metrics import (
+    by_name,
+    combined,
+    episode_metrics,
+    picture_metrics,
+    reward_times,
+    source_metrics,
+    step_metrics,
+)
 from rlox_grpo.run.plan import Progress
-from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, Lap, StageClock, add_laps, count_tokens, measure_memory
+from rlox_grpo.run.usage import (
+    COMPLETION_TOKENS,
+    PROMPT_TOKENS,
+    Lap,
+    StageClock,
+    add_laps,
+    count_tokens,
+    measure_memory,
+)
 from rlox_grpo.trainer.engine_sync import EngineSync
 from rlox_grpo.types import Batch, Float32Array, LossOutput, Prompt, ScoredGroup, UpdateStats
 from rlox_grpo.update.expert_routing import ExpertRouting
@@ -449,8 +464,8 @@ class TrainStep:
     ) -> dict[str, float]:
         """Return the step's metrics, reduced over ranks. ``laps`` are the runs of the stages on this rank.
 
-        ``batches`` are the trained micro-batches of this rank, and ``completed`` are the same with the old log-probs of their update, if they had
-        none before.
+        ``batches`` are the trained micro-batches of this rank. ``completed`` are the same with the old log-probs of
+        their update, if they had none before.
         """
         progress, limit = self.progress, self.stages.episodes.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
@@ -469,11 +484,10 @@ class TrainStep:
         work = astuple(count_update_work(batches, shares_prompts=self.batcher.shares_prompts))
         numbers, all_laps, works = zip(*self.ranks.gather([measured, laps, work]), strict=True)
         everywhere, seconds = by_name(numbers), add_laps(all_laps)
-        # With async_steps, the stage is the wait for groups that were sampled during earlier steps.
-        timed = [] if self.stages.sampling.async_steps else rollout.first_groups
-        metrics = step_metrics(
-            rollout.groups, advantages, updates, seconds, timed=timed, is_constant=self.is_constant
-        )
+        # Ahead of their step, groups are also sampled in the time of earlier steps.
+        is_ahead = self.stages.sampling.async_steps > 0 or self.sampler.partial is not None
+        timed = [] if is_ahead else rollout.first_groups
+        metrics = step_metrics(rollout.groups, advantages, updates, seconds, timed=timed, is_constant=self.is_constant)
         metrics |= profile_update(
             add_work(works),
             num_updates=self.stages.update.updates_per_batch if updates else 0,

@@ -28,7 +28,7 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "Truncated completions",
-        "share cut at the length limit; healthy: under 20%",
+        "share cut at the length limit; healthy: under 10%",
         "%",
         {"completions/clipped_ratio": "truncated"},
     ),
@@ -52,7 +52,7 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "Clipped tokens",
-        f"share of tokens whose ratio leaves the clip range; healthy: under 20%; {_UPDATED}",
+        f"share of tokens whose ratio is clipped; healthy: under 10%; {_UPDATED}",
         "%",
         {"policy/clip_fraction": "clipped", "policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
     ),
