@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experts import tiny_experts
@@ -148,12 +149,21 @@ class Break:
     def on_step(self, step, metrics):
         if step == self.step:
             self.step = None
+            head = torch.zeros(self.model.lm_head.weight.shape)
+            head[13] = 50.0
             with torch.no_grad():
                 for parameter in self.model.parameters():
                     parameter.zero_()
-                self.model.lm_head.weight[13] = 50.0
+                copy_whole(head, self.model.lm_head.weight)
                 self.model.model.norm.weight.fill_(1.0)
                 self.model.model.embed_tokens.weight.fill_(1.0)
+
+
+def copy_whole(tensor, parameter):
+    """Copy a whole tensor into a parameter, which may be in shards."""
+    if hasattr(parameter, "to_local"):
+        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    parameter.copy_(tensor)
 
 
 def train(

@@ -18,10 +18,11 @@ SAME_WEIGHTS = 1e-5
 SHARDS = {"shard_parameters": True}
 PLAIN = {"max_steps": 4, "checkpoint_steps": 2}
 TWICE = {"updates_per_batch": 2, "mini_batches": 2}
+# AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
+SMOOTH = {"max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0}
 RUNS = {
     "plain": PLAIN,
-    # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
-    "smooth": {"max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    "smooth": SMOOTH,
     # The norm is many times this, so that a norm of one rank's shards alone would be another step.
     "clipped": {"max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 1.0, "max_grad_norm": 0.1},
     "twice and recomputed": {**TWICE, "gradient_checkpointing": True, "max_steps": 2},
@@ -31,6 +32,13 @@ RUNS = {
     "ahead and taught": {"async_steps": 1, "taught": True, "max_steps": 3},
     "sgd": {"momentum": 0.9, "learning_rate": 1.0, "max_steps": 4, "checkpoint_steps": 2},  # an optimizer= of one's own
     "adapter": {"lora_rank": 2, "max_steps": 3},
+    "optimal token": {"baseline": "optimal_token", "reward_scaling": "none", **SMOOTH},
+    "full kl": {"kl_estimator": "full", "kl_coef": 0.5, **SMOOTH, "max_steps": 3},
+    "restored": {
+        **{"broken_at": 17, "on_collapse": "restore", "max_steps": 24, "checkpoint_steps": 5, "log_completions": 0},
+        "learning_rate": 0.002,
+    },
+    "taught in full": {"taught": True, "teacher_kl": "full", "teacher_in": "loss", "kl_coef": 0.0, **SMOOTH},
 }
 TIED = {"max_steps": 2, "tied": True}
 

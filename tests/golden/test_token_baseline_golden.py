@@ -178,7 +178,7 @@ def test_small_micro_batches_train_the_same():
         ({"reward_scaling": "none", "policy_loss": "gspo"}, "with policy_loss='gspo': its ratio is one"),
         ({"reward_scaling": "none", "negative_advantages": "zero"}, "needs negative_advantages='keep'"),
         ({"reward_scaling": "none", "group_size": 1}, "needs group_size of at least 2, got 1"),
-        ({"reward_scaling": "none", "shard_parameters": True}, "with sharded parameters was never tried"),
+        ({"reward_scaling": "none", "updater": "deepspeed", "zero_stage": 3}, "zero_stage=3 is not supported, because"),
     ],
 )
 def test_what_it_cannot_be_combined_with(given, message):

@@ -255,7 +255,7 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": None, "teacher_prompt": "{answer}", "group_size": 2}, "teacher_prompt='{answer}' is read only wi"),
         (
             {"teacher": "self", "teacher_prompt": "{answer}", "shard_parameters": True},
-            "teacher='self' with sharded parameters was never tried",
+            "teacher='self' with sharded parameters is not supported, because .*, or set teacher='ema'",
         ),
         (
             {**FULL, "teacher": "self", "teacher_prompt": "{answer}", "updates_per_batch": 2, "mini_batches": 2},

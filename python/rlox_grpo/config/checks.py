@@ -159,8 +159,8 @@ def _check_advantages(options: Options) -> Iterator[str]:
             f"baseline='optimal_token' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
             "would spread the advantage of a token over all of them; use 'gspo_token' or 'clip'"
         )
-    if baseline == "optimal_token" and split_options(options).sharding.shards_weights:
-        yield "baseline='optimal_token' with sharded parameters was never tried: keep them whole on each rank"
+    if baseline == "optimal_token" and _gathers_by_deepspeed(options):
+        yield f"baseline='optimal_token' with {_ZERO_3}"
     if credit == "gae" and options.max_turns == 1:
         yield "turn_credit='gae' with max_turns=1 has no later turns to read: set turn_credit='episode'"
     if credit != "episode" and options.policy_loss in SEQUENCE_RATIO_LOSSES:
@@ -168,6 +168,16 @@ def _check_advantages(options: Options) -> Iterator[str]:
             f"turn_credit={credit!r} with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
             "would spread the credit of a turn over all of them; use 'gspo_turn', 'gspo_token' or 'clip'"
         )
+
+
+_ZERO_3 = (
+    "updater='deepspeed' and zero_stage=3 is not supported, because DeepSpeed gathers the output layer only within a "
+    "forward pass: set zero_stage=2, or shard by updater='torch' and shard_parameters=True"
+)
+
+
+def _gathers_by_deepspeed(options: Options) -> bool:
+    return options.updater == "deepspeed" and split_options(options).sharding.shards_weights
 
 
 def _check_loss(options: Options) -> Iterator[str]:
@@ -256,8 +266,8 @@ def _check_kl_and_reference(options: Options) -> Iterator[str]:
             yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
         if options.teacher_kl == "full":
             yield "teacher_kl='full' and kl_estimator='full': one KL over the whole vocabulary is computed; set one"
-        if split_options(options).sharding.shards_weights:
-            yield "kl_estimator='full' with sharded parameters was never tried: keep them whole on each rank"
+        if _gathers_by_deepspeed(options):
+            yield f"kl_estimator='full' with {_ZERO_3}"
 
 
 def _check_teacher(options: Options) -> Iterator[str]:
@@ -275,8 +285,8 @@ def _check_teacher(options: Options) -> Iterator[str]:
         )
     if options.teacher_offload:
         yield "teacher_kl='full' reads the teacher's output layer in each update: set teacher_offload=False"
-    if split_options(options).sharding.shards_weights:
-        yield "teacher_kl='full' with sharded parameters was never tried: keep them whole on each rank"
+    if _gathers_by_deepspeed(options):
+        yield f"teacher_kl='full' with {_ZERO_3}"
 
 
 def _check_update(options: Options) -> Iterator[str]:
@@ -292,7 +302,9 @@ def _check_update(options: Options) -> Iterator[str]:
             yield "shard_parameters=True with torch_compile=True was never tried: choose one of them"
     if options.updater == "deepspeed" and options.zero_stage == 0 and options.dtype == "bfloat16":
         yield "zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1"
-    if options.on_collapse == "restore" and (options.updater == "deepspeed" or options.shard_parameters):
-        yield "on_collapse='restore' with sharded weights was never tried: set on_collapse='warn' and resume by hand"
+    if options.on_collapse == "restore" and options.updater == "deepspeed":
+        yield (
+            "on_collapse='restore' with updater='deepspeed' was never tried: set on_collapse='warn' and resume by hand"
+        )
     if options.output_dir is None and set(options.log_to) - {"console"}:
         yield f"log_to={list(options.log_to)} writes files: set output_dir"

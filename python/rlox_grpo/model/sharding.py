@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.vision import find_language_model, list_outer_parameters
+from rlox_grpo.types import Batch, TokenDistributions
 
 T = TypeVar("T")
 
@@ -54,7 +55,20 @@ class Shards:
     def wrap(self, forward: Forward) -> Forward:
         """Return ``forward`` as a collective that gathers parameters, with gradients summed over ranks and sharded."""
         self.root.take(forward)
-        return Forward(self.root, forward.shares_prompts, is_split=forward.is_split)
+
+        def read_distributions(batch: Batch) -> TokenDistributions:
+            return self.run(lambda: copy_head(forward.distributions(batch)))
+
+        return Forward(self.root, forward.shares_prompts, read_distributions, is_split=forward.is_split)
+
+
+def copy_head(distributions: TokenDistributions) -> TokenDistributions:
+    """Return the distributions with an output layer of their own: gathered parameters are freed after the forward."""
+    head = distributions.head
+    if head is None:
+        return distributions
+    bias = None if head.bias is None else head.bias.detach().clone()
+    return replace(distributions, head=replace(head, weight=head.weight.detach().clone(), bias=bias))
 
 
 @torch.no_grad()

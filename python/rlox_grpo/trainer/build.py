@@ -295,7 +295,7 @@ def build_update(
     elif teacher is not None and teacher != SELF:
         distiller = build_teacher(teacher, plain)
     updater = make_updater(stages, policy, plain, ranks, optimizer)
-    forward = replace(updater.forward, distributions=plain.distributions, routers=plain.routers)
+    forward = replace(updater.forward, routers=plain.routers)
     if plain.routers is None and (stages.experts.router_aux_loss_coef > 0 or stages.experts.router_z_loss_coef > 0):
         raise ConfigError(
             "router_aux_loss_coef and router_z_loss_coef need a mixture of experts of transformers whose class lists "

@@ -136,7 +136,10 @@ def check_teacher(config: GRPOConfig, teacher: TeacherLike | Mapping[str, Teache
     if config.teacher_offload:
         raise ConfigError("teacher_offload=True with teacher='self': the policy stays on its device; leave it out")
     if config.split().sharding.shards_weights:
-        raise ConfigError("teacher='self' with sharded parameters was never tried: keep them whole on each rank")
+        raise ConfigError(
+            "teacher='self' with sharded parameters is not supported, because ranks may need different numbers of "
+            "forward passes for its prompts: keep parameters whole on each rank, or set teacher='ema'"
+        )
     if config.teacher_kl == "full" and config.updates_per_batch * config.mini_batches > 1:
         raise ConfigError(
             f"teacher='self' with teacher_kl='full' reads the policy's output layer, which changes in each of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class DeepSpeedUpdater:
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32
         self._settings = _settings(sharding, bfloat16, optimizer.max_grad_norm, self._ranks.size)
         self._plain_forward = forward
-        self.forward = Forward(lambda batch, **how: self._engine()(batch, **how), forward.shares_prompts)
+        self.forward = replace(forward, compute=lambda batch, **how: self._engine()(batch, **how))
         self.is_sharded, self.is_model_sharded = sharding.zero_stage > 0, sharding.zero_stage == 3
         self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
         self.peak_learning_rate = optimizer.learning_rate
