@@ -201,14 +201,14 @@ def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options
     compute, distributions = _without_gradient(frozen.wrap(make_forward(frozen.model, like=policy_forward, **options)))
     heads: list[OutputHead] = []
 
-    def with_one_head(batch: Batch) -> TokenDistributions:
+    def share_head(batch: Batch) -> TokenDistributions:
         """Let the micro-batches of all steps have one copy of the gathered output layer, which never changes."""
-        found = distributions(batch)
-        if found.head is not None and not heads:
-            heads.append(found.head)
-        return replace(found, head=heads[0] if heads else None)
+        read = distributions(batch)
+        if read.head is not None and not heads:
+            heads.append(read.head)
+        return replace(read, head=heads[0] if heads else None)
 
-    return Reference(compute, digest, with_one_head)
+    return Reference(compute, digest, share_head)
 
 
 def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -> str:
