@@ -153,7 +153,7 @@ def test_host_syncs_do_not_grow_with_depth(gpu):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_micro_batch_costs_at_most_ten_host_syncs_beside_its_layout(gpu, packed):
+def test_a_micro_batch_costs_at_most_seven_host_syncs_beside_its_layout(gpu, packed):
     model = to_cuda(Qwen2ForCausalLM(Qwen2Config(**SIZES)))
     _, updater, *_ = _step(model, _batch("cuda", shared=True), autocast_dtype=torch.bfloat16, share_prompts=packed)
     batch = _batch("cuda", shared=True)
@@ -164,7 +164,7 @@ def test_a_micro_batch_costs_at_most_ten_host_syncs_beside_its_layout(gpu, packe
     for where, count in gpu.syncs.items():
         kinds[where.startswith(layout)][where] += count
     assert sum(kinds[True].values()) <= 10, kinds[True]
-    assert sum(kinds[False].values()) <= 10, kinds[False]
+    assert sum(kinds[False].values()) <= 7, kinds[False]
 
 
 def test_no_mask_or_index_is_as_large_as_a_dense_one(gpu):

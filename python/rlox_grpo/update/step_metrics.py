@@ -26,16 +26,13 @@ class StepReport:
         if self._failure is None and not bool(torch.isfinite(output.loss)):
             self._failure = _failure(output.loss, log_probs, batch, kl)
         if batch.totals.num_loss_tokens == 0:  # a step of demonstrations alone has no mean over the policy's tokens
-            _add(
-                self._totals, {name: float(value) for name, value in output.metrics.items() if name.startswith("demo/")}
-            )
+            _add(self._totals, _read({name: v for name, v in output.metrics.items() if name.startswith("demo/")}))
             return
         # This micro-batch's share of the mean entropy. The shares of all micro-batches and ranks add up to the mean.
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
             batch.totals.num_loss_tokens, 1.0
         )
-        _add(self._totals, {name: float(value) for name, value in output.metrics.items()})
-        _add(self._totals, {"policy/entropy": float(share)})
+        _add(self._totals, _read({**output.metrics, "policy/entropy": share}))
 
     def over_ranks(self, ranks: Ranks) -> dict[str, float]:
         """Return the metrics of the whole step.
@@ -50,6 +47,15 @@ class StepReport:
                 raise NonFiniteError(*failure)
             _add(totals, rank_totals)
         return totals
+
+
+def _read(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the numbers of the metrics. All are read at once: a read of one waits for the kernels of a GPU."""
+    if not metrics:
+        return {}
+    device = next(iter(metrics.values())).device
+    values = torch.stack([value.detach().to(device, torch.float64).reshape(()) for value in metrics.values()])
+    return dict(zip(metrics, values.tolist(), strict=True))
 
 
 def _add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
