@@ -152,7 +152,7 @@ def _check_types(where: str, factory: Callable[..., Any], arguments: Mapping[str
         if key not in parameters or not isinstance(value, (bool, int, float, str, list, dict)):
             continue
         try:  # as JSON, where a list is a tuple too
-            TypeAdapter(parameters[key]).validate_json(json.dumps(value), strict=True)
+            TypeAdapter(parameters[key]).validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             if first["type"] != "literal_error":
