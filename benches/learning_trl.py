@@ -69,11 +69,13 @@ def train(
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    is_wide = model.config.hidden_size >= LEAST_WIDTH  # of a pretrained model, and of none from scratch
+    passes = 2 if is_wide else 1  # all activations of a pretrained model in one backward pass are 13 GB
     arguments = {
         "num_generations": settings["group_size"],
-        # Two backward passes a step: all activations of a pretrained model in one are 13 GB.
-        "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"] // 2,
-        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"] // passes,
+        "gradient_accumulation_steps": passes,
         "max_completion_length": settings["max_new_tokens"],
         "learning_rate": settings["learning_rate"],
         "reward_weights": [rule.weight for rule in reward_fn],
@@ -83,15 +85,12 @@ def train(
         # Not a choice of the algorithm: no second forward pass, which would only cost time.
         "gradient_checkpointing": False,
     }
-    model = AutoModelForCausalLM.from_pretrained(policy)
-    # As this library's default, which is float32 for the narrow models from scratch; TRL's own is bfloat16 for all.
-    bf16 = torch.cuda.is_available() or model.config.hidden_size >= LEAST_WIDTH
     trainer = GRPOTrainer(
         model,
         reward_funcs=list(reward_fn),
         args=GRPOConfig(
             output_dir=str(folder),
-            bf16=bf16,
+            bf16=torch.cuda.is_available() or is_wide,  # as this library's default; TRL's own is bfloat16 for all
             logging_steps=1,
             **{**TRL_ALONE, "use_cpu": not torch.cuda.is_available()},
             **arguments,

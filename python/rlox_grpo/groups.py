@@ -34,6 +34,11 @@ def list_rows(completion: Completion) -> tuple[Completion, ...]:
     return (completion, *completion.branches)
 
 
+def list_versions(completion: Completion) -> list[int]:
+    """Return the policy version of each turn of all rows of a completion; []: they have the group's version."""
+    return [version for row in list_rows(completion) for version in row.versions]
+
+
 def find_prompt_ids(row: Completion, group: RolloutGroup) -> Int64Array:
     """Return the prompt of a row, ``int64 [P]``: its own, or that of its group."""
     return group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids

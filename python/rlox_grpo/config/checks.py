@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
-from rlox_grpo.config.records import Options, split_options
+from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.config.records.option import SET, Condition, describe_conditions, holds
 
@@ -177,7 +177,7 @@ _ZERO_3 = (
 
 
 def _gathers_by_deepspeed(options: Options) -> bool:
-    return options.updater == "deepspeed" and split_options(options).sharding.shards_weights
+    return options.updater == "deepspeed" and options.zero_stage == 3
 
 
 def _check_loss(options: Options) -> Iterator[str]:

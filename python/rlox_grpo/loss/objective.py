@@ -14,7 +14,7 @@ from torch import Tensor
 from rlox_grpo.config.records.loss import LossAggregation, LossConfig
 from rlox_grpo.loss.demonstrations import demonstration_loss
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
-from rlox_grpo.loss.kl import token_kl
+from rlox_grpo.loss.kl import estimate_k3, token_kl
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.published import shift_lengths
 from rlox_grpo.loss.teacher import measure_teacher, teacher_loss
@@ -196,13 +196,11 @@ def combine_terms(
     if batch.demonstration_mask is not None:
         imitation, demonstration_metrics = demonstration_loss(log_probs, batch, config)
         loss = loss + config.demo_coef * imitation
-    log_ratio = inputs.log_ratio.detach()
     nowhere = torch.zeros_like(mask)  # bool [N, T]: no token is clipped
     metrics = {
         "policy/loss": loss.detach(),
         "policy/ratio_mean": token_mean(ratio.detach()),
-        # r - 1 - log r of the token, which estimates KL(old ‖ current) and is never negative.
-        "policy/approx_kl": token_mean(torch.expm1(log_ratio) - log_ratio),
+        "policy/approx_kl": token_mean(estimate_k3(inputs.log_ratio.detach())),  # of KL(old ‖ current)
         "policy/clip_fraction_low": token_mean((nowhere if term.low is None else term.low).float()),
         "policy/clip_fraction_high": token_mean((nowhere if term.high is None else term.high).float()),
     }

@@ -17,7 +17,7 @@ from rlox_grpo.model.blank import copy_blank, find_device
 from rlox_grpo.model.forward import Forward, ForwardModule, set_autocast
 from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.vision import find_language_model, list_outer_parameters
-from rlox_grpo.types import Batch, TokenDistributions
+from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 
 T = TypeVar("T")
 
@@ -52,23 +52,36 @@ class Shards:
             done: T = self.root(None, call)
         return done
 
-    def wrap(self, forward: Forward) -> Forward:
-        """Return ``forward`` as a collective that gathers parameters, with gradients summed over ranks and sharded."""
+    def wrap(self, forward: Forward, *, is_frozen: bool = False) -> Forward:
+        """Return ``forward`` as a collective that gathers parameters, with gradients summed over ranks and sharded.
+
+        Distributions have a copy of the output layer, because gathered parameters are freed after the forward pass. A
+        model that ``is_frozen`` has one copy for all batches.
+        """
         self.root.take(forward)
+        copies: list[OutputHead] = []
 
         def read_distributions(batch: Batch) -> TokenDistributions:
-            return self.run(lambda: copy_head(forward.distributions(batch)))
+            distributions = forward.distributions(batch)
+            if distributions.head is None:
+                return distributions
+            head = copies[0] if copies else copy_head(distributions.head)
+            if is_frozen and not copies:
+                copies.append(head)
+            return replace(distributions, head=head)
 
-        return Forward(self.root, forward.shares_prompts, read_distributions, is_split=forward.is_split)
+        return Forward(
+            self.root,
+            forward.shares_prompts,
+            lambda batch: self.run(lambda: read_distributions(batch)),
+            is_split=forward.is_split,
+        )
 
 
-def copy_head(distributions: TokenDistributions) -> TokenDistributions:
-    """Return the distributions with an output layer of their own: gathered parameters are freed after the forward."""
-    head = distributions.head
-    if head is None:
-        return distributions
+def copy_head(head: OutputHead) -> OutputHead:
+    """Return the output layer with tensors of its own, without a gradient."""
     bias = None if head.bias is None else head.bias.detach().clone()
-    return replace(distributions, head=replace(head, weight=head.weight.detach().clone(), bias=bias))
+    return replace(head, weight=head.weight.detach().clone(), bias=bias)
 
 
 @torch.no_grad()

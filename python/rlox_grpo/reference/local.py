@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +19,7 @@ from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, cast_weights
 from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
-from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+from rlox_grpo.types import Batch, TokenDistributions
 
 
 def make_reference(
@@ -198,17 +197,9 @@ def _make_sharded(policy: Policy, ranks: Ranks, policy_forward: Forward, options
     )
     dtype = options.get("autocast_dtype")
     frozen = policy.copy_in_shards(lambda blank: None if dtype is None else cast_frozen_layers(blank, dtype), ranks)
-    compute, distributions = _without_gradient(frozen.wrap(make_forward(frozen.model, like=policy_forward, **options)))
-    heads: list[OutputHead] = []
-
-    def share_head(batch: Batch) -> TokenDistributions:
-        """Let the micro-batches of all steps have one copy of the gathered output layer, which never changes."""
-        read = distributions(batch)
-        if read.head is not None and not heads:
-            heads.append(read.head)
-        return replace(read, head=heads[0] if heads else None)
-
-    return Reference(compute, digest, share_head)
+    forward = frozen.wrap(make_forward(frozen.model, like=policy_forward, **options), is_frozen=True)
+    compute, distributions = _without_gradient(forward)
+    return Reference(compute, digest, distributions)
 
 
 def _fingerprint_stored(stored: StoredWeights, model: nn.Module, ranks: Ranks) -> str:

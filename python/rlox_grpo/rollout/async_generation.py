@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.groups import list_rows
+from rlox_grpo.groups import list_versions
 from rlox_grpo.rollout.engines import GenerationEngine, is_checked, is_measured, is_receiving
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.custom_engine import check_version
@@ -288,7 +288,7 @@ def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str,
     Mean and maximum are over completions. A completion of several versions counts with its oldest.
     """
     oldest = [
-        min((turn for row in list_rows(completion) for turn in row.versions), default=group.policy_version)
+        min(list_versions(completion), default=group.policy_version)
         for group in groups
         for completion in group.completions
     ]

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rlox_grpo.groups import count_sampled, list_rows
+from rlox_grpo.groups import count_sampled, list_rows, list_versions
 from rlox_grpo.rewards.judge.judge import COSTS
 from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
@@ -312,7 +312,7 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     turns = sum(len(row.turns) for row in list_rows(completion))
     shown: dict[str, Any] = {"stop_reason": episode.stop_reason, "turns": turns, "turn_rewards": paid}
     if completion.versions:
-        shown["turn_versions"] = [version for row in list_rows(completion) for version in row.versions]
+        shown["turn_versions"] = list_versions(completion)
     shown["environment"] = episode.environment
     if episode.error is not None:
         shown["error"] = episode.error
