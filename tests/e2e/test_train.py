@@ -346,6 +346,7 @@ def test_held_out_prompts_are_evaluated_before_during_and_after(tmp_path):
     assert lines[-1]["accuracy"] == metrics["eval/accuracy"] == lines[-1]["pass@1"]
     assert lines[-1]["pass@4"] >= lines[-1]["pass@1"]
     assert (tmp_path / "completions" / "eval_step_000000.jsonl").exists()
+    assert all(line["time_s"] > 0 for line in lines)
     assert trainer.evaluate(PROMPTS[:2]) == trainer.evaluate(PROMPTS[:2])
     assert set(trainer.evaluate(PROMPTS[:2], greedy=True)) >= {"accuracy", "pass@1", "mean_reward"}
 
@@ -365,6 +366,13 @@ def test_the_runs_folder(tmp_path):
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     stages = sum(value for name, value in line.items() if name.startswith("time/") and name != "time/step_s")
     assert line["time/step_s"] == pytest.approx(stages)
+
+
+def test_the_step_after_a_checkpoint_tells_its_time(tmp_path):
+    trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=2, max_steps=5))
+    trainer.train(PROMPTS)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("checkpoint/time_s", 0) > 0] == [3, 5]
 
 
 def test_save_writes_a_plain_module(tmp_path):

@@ -121,7 +121,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
             stop=tuple("abcdefghijklmnopqrstuvwxyz"),  # some completions end before the limit
             max_steps=2,
             eval_steps=2,
-            checkpoint_steps=0,
+            checkpoint_steps=int(run == "shown"),
             learning_rate=1e-3,
             output_dir=folder,
             log_to=(),

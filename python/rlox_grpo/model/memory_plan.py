@@ -32,7 +32,7 @@ PROMPT_TOKENS = 1024
 MOST_TOKENS, LEAST_TOKENS = 16_384, 1024
 """Tokens of a forward pass with ``micro_batch_tokens=None``, at most and at least."""
 
-_CPU_ACTIVATION_BYTES = 4 * GIB
+_CPU_ACTIVATION_BYTES = 2 * GIB
 """Estimated activations of a forward pass on a CPU with ``micro_batch_tokens=None``, at most. Larger micro-batches are
 no faster on a CPU."""
 
@@ -171,7 +171,7 @@ def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
     shape = measure_shape(policy.model, targets=()) if on_cpu else None
     tokens = choose_micro_batch_tokens(shape, config, on_cpu=on_cpu, checkpointing=policy.recomputes)
     if config.micro_batch_tokens is None and tokens < MOST_TOKENS:
-        logger.info("micro_batch_tokens=None: %d, so that the activations take at most about 4 GiB", tokens)
+        logger.info("micro_batch_tokens=None: %d, so that the activations take at most about 2 GiB", tokens)
     return tokens
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,6 +131,7 @@ class Run:
         self.rollouts: Mapping[str, Any] | None = None
         """The batches under way in the checkpoint, as :meth:`Sampler.state_dict`; None without a checkpoint."""
         self._saved_step: int | None = None
+        self._save_seconds: float | None = None
         self._save_is_due = False
         self._best = best
         self._sinks = Sinks({})
@@ -389,7 +391,7 @@ class Run:
         """
         if self._folder is None or self._saved_step == self._progress.step:
             return
-        failure = ["", ""]
+        start, failure = time.perf_counter(), ["", ""]
         # Collectives: every rank takes part in gathering sharded weights and pending rollouts, and rank 0 writes them.
         weights, moments = gather_weights(self._updater, self._ranks), self._updater.state_dict()
         rollouts = self._sampler.state_dict()
@@ -401,9 +403,14 @@ class Run:
         kind, message = self._ranks.gather(failure)[0]  # every rank raises what rank 0 raised
         if kind:
             raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
-        self._saved_step = self._progress.step
+        self._saved_step, self._save_seconds = self._progress.step, time.perf_counter() - start
         path = checkpoint_path(self._folder / "checkpoints", self._progress.step)
         self._callbacks.call("on_save", self._progress.step, path)
+
+    def take_save_time(self) -> dict[str, float]:
+        """Return ``checkpoint/time_s`` of a checkpoint that was written since the last call; {} without one."""
+        seconds, self._save_seconds = self._save_seconds, None
+        return {} if seconds is None else {"checkpoint/time_s": seconds}
 
     def _save_after(self, error: BaseException) -> None:
         """Save a checkpoint after ``error``. A failure of the save is only logged: the run still raises ``error``."""

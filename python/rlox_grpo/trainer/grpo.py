@@ -274,7 +274,7 @@ class GRPO:
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
-                        metrics = self.train_step(draw_prompts, draws.take)
+                        metrics = self.train_step(draw_prompts, draws.take) | run.take_save_time()
                         self._note_draws(draws)
                         evaluation = {}
                         try:

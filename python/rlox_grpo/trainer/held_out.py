@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -208,12 +209,14 @@ class HeldOut:
     def evaluate_in_training(self, name: str, loaded: LoadedSet, step: int) -> Evaluated:
         """Evaluate the set ``name`` after ``step``, and compare it with its evaluations before.
 
-        With ``eval_greedy`` also measure the accuracy of greedy decoding.
+        With ``eval_greedy`` also measure the accuracy of greedy decoding. ``time_s`` is the wall-clock time of both.
         """
+        start = time.perf_counter()
         metrics, groups = self.evaluate(loaded)
         metrics |= self.history.compare(name, loaded.digest, loaded.samples, step, measure_prompts(groups))
         if self.stages.run.eval_greedy and loaded.sampling.temperature > 0:
             metrics["greedy_accuracy"] = self.evaluate(loaded, greedy=True)[0]["accuracy"]
+        metrics["time_s"] = time.perf_counter() - start
         return metrics, groups
 
     def _make_episodes(self, asked: EvalSet) -> EpisodeRunner:

@@ -21,7 +21,7 @@ class UpdateConfig(Record, title="Update"):
     micro_batch_tokens: int | None = option(
         None,
         "Maximum number of tokens in one forward pass, including padding. None: 16,384; on a CPU fewer, down to 1,024, "
-        "if the activations of 16,384 tokens are estimated to take more than 4 GiB.",
+        "if the activations of 16,384 tokens are estimated to take more than 2 GiB.",
         ge=1,
         resumable=True,
     )
