@@ -529,6 +529,14 @@ def test_presets_lists_and_shows(capsys):
         (["presets", "dr_grp"], "did you mean 'dr_grpo'"),
         (["train", "no.toml"], "cannot read the configuration no.toml"),
         (["report", "no/such/run"], "no/such/run"),
+        (["memory", "./no"], "model='./no': no such folder"),
+        (["eval", "model", "--greedy", "--samples", "8"], "--greedy ignores --samples"),
+        (["eval", "model", "--greedy", "--temperature", "0.5"], "--greedy ignores --temperature"),
+        (["eval", "model", "--samples", "2", "--eval_samples", "4"], "--samples and --eval_samples are both there"),
+        (
+            ["eval", "model", "--data", "rows.jsonl", "--data-args", "{held_out = 3}"],
+            "--data-args is ignored: the data is 'rows.jsonl', not reasoning_gym:<task>",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
@@ -561,6 +569,13 @@ def test_eval_names_data_that_is_given_twice(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["eval", "model", "--data", "none.jsonl", "--data", "rows.jsonl", "--reward", "math", "--reward", "gsm8k"])
     assert "argument --data: given twice, as 'none.jsonl' and 'rows.jsonl'" in capsys.readouterr().err
+
+
+def test_memory_of_the_folder_of_a_run_names_its_newest_checkpoint(tmp_path, capsys):
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    assert main(["memory", str(tmp_path)]) == 2
+    assert f"it is the folder of a run: pass {str(checkpoint)!r}" in capsys.readouterr().err
 
 
 def test_unknown_words_are_refused(capsys):

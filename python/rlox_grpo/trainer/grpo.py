@@ -538,6 +538,11 @@ class GRPO:
             raise TypeError("prompts is None: expected held-out prompts, an EvalSet, or several sets by name")
         if samples is not None:
             _check_count("samples", samples)
+            if greedy and samples > 1:
+                raise ConfigError(
+                    f"greedy=True with samples={samples}: greedy decoding gives the same completion each time; leave "
+                    "samples out"
+                )
         checkpoint = self._sources.compared_with
         if checkpoint is not None and not self._is_compared and self.step == 0 and self.ranks.is_first:
             if (recorded := read_recorded_run(checkpoint)) is not None:
