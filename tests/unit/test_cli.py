@@ -571,6 +571,30 @@ def test_eval_names_data_that_is_given_twice(capsys):
     assert "argument --data: given twice, as 'none.jsonl' and 'rows.jsonl'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--cpu"]])
+def test_memory_estimates_the_usual_precision_for_dtype_auto(make_tiny_model, tmp_path, capsys, flags):
+    make_tiny_model("qwen2").config.save_pretrained(tmp_path)
+    words = ["memory", str(tmp_path), "--max_new_tokens", "65536", *flags]
+    assert main(words) == 0
+    usual = capsys.readouterr().out
+    assert main([*words, "--dtype", "auto"]) == 0
+    assert capsys.readouterr().out == usual
+
+
+def test_data_that_are_missing_are_named_before_the_model_is_loaded(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "b"}\n')
+    head, reward = f'model = "{tmp_path}/none"\n', '[[rewards]]\nname = "exact"\n'
+    for data in (
+        f'train_data = "{tmp_path}/absent.jsonl"\n{reward}',
+        f'train_data = "{rows}"\neval_data = "{tmp_path}/absent.jsonl"\n{reward}',
+        f'{reward}[[train]]\nname = "one"\ndata = "{tmp_path}/absent.jsonl"\n',
+    ):
+        (tmp_path / "run.toml").write_text(head + data)
+        assert main(["train", str(tmp_path / "run.toml")]) == 2
+        assert "absent.jsonl' does not exist" in capsys.readouterr().err
+
+
 def test_memory_of_the_folder_of_a_run_names_its_newest_checkpoint(tmp_path, capsys):
     checkpoint = tmp_path / "checkpoints" / "step_000002"
     checkpoint.mkdir(parents=True)

@@ -922,6 +922,19 @@ def test_several_samples_of_greedy_decoding_are_refused():
     assert trainer.evaluate(PROMPTS, samples=1, greedy=True) == trainer.evaluate(PROMPTS, greedy=True)
 
 
+def test_a_run_that_was_not_continued_is_not_saved_in_silence(tmp_path, caplog):
+    def make():
+        return GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "run"))
+
+    make().save(tmp_path / "before")
+    trainer = make()
+    trainer.train(PROMPTS)
+    trainer.save(tmp_path / "trained")
+    assert "save writes" not in caplog.text
+    make().save(tmp_path / "again")
+    assert f"not those of the run in {tmp_path / 'run'}: call train first" in caplog.text
+
+
 def test_a_model_is_saved_to_a_folder_and_not_to_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
     trainer = GRPO(ToyLM(), share_of_target, **options())

@@ -165,6 +165,10 @@ def test_a_hub_id_without_network(monkeypatch):
         "there is no such folder either: without network access, pass a folder",
     ):
         GRPO("owner/name", score_length, log_to=())
+    with pytest.raises(
+        ValueError, match="model='owner/name-GGUF' cannot be loaded: .*; a GGUF file of the hub is fetch"
+    ):
+        GRPO("owner/name-GGUF", score_length, log_to=())
 
 
 def test_a_hub_that_does_not_answer_is_one_line_and_one_error(monkeypatch, caplog):

@@ -91,7 +91,10 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         )
     if arguments.cpu and arguments.gpu_memory is not None:
         raise ConfigError("--cpu and --gpu-memory: choose one of them")
-    config = GRPOConfig.create(**{"dtype": "float32" if arguments.cpu else "bfloat16", **parse_overrides(rest)})
+    options, usual = parse_overrides(rest), "float32" if arguments.cpu else "bfloat16"
+    if options.get("dtype", "auto") == "auto":  # the estimate is of another machine
+        options["dtype"] = usual
+    config = GRPOConfig.create(**options)
     refuse_missing_folder(arguments.model)
     if advice := advise_on_run_folder(arguments.model):
         raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {advice}")

@@ -332,11 +332,13 @@ def explain_failure(source: str, error: Exception) -> str:
         return f"{reason}; it is a file: pass the folder that holds config.json and the weights"
     if advice := advise_on_run_folder(source):
         return f"{reason}; {advice}"
-    return (
-        reason
-        if Path(source).exists()
-        else (f"{reason}; there is no such folder either: without network access, pass a folder")
-    )
+    if "gguf" in source.lower() and not Path(source).exists():
+        return (
+            f"{reason}; a GGUF file of the hub is fetched by `hf download OWNER/NAME FILE.gguf`, which prints its path"
+        )
+    if Path(source).exists():
+        return reason
+    return f"{reason}; there is no such folder either: without network access, pass a folder"
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:

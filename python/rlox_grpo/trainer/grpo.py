@@ -38,7 +38,7 @@ from rlox_grpo.run.console import select_main
 from rlox_grpo.run.digests import digest_data, digest_doors, digest_optimizer, digest_rewards
 from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
-from rlox_grpo.run.history import checkpoint_step
+from rlox_grpo.run.history import checkpoint_step, checkpoints
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
@@ -570,6 +570,7 @@ class GRPO:
             ValueError: ``merged=True`` without an adapter, or ``best=True`` without an evaluation by ``keep_best``.
             CheckpointError: the best checkpoint is damaged.
         """
+        self._warn_about_untrained_weights()
         export_policy(
             Path(path),
             self.policy,
@@ -582,6 +583,18 @@ class GRPO:
             metrics=self._last_metrics,
             checkpoint=self._find_best() if best else None,
         )
+
+    def _warn_about_untrained_weights(self) -> None:
+        """Warn if the run in ``output_dir`` was not continued, so that the weights are not its own."""
+        folder = self.config.output_dir
+        if folder is None or self._run is not None or self.step > 0 or not self.ranks.is_first:
+            return
+        if found := checkpoints(Path(folder) / "checkpoints"):
+            logger.warning(
+                "save writes the weights that GRPO was created with, and not those of the run in %s: call train first, "
+                "which loads them even if the run is complete, or save GRPO(%r, …)",
+                *(folder, str(found[-1])),
+            )
 
     def _find_best(self) -> Path | None:
         """Return the checkpoint that ``keep_best`` keeps; None if its weights are the current weights.
