@@ -24,6 +24,7 @@ from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.comparison import warn_about_trained_prompts
+from rlox_grpo.prompts.ends import refuse_hidden_stops, warn_about_turn_end
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
@@ -160,6 +161,7 @@ class GRPO:
             no_pictures=self.policy.no_pictures,
             end_ids=(*self.policy.eos_token_ids, *self.sampler.sampling.stop_token_ids),
         )
+        refuse_hidden_stops(self.sampler.sampling.stop, self.policy.tokenizer, self.prompts.end_ids)
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._data = DataReader(self.prompts, self._prepare_rewards)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, step.policy)
@@ -370,6 +372,9 @@ class GRPO:
         held_out = self._held_out.load(eval_prompts)
         held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
         warn_about_trained_prompts(held_out_prompts, train_prompts)
+        if self.episodes is not None or isinstance(train_prompts[0].source, list):  # chat messages
+            ends = self.prompts.end_ids, self.sampler.sampling.stop
+            warn_about_turn_end(self.policy.tokenizer, self.config.chat_template_kwargs, *ends)
         if self._best is not None:
             self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
         if self._optimizer is None:  # the estimate counts AdamW's moments
@@ -589,11 +594,11 @@ class GRPO:
         folder = self.config.output_dir
         if folder is None or self._run is not None or self.step > 0 or not self.ranks.is_first:
             return
-        if found := checkpoints(Path(folder) / "checkpoints"):
+        if written := checkpoints(Path(folder) / "checkpoints"):
             logger.warning(
                 "save writes the weights that GRPO was created with, and not those of the run in %s: call train first, "
                 "which loads them even if the run is complete, or save GRPO(%r, …)",
-                *(folder, str(found[-1])),
+                *(folder, str(written[-1])),
             )
 
     def _find_best(self) -> Path | None:
