@@ -72,6 +72,8 @@ def read_replies(out: Path, step: int) -> list[dict[str, Any]]:
 
 def show_replies(out: Path, rows: Sequence[Mapping[str, Any]], last_step: int) -> None:
     """Print replies before and after training: to a problem that was learned, and to one that was not."""
+    if not (out / "completions").exists():  # log_completions=0
+        return
     replies = list(zip(read_replies(out, 0), read_replies(out, last_step), strict=True))
     for is_learned in (True, False):
         for before, after in replies:
