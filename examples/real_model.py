@@ -72,6 +72,8 @@ def read_replies(out: Path, step: int) -> list[dict[str, Any]]:
 
 def show_replies(out: Path, rows: Sequence[Mapping[str, Any]], last_step: int) -> None:
     """Print replies before and after training: to a problem that was learned, and to one that was not."""
+    if not (out / "completions").exists():  # log_completions=0
+        return
     replies = list(zip(read_replies(out, 0), read_replies(out, last_step), strict=True))
     for is_learned in (True, False):
         for before, after in replies:
@@ -88,14 +90,17 @@ def main() -> None:
     start = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder of the run (default: %(default)s)")
-    arguments, overrides = parser.parse_known_args()
+    arguments, words = parser.parse_known_args()
+    overrides = parse_overrides(words)
+    if "output_dir" in overrides:
+        parser.error("--output_dir: the run is written to --out")
     out: Path = arguments.out
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model = find_model()
     train, held_out = make_problems(2000, 64)
     print(f"{model.name}: {len(train)} problems to train on, {len(held_out)} held out, such as", flush=True)
     print(f"  {held_out[0]['question']}  ({held_out[0]['answer']})", flush=True)
-    trainer = GRPO(model, ReasoningGym(), output_dir=out, **{**OPTIONS, **parse_overrides(overrides)})
+    trainer = GRPO(model, ReasoningGym(), output_dir=out, **{**OPTIONS, **overrides})
     print(
         f"{trainer.config.max_steps} steps in {trainer.config.dtype}. Ctrl-C stops; the same command continues.",
         flush=True,

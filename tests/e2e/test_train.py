@@ -375,6 +375,13 @@ def test_the_step_after_a_checkpoint_tells_its_time(tmp_path):
     assert [line["step"] for line in lines if line.get("checkpoint/time_s", 0) > 0] == [3, 5]
 
 
+def test_a_run_that_logs_no_completions_writes_none_of_evaluations_either(tmp_path):
+    trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=1, log_completions=0))
+    trainer.train(PROMPTS, eval_prompts=PROMPTS[:2])
+    assert not (tmp_path / "completions").exists()
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
 def test_save_writes_a_plain_module(tmp_path):
     from safetensors.torch import load_model
 

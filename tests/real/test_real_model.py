@@ -83,6 +83,13 @@ def test_the_example_trains_prints_what_changed_and_saves_an_ordinary_checkpoint
     assert answer(model, AutoTokenizer.from_pretrained(tmp_path / "final"), "What is the capital of France?").strip()
 
 
+def test_the_folder_of_the_example_has_one_name(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "examples/real_model.py", "--output_dir", tmp_path / "run"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 2
+    assert "--output_dir: the run is written to --out" in done.stderr
+
+
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one small step."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

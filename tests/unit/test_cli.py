@@ -529,6 +529,14 @@ def test_presets_lists_and_shows(capsys):
         (["presets", "dr_grp"], "did you mean 'dr_grpo'"),
         (["train", "no.toml"], "cannot read the configuration no.toml"),
         (["report", "no/such/run"], "no/such/run"),
+        (["memory", "./no"], "model='./no': no such folder"),
+        (["eval", "model", "--greedy", "--samples", "8"], "--greedy ignores --samples"),
+        (["eval", "model", "--greedy", "--temperature", "0.5"], "--greedy ignores --temperature"),
+        (["eval", "model", "--samples", "2", "--eval_samples", "4"], "--samples and --eval_samples are both there"),
+        (
+            ["eval", "model", "--data", "rows.jsonl", "--data-args", "{held_out = 3}"],
+            "--data-args is ignored: the data is 'rows.jsonl', not reasoning_gym:<task>",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
@@ -561,6 +569,37 @@ def test_eval_names_data_that_is_given_twice(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["eval", "model", "--data", "none.jsonl", "--data", "rows.jsonl", "--reward", "math", "--reward", "gsm8k"])
     assert "argument --data: given twice, as 'none.jsonl' and 'rows.jsonl'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--cpu"]])
+def test_memory_estimates_the_usual_precision_for_dtype_auto(make_tiny_model, tmp_path, capsys, flags):
+    make_tiny_model("qwen2").config.save_pretrained(tmp_path)
+    words = ["memory", str(tmp_path), "--max_new_tokens", "65536", *flags]
+    assert main(words) == 0
+    usual = capsys.readouterr().out
+    assert main([*words, "--dtype", "auto"]) == 0
+    assert capsys.readouterr().out == usual
+
+
+def test_data_that_are_missing_are_named_before_the_model_is_loaded(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "b"}\n')
+    head, reward = f'model = "{tmp_path}/none"\n', '[[rewards]]\nname = "exact"\n'
+    for data in (
+        f'train_data = "{tmp_path}/absent.jsonl"\n{reward}',
+        f'train_data = "{rows}"\neval_data = "{tmp_path}/absent.jsonl"\n{reward}',
+        f'{reward}[[train]]\nname = "one"\ndata = "{tmp_path}/absent.jsonl"\n',
+    ):
+        (tmp_path / "run.toml").write_text(head + data)
+        assert main(["train", str(tmp_path / "run.toml")]) == 2
+        assert "absent.jsonl' does not exist" in capsys.readouterr().err
+
+
+def test_memory_of_the_folder_of_a_run_names_its_newest_checkpoint(tmp_path, capsys):
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    assert main(["memory", str(tmp_path)]) == 2
+    assert f"it is the folder of a run: pass {str(checkpoint)!r}" in capsys.readouterr().err
 
 
 def test_unknown_words_are_refused(capsys):

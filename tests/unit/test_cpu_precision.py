@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from transformers import Gemma3nTextConfig
 
 import toy
 from rlox_grpo import GRPO, GRPOConfig
@@ -51,6 +52,13 @@ def test_the_trial_has_the_sizes_of_the_run_up_to_a_limit(model, make_tiny_model
     wide = make_tiny_model("qwen2", hidden_size=1280, intermediate_size=4096, num_hidden_layers=1, vocab_size=8)
     choose_on_cpu(make_config(), wide, Ranks(), time_layer=trial(2.0, calls))
     assert calls[::2] == calls[1::2] == [(30, 256, 64), (7, 256, 64), (512, 1024, 2048)]
+
+
+def test_the_trial_of_layers_of_several_widths_has_the_largest():
+    calls, model = [], toy.ToyLM()
+    model.config = Gemma3nTextConfig(hidden_size=256, intermediate_size=[64, 128], num_hidden_layers=2)
+    choose_on_cpu(make_config(), model, Ranks(), time_layer=trial(2.0, calls))
+    assert calls[0][1:] == (256, 128)
 
 
 @pytest.mark.parametrize(

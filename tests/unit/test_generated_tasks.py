@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlox_grpo import _native
+from rlox_grpo.config import run_file
 from rlox_grpo.config.run_file import load_task, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
@@ -106,6 +108,37 @@ def test_the_reward_has_a_name_in_run_files() -> None:
 def test_wrong_arguments_of_a_run_file(data: str, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_split(data, arguments, held_out=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "message"),
+    [
+        ("boxed", None, "prompt_template='boxed' asks for another form of answer than answer_form='tag'.*= 'box' in"),
+        ("r1_think", "box", "answer_form='box'.*answer_form = 'tag' in data_args"),
+        ("verl_gsm8k", "tag", "answer_form='tag'.*answer_form = 'number' in data_args"),
+        ("boxed", "box", None),
+        ("boxed", "number", None),
+        ("r1_think", None, None),
+        ("verl_dapo", "text", None),
+        (None, "box", None),
+    ],
+)
+def test_a_template_that_asks_for_another_form_of_answer_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    template: str | None,
+    form: str | None,
+    message: str | None,
+) -> None:
+    run_file._warn_about_other_form.cache_clear()
+    rows = [{"prompt": "a", "question": "b"}]
+    monkeypatch.setattr("rlox_grpo.config.run_file.reasoning_gym.load_split", lambda *_, **__: rows)
+    config = GRPOConfig.create() if template is None else GRPOConfig.create(prompt_template=template)
+    arguments = {} if form is None else {"answer_form": form}
+    for held_out in (False, True):
+        load_task(None, "reasoning_gym:chain_sum", config, arguments, held_out=held_out)
+    assert len(caplog.records) == (message is not None)
+    assert message is None or re.search(message, caplog.text)
 
 
 def test_data_args_without_a_generated_task_are_refused(tmp_path: Path) -> None:

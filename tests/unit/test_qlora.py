@@ -189,3 +189,20 @@ def test_the_estimate_counts_half_a_byte_for_a_weight(base):
         for four in (False, True)
     )
     assert whole - small == pytest.approx(shape.body * (4 - 0.5159), rel=1e-3)
+
+
+def test_a_checkpoint_in_4_bits_needs_an_adapter(base, tmp_path):
+    """Without one, only embeddings and norms would be trained, and the model could not be saved."""
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(load_in_4bit=True)
+    AutoModelForCausalLM.from_pretrained(base, quantization_config=settings).save_pretrained(tmp_path / "packed")
+    TOKENIZER.save_pretrained(tmp_path / "packed")
+    with pytest.raises(
+        ConfigError, match=r"weights are quantized \(bitsandbytes\) and cannot be trained.*set lora_rank"
+    ):
+        GRPO(tmp_path / "packed", count_words, **OPTIONS)
+    trainer = GRPO(tmp_path / "packed", count_words, lora_rank=2, max_steps=1, **OPTIONS)
+    trainer.train(ROWS)
+    trainer.save(tmp_path / "merged", merged=True)
+    assert GRPO(base, count_words, tmp_path / "packed", kl_coef=0.1, **OPTIONS).reference is not None

@@ -770,6 +770,7 @@ OPTION_ROWS = [
         ConfigError,
         "group_size=1 with baseline='mean': every advantage is 0 .*at least 2",
     ),
+    ("output_dir=~", {"output_dir": "~/runs"}, ConfigError, "output_dir='~/runs' .*write the whole path in place of ~"),
     ("max_steps=0", {"max_steps": 0}, ConfigError, "max_steps: input should be greater than or equal to 1"),
     ("top_k=1", {"top_k": 1}, ConfigError, "top_k=1 samples only the most likely token, so .* nothing is trained"),
     ("temperature=0", {"temperature": 0}, ConfigError, "temperature: input should be greater than 0"),
@@ -912,6 +913,36 @@ def test_epochs_are_an_integer(epochs):
 def test_samples_of_an_evaluation_are_an_integer(samples):
     with pytest.raises(ValueError, match=r"samples is .*: expected an integer of at least 1"):
         GRPO(ToyLM(), share_of_target, **options()).evaluate(PROMPTS, samples=samples)
+
+
+def test_several_samples_of_greedy_decoding_are_refused():
+    trainer = GRPO(ToyLM(), share_of_target, **options())
+    with pytest.raises(ConfigError, match="greedy=True with samples=4: .*the same completion each time; leave samples"):
+        trainer.evaluate(PROMPTS, samples=4, greedy=True)
+    assert trainer.evaluate(PROMPTS, samples=1, greedy=True) == trainer.evaluate(PROMPTS, greedy=True)
+
+
+def test_a_run_that_was_not_continued_is_not_saved_in_silence(tmp_path, caplog):
+    def make():
+        return GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "run"))
+
+    make().save(tmp_path / "before")
+    trainer = make()
+    trainer.train(PROMPTS)
+    trainer.save(tmp_path / "trained")
+    assert "save writes" not in caplog.text
+    make().save(tmp_path / "again")
+    assert f"not those of the run in {tmp_path / 'run'}: call train first" in caplog.text
+
+
+def test_a_model_is_saved_to_a_folder_and_not_to_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    trainer = GRPO(ToyLM(), share_of_target, **options())
+    with pytest.raises(ValueError, match="file' is a file: choose the path of a folder"):
+        trainer.save(tmp_path / "file")
+    with pytest.raises(ValueError, match="'~/out' would be a folder named ~ here: write the whole path"):
+        trainer.save("~/out")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

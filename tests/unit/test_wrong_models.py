@@ -2,6 +2,7 @@
 
 import copy
 import importlib.metadata
+import json
 import sys
 
 import pytest
@@ -164,6 +165,10 @@ def test_a_hub_id_without_network(monkeypatch):
         "there is no such folder either: without network access, pass a folder",
     ):
         GRPO("owner/name", score_length, log_to=())
+    with pytest.raises(
+        ValueError, match="model='owner/name-GGUF' cannot be loaded: .*; a GGUF file of the hub is fetch"
+    ):
+        GRPO("owner/name-GGUF", score_length, log_to=())
 
 
 def test_a_hub_that_does_not_answer_is_one_line_and_one_error(monkeypatch, caplog):
@@ -262,6 +267,102 @@ def test_a_folder_without_a_tokenizer(model, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer beside it: pass tokenizer="):
         GRPO(tmp_path, score_length, log_to=())
+
+
+@pytest.fixture
+def folder(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def halve(folder, name):
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+REMOTE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+FOLDER_ROWS = [
+    ("truncated weights", lambda folder: halve(folder, "model.safetensors"), "weights is truncated or damaged: fetch"),
+    (
+        "a pointer of git-lfs",
+        lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "weights is truncated or damaged: fetch",
+    ),
+    ("other shapes", lambda folder: change_config(folder, intermediate_size=64), "have other shapes than its config"),
+    (
+        "a config that contradicts itself",
+        lambda folder: change_config(folder, num_hidden_layers=3),
+        "cannot be loaded: .*num_hidden_layers|which would be random",
+    ),
+    (
+        "code of its own",
+        lambda folder: change_config(folder, **REMOTE),
+        r"load it by from_pretrained\(…, trust_remote_code=True\) and pass the model",
+    ),
+    (
+        "a truncated tokenizer",
+        lambda folder: halve(folder, "tokenizer.json"),
+        "has a tokenizer that cannot be loaded: .*; fetch its files again, or pass tokenizer=",
+    ),
+    (
+        "a tokenizer of another form",
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "has a tokenizer that cannot be loaded: .*; fetch its files again, or pass tokenizer=",
+    ),
+    (
+        "a slow tokenizer whose config is truncated",
+        lambda folder: ((folder / "tokenizer.json").unlink(), halve(folder, "tokenizer_config.json")),
+        "has a tokenizer that cannot be loaded: .*; fetch its files again, or pass tokenizer=",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), [row[1:] for row in FOLDER_ROWS], ids=[row[0] for row in FOLDER_ROWS])
+def test_a_damaged_folder_is_one_error_that_names_it(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ValueError, match=message) as caught:
+        GRPO(folder, score_length, log_to=())
+    assert f"model={str(folder)!r}" in str(caught.value)
+
+
+def test_weights_that_the_files_lack_are_not_drawn_at_random(model, folder, tokenizer):
+    """Saved by AutoModel, a model has no output layer, and a run would train a random one."""
+    model.model.save_pretrained(folder)
+    with pytest.raises(ValueError, match="no weights for lm_head.weight, which would be random: .* a whole Qwen2For"):
+        GRPO(folder, score_length, log_to=())
+    loaded = Qwen2ForCausalLM.from_pretrained(folder)
+    GRPO(loaded, score_length, tokenizer=tokenizer, log_to=())  # the user has seen what transformers reports
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no output layer"])
+def test_a_reference_server_refuses_such_a_folder(model, folder, monkeypatch, damage):
+    from rlox_grpo.reference.server import serve
+
+    monkeypatch.setenv("RLOX_GRPO_REFERENCE_TOKEN", "secret words")
+    if damage == "truncated":
+        halve(folder, "model.safetensors")
+    else:
+        model.model.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"model='.*' cannot be loaded: .*(truncated or damaged|would be random)"):
+        serve(str(folder), host="127.0.0.1", port=0, dtype="float32", token_file=None, token_budget=64)
+
+
+def test_tied_weights_are_not_missing(make_tiny_model, tokenizer, tmp_path):
+    make_tiny_model("qwen2", vocab_size=len(tokenizer), tie_word_embeddings=True).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    trainer = GRPO(tmp_path, score_length, log_to=())
+    assert trainer.model.lm_head.weight is trainer.model.model.embed_tokens.weight
+
+
+def test_a_home_folder_is_written_out():
+    with pytest.raises(ValueError, match="model='~/models/mine': no such folder .*write the whole path in place of ~"):
+        GRPO("~/models/mine", score_length, log_to=())
 
 
 def test_a_learning_rate_that_overflows_names_the_sample(model, tokenizer):

@@ -103,7 +103,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("text", "words", "message"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_run_files(tmp_path, capsys, text, words, message):
+def test_run_files(tmp_path, monkeypatch, capsys, text, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert main(["train", str(path), *words]) == 2

@@ -116,6 +116,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
+    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
     from rlox_grpo.run.recorded import EVALUATED, RecordedRun, read_recorded_run
 
     checkpoints = arguments.checkpoint
@@ -142,12 +143,20 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     }
     options = parse_options(rest, "eval", ("preset", "published", *EVALUATED))
     if arguments.samples is not None:
+        if "eval_samples" in options:
+            raise ConfigError("--samples and --eval_samples are both there: give one of them")
         options["eval_samples"] = arguments.samples
+    for name, flag in (("eval_samples", "--samples"), ("temperature", "--temperature")) if arguments.greedy else ():
+        if name in options:
+            raise ConfigError(f"--greedy ignores {flag}: it decodes the likeliest tokens, once for each prompt")
     overrides = RecordedRun(options, {key: value for key, value in named.items() if value})
     recorded = read_recorded_run(checkpoints[0])
     run = overrides if recorded is None else recorded.replace_by(overrides)
     _show_settings(checkpoints[0], recorded, run)
     sets = _list_sets(run, overrides, recorded is not None)
+    if "data_args" in overrides.sources and not any(is_generated(asked.prompts) for asked in sets.values()):
+        named_data = ", ".join(repr(asked.prompts) for asked in sets.values())
+        raise ConfigError(f"--data-args is ignored: the data is {named_data}, not reasoning_gym:<task>")
     has_rewards = all(asked.rewards or asked.environment for asked in sets.values())
     if not has_rewards and not run.sources.get("rewards") and not run.sources.get("environment"):
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")

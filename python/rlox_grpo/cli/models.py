@@ -77,6 +77,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.gguf import find_gguf, read_config
+    from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
     from rlox_grpo.model.memory import read_shape
     from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, find_host_bytes, format_table
 
@@ -90,7 +91,13 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         )
     if arguments.cpu and arguments.gpu_memory is not None:
         raise ConfigError("--cpu and --gpu-memory: choose one of them")
-    config = GRPOConfig.create(**{"dtype": "float32" if arguments.cpu else "bfloat16", **parse_overrides(rest)})
+    options, usual = parse_overrides(rest), "float32" if arguments.cpu else "bfloat16"
+    if options.get("dtype", "auto") == "auto":  # the estimate is of another machine
+        options["dtype"] = usual
+    config = GRPOConfig.create(**options)
+    refuse_missing_folder(arguments.model)
+    if advice := advise_on_run_folder(arguments.model):
+        raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {advice}")
     try:
         file = find_gguf(arguments.model)
         settings = AutoConfig.from_pretrained(arguments.model) if file is None else read_config(file)

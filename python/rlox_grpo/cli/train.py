@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +121,11 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.trainer import GRPO
 
     rewards, environment, tools = _import_functions(origin, config, arguments.file)
+    train_data, eval_data = load_data(origin, config)
+    folders = (Path(arguments.file).parent, Path.cwd())
+    train_data, eval_data = import_sources(train_data, folders), import_sets(eval_data, folders)
+    for data in (train_data, eval_data):  # loading a model may take minutes
+        _refuse_missing_files(data)
     trainer = GRPO(
         origin.model,
         rewards,
@@ -131,15 +136,23 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         config=config,
         sources=_record_sources(origin, arguments.file),
     )
-    train_data, eval_data = load_data(origin, config)
-    folders = (Path(arguments.file).parent, Path.cwd())
-    train_data, eval_data = import_sources(train_data, folders), import_sets(eval_data, folders)
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
     if trainer.ranks.is_first and config.output_dir is not None:
         print(f"saved: {name_newest(Path(config.output_dir))}")
+
+
+def _refuse_missing_files(data: Any) -> None:
+    """Raise FileNotFoundError for data that are the path of no file: prompts, a set or source, or several by name."""
+    from rlox_grpo.prompts.files import refuse_missing_file
+
+    if isinstance(data, Mapping):
+        for each in data.values():
+            _refuse_missing_files(each)
+    elif isinstance(prompts := getattr(data, "prompts", data), str):
+        refuse_missing_file(Path(prompts))
 
 
 def _record_sources(origin: Origin, run_file: str) -> RunSources:

@@ -43,6 +43,8 @@ def find_incompatible(options: Options) -> Iterator[str]:
 
     Options that would be ignored are found by :func:`rlox_grpo.config.records.option.find_ignored`.
     """
+    if options.output_dir is not None and options.output_dir.startswith("~"):
+        yield f"output_dir={options.output_dir!r} would be a folder named ~ here: write the whole path in place of ~"
     yield from _check_needs(options)
     yield from _check_prompts_and_engine(options)
     yield from check_generation_kwargs(options)

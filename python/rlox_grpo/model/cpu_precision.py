@@ -96,4 +96,5 @@ def _read_widths(model: nn.Module) -> tuple[int, int]:
         return 0, 0
     text = config.get_text_config(decoder=True)
     width = getattr(text, "hidden_size", None) or 0
-    return width, getattr(text, "intermediate_size", None) or 4 * width
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    return width, max(inner) if isinstance(inner, (list, tuple)) else inner  # layers may differ

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers  # used by attribute, because importing a class loads its modules, which takes seconds
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
@@ -197,7 +199,8 @@ def _keep_float32_weights(model: nn.Module) -> None:
 def refuse_missing_folder(source: str) -> None:
     """Raise ValueError if ``source`` can only be a path, and nothing is there."""
     if not Path(source).exists() and _looks_like_a_folder(source):
-        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
+        home = "; write the whole path in place of ~" if source.startswith("~") else ""
+        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()}){home}")
 
 
 def advise_on_run_folder(source: str | Path) -> str:
@@ -276,25 +279,66 @@ def _load_pretrained(
     settings: dict[str, Any] = {"dtype": dtype}
     if config.load_in_4bit:
         settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
+    model: Any
     try:
         with _log_retries_once():
             made = _make_blank(source, config) if in_shards else None
-            model: Any = call_auto_class("from_pretrained", source, **settings) if made is None else made[0]
-    except (OSError, ValueError) as error:
-        there = (
-            "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
-        )
-        if Path(source).is_file():
-            there = "; it is a file: pass the folder that holds config.json and the weights"
-        elif advice := advise_on_run_folder(source):
-            there = f"; {advice}"
-        reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
-        reason = reason.rstrip(".") + ("; it is no causal language model" if cut else "")
-        raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
-    tokenizer = tokenizer or _load_tokenizer(source)
+            if made is None:
+                model, report = call_auto_class("from_pretrained", source, output_loading_info=True, **settings)
+                refuse_random_weights(model, report)
+            else:
+                model = made[0]
+    except ImportError:
+        raise
+    except Exception as error:  # a damaged file raises classes of safetensors, pickle or huggingface_hub
+        raise ValueError(f"model={source!r} cannot be loaded: {explain_failure(source, error)}") from error
+    tokenizer = tokenizer or _load_tokenizer(source, is_needed=True)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
+
+
+def refuse_random_weights(model: nn.Module, report: Mapping[str, Any]) -> None:
+    """Raise ValueError if transformers found no weights for a parameter, and drew it at random.
+
+    Args:
+        model: the model.
+        report: what ``from_pretrained(…, output_loading_info=True)`` returns beside it.
+    """
+    absent = set(report["missing_keys"])
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    read = {id(parameter) for name, parameter in parameters.items() if name not in absent}  # tied ones too
+    if drawn := [name for name, parameter in parameters.items() if name in absent and id(parameter) not in read]:
+        others = f" and {len(drawn) - 1} others" if len(drawn) > 1 else ""
+        raise ValueError(
+            f"its files have no weights for {drawn[0]}{others}, which would be random: pass a checkpoint of a whole "
+            f"{type(model).__name__}, or load it by from_pretrained yourself and pass the model"
+        )
+
+
+def explain_failure(source: str, error: Exception) -> str:
+    """Return the reason of an error of ``from_pretrained``, and what to do."""
+    reason, cut, _ = " ".join(str(error).split()).partition(" Model type should be one of")  # hundreds follow
+    reason = reason.rstrip(".") + ("; it is no causal language model" if cut else "")
+    if "ignore_mismatched_sizes" in reason:
+        reason = "the weights in its files have other shapes than its config.json states"
+    elif not isinstance(error, (OSError, ValueError)):
+        reason = f"{type(error).__name__}: {reason}"
+    if isinstance(error, (SafetensorError, UnpicklingError)):
+        return f"{reason}; a file of its weights is truncated or damaged: fetch it again"
+    if "trust_remote_code" in reason:
+        return f"{reason}; here: load it by from_pretrained(…, trust_remote_code=True) and pass the model as model"
+    if Path(source).is_file():
+        return f"{reason}; it is a file: pass the folder that holds config.json and the weights"
+    if advice := advise_on_run_folder(source):
+        return f"{reason}; {advice}"
+    if "gguf" in source.lower() and not Path(source).exists():
+        return (
+            f"{reason}; a GGUF file of the hub is fetched by `hf download OWNER/NAME FILE.gguf`, which prints its path"
+        )
+    if Path(source).exists():
+        return reason
+    return f"{reason}; there is no such folder either: without network access, pass a folder"
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:
@@ -352,21 +396,33 @@ def _load_adapter(
     return adapted, loaded_tokenizer
 
 
-def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(source: str, *, is_needed: bool = False) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer at ``source``, or None if there is none.
+
+    Raises:
+        ValueError: its ``tokenizer.json`` is damaged, or with ``is_needed``, it cannot be loaded for another reason.
+    """
     with suppress(ValueError):  # several files: then a model object says nothing of its tokenizer
         if (file := find_gguf(source)) is not None:
             return load_tokenizer(file)
-    if Path(source).is_dir():
-        if (Path(source) / "tokenizer.json").exists():
-            # AutoTokenizer rebuilds the tokenizers of some model types with other normalisers and ids.
-            fast: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast.from_pretrained(source)
-            return fast
-        if not (Path(source) / "tokenizer_config.json").exists():
-            return None
+    folder = Path(source)
+    has_file = (folder / "tokenizer.json").exists()
+    if folder.is_dir() and not has_file and not (folder / "tokenizer_config.json").exists():
+        return None
+    # AutoTokenizer rebuilds the tokenizers of some model types with other normalisers and ids.
+    load: Any = transformers.PreTrainedTokenizerFast if has_file else transformers.AutoTokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        logger.info("no tokenizer at %s: %s", source, error)
+        tokenizer: PreTrainedTokenizerBase = load.from_pretrained(source)
+    except ImportError:
+        raise
+    except Exception as error:  # a damaged file raises KeyError, and tokenizers raises Exception itself
+        reason = " ".join(str(error).split()).rstrip(".")
+        if is_needed or has_file:
+            raise ValueError(
+                f"model={source!r} has a tokenizer that cannot be loaded: {type(error).__name__}: {reason}; fetch its "
+                "files again, or pass tokenizer="
+            ) from error
+        logger.info("no tokenizer at %s: %s", source, reason)
         return None
     return tokenizer
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlox_grpo.errors import import_extra
+from rlox_grpo.errors import ConfigError, import_extra
 
 BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight: 4 bits, a scale of one byte for each 64 weights, and a float32 scale for each 256 of these
@@ -37,6 +37,17 @@ def keep_differentiable(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise ConfigError for a model with quantized weights and no adapter: only its other weights would be trained."""
+    if getattr(model, "is_quantized", False) and not hasattr(model, "peft_config"):
+        method = getattr(model, "quantization_method", None)
+        kind = f" ({getattr(method, 'value', method)})" if method is not None else ""
+        raise ConfigError(
+            f"the model's weights are quantized{kind} and cannot be trained, so that only the rest would be, such as "
+            "its embeddings: set lora_rank to train an adapter over them, or pass the model that is not quantized"
+        )
 
 
 def is_packed(tensor: Tensor) -> bool:

@@ -18,6 +18,12 @@ _LINE_HINT = "write one object a line"
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 
+def refuse_missing_file(path: Path) -> None:
+    """Raise FileNotFoundError if there is no file ``path``."""
+    if not path.exists():
+        raise FileNotFoundError(f"the prompts' file {str(path)!r} does not exist (here is {Path.cwd()})")
+
+
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
 
@@ -33,8 +39,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             f"prompts={str(path)!r}: prompts are read from .jsonl, .parquet and .csv files; pass a list for prompts of "
             "your own, or datasets.load_dataset(…, split=…) for a data set of the hub"
         )
-    if not path.exists():
-        raise FileNotFoundError(f"the prompts' file {str(path)!r} does not exist (here is {Path.cwd()})")
+    refuse_missing_file(path)
     if path.suffix == ".parquet":
         import datasets
 

@@ -30,7 +30,7 @@ from rlox_grpo.batch.sampling_mask import split_mask
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.gguf import find_gguf, load_gguf
-from rlox_grpo.model.load import find_max_positions
+from rlox_grpo.model.load import explain_failure, find_max_positions, refuse_random_weights
 from rlox_grpo.reference.client import Question, read_token, unpack_question
 from rlox_grpo.reference.protocol import fingerprint_model
 from rlox_grpo.types import Int32Array, SamplingMask, ScoredGroup
@@ -192,9 +192,13 @@ def serve(model: str, *, host: str, port: int, token_file: str | None, token_bud
         loaded = load_gguf(file, getattr(torch, dtype))
     else:
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
+            load: Any = AutoModelForCausalLM.from_pretrained
+            loaded, report = load(model, dtype=getattr(torch, dtype), output_loading_info=True)
+            refuse_random_weights(loaded, report)
+        except ImportError:
+            raise
+        except Exception as error:  # a damaged file raises a class of safetensors
+            raise ValueError(f"model={model!r} cannot be loaded: {explain_failure(model, error)}") from error
     if torch.cuda.is_available():
         loaded = loaded.to("cuda")
     measuring = Measuring(loaded, token_budget=token_budget)

@@ -163,8 +163,15 @@ def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
     return float(factor)
 
 
-def _refuse_other_model(path: Path, model: Any, *, merged: bool) -> None:
-    """Raise ValueError if writing to ``path`` would change the base model of an adapter, or hide the written model."""
+def _refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
+    """Raise ValueError if ``path`` is no folder for the model.
+
+    Writing to it would change the base model of an adapter, or hide the written model.
+    """
+    if path.is_file():
+        raise ValueError(f"{str(path)!r} is a file: choose the path of a folder")
+    if str(path).startswith("~"):
+        raise ValueError(f"{str(path)!r} would be a folder named ~ here: write the whole path in place of ~")
     adapters = getattr(model, "peft_config", {})
     base = next((adapter.base_model_name_or_path for adapter in adapters.values()), None)
     if base and path.is_dir() and Path(base).is_dir() and path.samefile(base):
@@ -196,10 +203,11 @@ def export_model(
         processor: the processor of a vision-language model whose prompts may have pictures.
 
     Raises:
-        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA; or ``path`` is the folder
-            of the base model, or holds an adapter beside which a whole model would be written.
+        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA; or ``path`` is a file,
+            begins with ``~``, is the folder of the base model, or holds an adapter beside which a whole model would be
+            written.
     """
-    _refuse_other_model(path, model, merged=merged)
+    _refuse_unfit_folder(path, model, merged=merged)
     if merged:
         if not hasattr(model, "peft_config"):
             raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")

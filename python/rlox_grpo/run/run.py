@@ -348,13 +348,13 @@ class Run:
             numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
             with self._warning_once("evaluations"):
                 append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
+            limit = self._config.log_completions
             with self._warning_once("evaluations"):
-                limit = max(1, self._config.log_completions)
-                for name, scored in groups.items():
+                for name, scored in groups.items() if limit > 0 else ():
                     kind = f"eval_{name}_step" if name else "eval_step"
                     write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
             with self._warning_once("thumbnails"):
-                for scored in groups.values():
+                for scored in groups.values() if limit > 0 else ():
                     write_thumbnails(self._written_folder, scored)
         if self._best is not None:
             value = metrics.get(self._best.metric.removeprefix("eval/"))

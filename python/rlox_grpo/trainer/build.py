@@ -28,6 +28,7 @@ from rlox_grpo.model.load import count_sampled_ids, load_policy
 from rlox_grpo.model.memory_plan import find_micro_batch_tokens
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
+from rlox_grpo.model.quantize import refuse_quantized
 from rlox_grpo.model.sharding import shard_policy
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.load import load_frozen, refuse_unfit_model
@@ -102,6 +103,7 @@ def build_step(
     reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
     policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor)
+    refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
     if chooses_dtype:

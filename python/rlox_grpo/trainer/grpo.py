@@ -24,6 +24,7 @@ from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.comparison import warn_about_trained_prompts
+from rlox_grpo.prompts.ends import refuse_hidden_stops, warn_about_turn_end
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
 from rlox_grpo.reference.teacher import TeacherLike
@@ -38,7 +39,7 @@ from rlox_grpo.run.console import select_main
 from rlox_grpo.run.digests import digest_data, digest_doors, digest_optimizer, digest_rewards
 from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
-from rlox_grpo.run.history import checkpoint_step
+from rlox_grpo.run.history import checkpoint_step, checkpoints
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
@@ -160,6 +161,7 @@ class GRPO:
             no_pictures=self.policy.no_pictures,
             end_ids=(*self.policy.eos_token_ids, *self.sampler.sampling.stop_token_ids),
         )
+        refuse_hidden_stops(self.sampler.sampling.stop, self.policy.tokenizer, self.prompts.end_ids)
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)
         self._data = DataReader(self.prompts, self._prepare_rewards)
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, step.policy)
@@ -370,6 +372,9 @@ class GRPO:
         held_out = self._held_out.load(eval_prompts)
         held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
         warn_about_trained_prompts(held_out_prompts, train_prompts)
+        if self.episodes is not None or isinstance(train_prompts[0].source, list):  # chat messages
+            ends = self.prompts.end_ids, self.sampler.sampling.stop
+            warn_about_turn_end(self.policy.tokenizer, self.config.chat_template_kwargs, *ends)
         if self._best is not None:
             self._best.begin(self._held_out.find_set(self._best.metric, held_out).digest)
         if self._optimizer is None:  # the estimate counts AdamW's moments
@@ -538,6 +543,11 @@ class GRPO:
             raise TypeError("prompts is None: expected held-out prompts, an EvalSet, or several sets by name")
         if samples is not None:
             _check_count("samples", samples)
+            if greedy and samples > 1:
+                raise ConfigError(
+                    f"greedy=True with samples={samples}: greedy decoding gives the same completion each time; leave "
+                    "samples out"
+                )
         checkpoint = self._sources.compared_with
         if checkpoint is not None and not self._is_compared and self.step == 0 and self.ranks.is_first:
             if (recorded := read_recorded_run(checkpoint)) is not None:
@@ -565,6 +575,7 @@ class GRPO:
             ValueError: ``merged=True`` without an adapter, or ``best=True`` without an evaluation by ``keep_best``.
             CheckpointError: the best checkpoint is damaged.
         """
+        self._warn_about_untrained_weights()
         export_policy(
             Path(path),
             self.policy,
@@ -577,6 +588,18 @@ class GRPO:
             metrics=self._last_metrics,
             checkpoint=self._find_best() if best else None,
         )
+
+    def _warn_about_untrained_weights(self) -> None:
+        """Warn if the run in ``output_dir`` was not continued, so that the weights are not its own."""
+        folder = self.config.output_dir
+        if folder is None or self._run is not None or self.step > 0 or not self.ranks.is_first:
+            return
+        if written := checkpoints(Path(folder) / "checkpoints"):
+            logger.warning(
+                "save writes the weights that GRPO was created with, and not those of the run in %s: call train first, "
+                "which loads them even if the run is complete, or save GRPO(%r, …)",
+                *(folder, str(written[-1])),
+            )
 
     def _find_best(self) -> Path | None:
         """Return the checkpoint that ``keep_best`` keeps; None if its weights are the current weights.

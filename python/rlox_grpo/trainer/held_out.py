@@ -15,6 +15,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import count_sampled_ids
 from rlox_grpo.model.policy import Policy
+from rlox_grpo.prompts.ends import refuse_hidden_stops
 from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -139,6 +140,7 @@ class HeldOut:
             episodes = runner = generate_groups = self._make_episodes(asked)
         reward_fns = self._list_rewards(asked, episodes)
         reader = replace(self.reader, config=config, reward_fns=reward_fns, episodes=episodes)
+        refuse_hidden_stops(asked.stop or (), self.reader.tokenizer, self.reader.end_ids)
         changes = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
         # The training's weights are those of the training's functions.
         is_changed = asked.rewards is not None or asked.environment is not None
