@@ -230,6 +230,12 @@ PROMPT_ROWS = [
         ValueError,
         r"prompts\[1\] ends with the assistant's message '5' and prompts\[0\] with '4': .*continue_final_message=True",
     ),
+    (
+        "a column without a name",
+        lambda: [{"prompt": "a"}, {"prompt": "b", 0: "4"}],
+        TypeError,
+        r"prompts\[1\] has the column 0: the name of a column is text, '0'",
+    ),
     ("a blank prompt", lambda: ["a", " \n"], ValueError, r"prompts\[1\] is blank: a completion needs"),
     (
         "a blank message",

@@ -39,10 +39,12 @@ def copy_row(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a copy of a row's columns. ``name`` is the row's name in the error.
 
     Raises:
-        TypeError: a column cannot be copied; the message names it.
+        TypeError: the name of a column is not text, or a column cannot be copied; the message names it.
     """
     copied = {}
     for column, value in row.items():
+        if not isinstance(column, str):
+            raise TypeError(f"{name} has the column {column!r}: the name of a column is text, {str(column)!r}")
         try:
             copied[column] = copy_value(value)
         except TypeError as error:

@@ -126,11 +126,19 @@ def _check_arguments(mixture: Mapping[str, Any], size: Any, held_out: Any, seed:
         raise ConfigError(f"answer_form is {answer_form!r}, expected one of {', '.join(get_args(AnswerForm))}")
     if not mixture:
         raise ConfigError("tasks is empty: name at least one task of reasoning_gym")
+    weights: dict[str, float] = {}
     for task, table in mixture.items():
         weight = table.get("weight", 1) if isinstance(table, Mapping) else None
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
             raise ConfigError(
                 f"the arguments of the task {task} are {table!r}: expected a table, with a weight above 0"
+            )
+        weights[task] = weight
+    for task, count in zip(weights, share_by_weight(size, weights), strict=True):
+        if count == 0:
+            raise ConfigError(
+                f"the task {task} has no training row: its weight of {weights[task]:g} in {sum(weights.values()):g} is "
+                f"less than one of size={size} rows; raise size or the weight, or leave the task out"
             )
 
 
