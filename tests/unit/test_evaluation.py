@@ -12,7 +12,7 @@ import pytest
 from rlox_grpo.rewards import MathAnswer, TagFormat, score
 from rlox_grpo.run.evaluation import evaluate, measure_prompts, vote
 from rlox_grpo.run.intervals import difference_interval, mean_interval, share_interval, student_quantile
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, Sampling
 
 
 def group(index: int, gold: str, *texts: str, cut: int = 0) -> RolloutGroup:
@@ -133,6 +133,24 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     first, second = score([group(0, "3", three, four), group(1, "3", three, same)], [MathAnswer()])
     unscored = replace(first, components={"math_answer": np.full(2, np.nan, np.float32)})
     np.testing.assert_array_equal(vote([unscored, second]), [np.nan, 1.0])
+
+
+def test_the_vote_of_an_episode_is_in_its_last_reply() -> None:
+    """Its first row may end with the first turn, where the template rewrites history, or contain tool results.
+
+    Three of five episodes answer 3, each after another answer, and two answer 4.
+    """
+
+    def episode(*said: str) -> Completion:
+        asked, replies = {"role": "user", "content": "p"}, [{"role": "assistant", "content": text} for text in said]
+        played = Episode("completed", None, messages=(asked, *replies), prompt_messages=1)
+        return Completion(np.arange(3), np.zeros(3, np.float32), "stop", said[0], episode=played)
+
+    three, four = "the answer is 3", "the answer is 4"
+    episodes = [episode(f"the answer is {number}", three) for number in (5, 6, 7)] + [episode(four)] * 2
+    prompt = Prompt(np.arange(3), 0, source="p", columns={"answer": "3"})
+    metrics = measure([RolloutGroup(prompt, tuple(episodes))], MathAnswer())
+    assert (metrics["accuracy"], metrics["maj@5"]) == (pytest.approx(0.6), 1.0)
 
 
 def test_the_metrics_of_a_set() -> None:

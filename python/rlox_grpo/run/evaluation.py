@@ -11,6 +11,7 @@ import numpy as np
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
 from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn
+from rlox_grpo.rewards.arguments import collect_arguments
 from rlox_grpo.rewards.scoring import RewardBatch, score_batches
 from rlox_grpo.rewards.unscored import refuse_unscored
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -114,10 +115,11 @@ def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
     (self-consistency, arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in
     which completions without a readable answer have no vote. Without any vote the probability is 0; it is NaN if no
     sample with this answer is scored.
+
+    The answers are read where the reward rules read them: that of an episode is in its last reply.
     """
-    completions = [completion for scored in groups for completion in scored.group.completions]
-    rule = MajorityVote(group_size=len(completions) // len(groups))
-    verdicts = rule.verdicts([completion.text or "" for completion in completions], {})
+    completions = collect_arguments([scored.group for scored in groups])["completions"]
+    verdicts = MajorityVote(group_size=len(completions) // len(groups)).verdicts(completions, {})
     firsts = np.stack([scored.first_rewards for scored in groups])  # [P, samples]
     is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
     right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
