@@ -314,6 +314,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
             metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
+    elif any(episode.observations_cut for episode in episodes):  # messages of environments without tools are cut too
+        metrics["episode/observations_cut"] = _mean([episode.observations_cut for episode in episodes])
     if any(episode.compactions for episode in episodes):
         metrics |= _measure_compactions(episodes, sum(count_sampled(completion) for completion, _ in played))
     if any(episode.parse_errors for episode in episodes):
