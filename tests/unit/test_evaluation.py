@@ -171,6 +171,29 @@ def test_the_metrics_of_a_set() -> None:
     assert (metrics["accuracy_low"], metrics["accuracy_high"]) == share_interval([2, 1], [3, 3])
 
 
+def test_an_interval_is_that_of_its_mean_where_samples_have_no_score() -> None:
+    """Twenty prompts have 16 wrong samples, and twenty one right sample, as the others of the group have no score.
+
+    pass@1 is a mean over the prompts, 1/2, and accuracy and mean reward are means over the samples, 20/340 = 1/17.
+    """
+
+    def only_first(completions: Any, answer: Any) -> list[float | None]:
+        return [
+            None if gold == "right" and len(text) > 1 else float(gold == "right")
+            for text, gold in zip(completions, answer, strict=True)
+        ]
+
+    texts = ["a", *["aa"] * 15]
+    golds = ["wrong", "right"] * 20
+    metrics = measure([group(index, gold, *texts) for index, gold in enumerate(golds)], only_first)
+    assert (metrics["accuracy"], metrics["mean_reward"]) == pytest.approx((1 / 17, 1 / 17))
+    assert metrics["pass@1"] == 0.5
+    for name in ("accuracy", "pass@1", "mean_reward"):
+        assert metrics[f"{name}_low"] < metrics[name] < metrics[f"{name}_high"], name
+    # Each prompt counts alike: 20 of 40 are right. 170 draws on average limit nothing.
+    assert (metrics["pass@1_low"], metrics["pass@1_high"]) == pytest.approx(share_interval([1, 0] * 20, [1] * 40))
+
+
 def test_only_rules_on_final_answers_have_a_majority() -> None:
     assert not {name for name in measure([group(0, "3", "a", "b")], TagFormat()) if name.startswith("maj@")}
 

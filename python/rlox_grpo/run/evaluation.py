@@ -74,16 +74,18 @@ def evaluate(
         metrics["frac_unscored"] = unscored
     for k in list_k(samples):
         passed = np.array([pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k])
-        # Of n samples there are n // k separate draws of k.
-        draws = np.array([count // k for count in counts if count >= k])
-        metrics |= with_interval(f"pass@{k}", _mean(passed), share_interval(passed * draws, draws))
+        # Of n samples there are n // k separate draws of k. In the mean every prompt counts alike.
+        draws = sum(count // k for count in counts if count >= k) / max(1, len(passed))
+        metrics |= with_interval(
+            f"pass@{k}", _mean(passed), share_interval(passed * draws, np.full(len(passed), draws))
+        )
     if has_vote(samples, reward_fns):
         votes = vote(groups)
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
     rewards = [group.rewards.astype(np.float64) for group in groups]
-    by_prompt = np.array([_mean(values) for values in rewards])
-    metrics |= with_interval("mean_reward", _mean(np.concatenate(rewards)), mean_interval(by_prompt))
+    mean_reward = _mean(np.concatenate(rewards))
+    metrics |= with_interval("mean_reward", mean_reward, mean_interval(_spread_over_prompts(rewards, mean_reward)))
     # float64 [P, samples] each
     lengths = np.array([[count_sampled(completion) for completion in group.group.completions] for group in groups])
     cut = np.array([[completion.finish_reason == "length" for completion in g.group.completions] for g in groups])
@@ -144,6 +146,19 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
         return 1.0
     # C(n−c, k) / C(n, k) is the product of 1 − k / i over i = n−c+1 … n. This form cannot overflow.
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - right + 1, samples + 1)))
+
+
+def _spread_over_prompts(rewards: Sequence[Float64Array], mean: float) -> Float64Array:
+    """Return a value for each prompt that has rewards, whose mean is the ``mean`` over all rewards.
+
+    The mean over the samples is a ratio of two sums over the prompts, and the values are its linearisation, as in
+    :func:`rlox_grpo.run.intervals.share_interval`. With equal numbers of rewards they are the means of the prompts.
+    """
+    valid = [scored for values in rewards if len(scored := values[~np.isnan(values)])]
+    if not valid:
+        return np.empty(0)
+    sums, counts = np.array([scored.sum() for scored in valid]), np.array([len(scored) for scored in valid])
+    return np.asarray(mean + (sums - mean * counts) / counts.mean(), np.float64)
 
 
 def _mean(values: Any) -> float:
