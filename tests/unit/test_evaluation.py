@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlox_grpo.rewards import MathAnswer, TagFormat, score
+from rlox_grpo.rewards import ExactAnswer, MathAnswer, MultipleChoice, TagFormat, score
 from rlox_grpo.run.evaluation import evaluate, measure_prompts, vote
 from rlox_grpo.run.intervals import difference_interval, mean_interval, share_interval, student_quantile
 from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, Sampling
@@ -123,7 +123,7 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     three, same, four = "the answer is 3", r"\boxed{3.0}", "the answer is 4"
 
     def vote_on(gold: str, *texts: str) -> float:
-        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]))[0])
+        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]), MathAnswer())[0])
 
     assert vote_on("3", three, same, four) == 1.0
     assert vote_on("4", three, same, four) == 0.0
@@ -132,7 +132,39 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     assert vote_on("4", "I do not know", "so am I", four) == 1.0
     first, second = score([group(0, "3", three, four), group(1, "3", three, same)], [MathAnswer()])
     unscored = replace(first, components={"math_answer": np.full(2, np.nan, np.float32)})
-    np.testing.assert_array_equal(vote([unscored, second]), [np.nan, 1.0])
+    np.testing.assert_array_equal(vote([unscored, second], MathAnswer()), [np.nan, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "gold", "texts", "share"),
+    [
+        (MultipleChoice(), "B", ["B. Paris", "option (B)", "the answer is b", "C) Rome", "C"], 1.0),
+        (MultipleChoice(), "B", ["B. Paris", "C) Rome", "no idea"], 0.5),
+        (MultipleChoice(), "B", ["no idea", "B or C"], 0.0),
+        (ExactAnswer(), "C#", ["<answer>C#</answer>", "<answer>C#</answer>", "<answer>Java</answer>"], 1.0),
+        # 2021 - 3 - 4 and 2014 are one number, and two texts.
+        (ExactAnswer(), "2021-03-04", [*["<answer>2014</answer>"] * 3, *["<answer>2021-03-04</answer>"] * 2], 0.0),
+        (ExactAnswer(), "a", [*["<answer>A</answer>"] * 2, "<answer>a</answer>"], 0.0),
+        (
+            ExactAnswer(case_sensitive=False),
+            "a",
+            ["<answer>A</answer>", "<answer>a</answer>", "<answer>b</answer>"],
+            1.0,
+        ),
+        (ExactAnswer(tag="city"), "Paris", [*["<city> Paris </city>"] * 2, "<city>Rome</city>", "Rome"], 1.0),
+        (
+            ExactAnswer(tag="city"),
+            "Paris",
+            [*["<city>Paris</city></think><city>Rome</city></city>"] * 2, "<city>Paris</city>"],
+            0.0,
+        ),
+        (ExactAnswer(tag="city"), "Paris", ["Paris", "<city></city>"], 0.0),
+    ],
+)
+def test_letters_and_texts_are_counted_as_their_rule_reads_them(
+    rule: Any, gold: str, texts: list[str], share: float
+) -> None:
+    assert measure([group(0, gold, *texts)], rule)[f"maj@{len(texts)}"] == share
 
 
 def test_the_vote_of_an_episode_is_in_its_last_reply() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,8 +11,17 @@ import numpy as np
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
-from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn
+from rlox_grpo.rewards import (
+    ExactAnswer,
+    GSM8KAnswer,
+    MajorityVote,
+    MathAnswer,
+    MultipleChoice,
+    RewardFn,
+    extract_answer,
+)
 from rlox_grpo.rewards.arguments import collect_arguments
+from rlox_grpo.rewards.columns import read_texts
 from rlox_grpo.rewards.scoring import RewardBatch, score_batches
 from rlox_grpo.rewards.unscored import refuse_unscored
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -80,7 +90,7 @@ def evaluate(
             f"pass@{k}", _mean(passed), share_interval(passed * draws, np.full(len(passed), draws))
         )
     if has_vote(samples, reward_fns):
-        votes = vote(groups)
+        votes = vote(groups, reward_fns[0])
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
     rewards = [group.rewards.astype(np.float64) for group in groups]
@@ -110,23 +120,62 @@ def has_vote(samples: int, reward_fns: Sequence[RewardFn]) -> bool:
     return samples > 1 and isinstance(reward_fns[0], ANSWER_RULES)
 
 
-def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
+def vote(groups: Sequence[ScoredGroup], rule: RewardFn) -> Float64Array:
     """Return the probability that the most frequent answer of each group is right, ``float64 [P]``.
 
     The probability is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn
-    (self-consistency, arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in
-    which completions without a readable answer have no vote. Without any vote the probability is 0; it is NaN if no
-    sample with this answer is scored.
+    (self-consistency, arXiv:2203.11171). Completions without a readable answer have no vote. Without any vote the
+    probability is 0; it is NaN if no sample with this answer is scored.
 
-    The answers are read where the reward rules read them: that of an episode is in its last reply.
+    The answers are read where the reward rules read them: that of an episode is in its last reply. ``rule`` is the
+    first reward, one of :data:`ANSWER_RULES`. Letters and texts are compared as :class:`MultipleChoice` and
+    :class:`ExactAnswer` compare them, and other answers as by :class:`rlox_grpo.rewards.MajorityVote`.
     """
     completions = collect_arguments([scored.group for scored in groups])["completions"]
-    verdicts = MajorityVote(group_size=len(completions) // len(groups)).verdicts(completions, {})
     firsts = np.stack([scored.first_rewards for scored in groups])  # [P, samples]
-    is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
+    if isinstance(rule, (MultipleChoice, ExactAnswer)):
+        answers = np.array(_list_answers(rule, read_texts(completions, "maj@k")), object).reshape(firsts.shape)
+        is_chosen = np.array([_find_most_frequent(row) for row in answers])
+    else:
+        verdicts = MajorityVote(group_size=firsts.shape[1]).verdicts(completions, {})
+        is_chosen = verdicts.scores.reshape(firsts.shape) == 1.0
+    is_scored = ~np.isnan(firsts)
     right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
     votes = np.where(counted > 0, right / np.maximum(counted, 1), np.nan)
     return np.where(~is_chosen.any(axis=1) & is_scored.any(axis=1), 0.0, votes)
+
+
+def _list_answers(rule: MultipleChoice | ExactAnswer, texts: Sequence[str]) -> list[str | None]:
+    """Return the answer that ``rule`` reads in each text: the gold answer for which it pays 1."""
+    if isinstance(rule, MultipleChoice):
+        stated = [[letter] * len(texts) for letter in rule.options]
+    elif rule.tag is None:
+        stated = [[extract_answer(text) or "" for text in texts]]
+    else:
+        stated = [[_read_tag(text.rpartition("</think>")[2], rule.tag) for text in texts]]
+    answers: list[str | None] = [None] * len(texts)
+    for candidates in stated:
+        # An empty text is no gold answer.
+        rows = [row for row, candidate in enumerate(candidates) if candidate]
+        chosen = [candidates[row] for row in rows]
+        scores = rule.verdicts([texts[row] for row in rows], {"answer": chosen}).scores if rows else ()
+        for row, answer, score in zip(rows, chosen, scores, strict=True):
+            if score == 1.0:
+                answers[row] = answer.lower() if isinstance(rule, ExactAnswer) and not rule.case_sensitive else answer
+    return answers
+
+
+def _read_tag(text: str, tag: str) -> str:
+    """Return the content of the last closed tag of this name, up to its first closing tag; "" without any."""
+    opened = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
+    return "" if opened < 0 else text[opened + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+
+
+def _find_most_frequent(answers: Sequence[str | None]) -> list[bool]:
+    """Return whether each answer of a group is as frequent as the most frequent one; None is no answer."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    most = max(counts.values(), default=0)
+    return [answer is not None and counts[answer] == most for answer in answers]
 
 
 def measure_prompts(groups: Sequence[ScoredGroup]) -> Float64Array:
