@@ -32,7 +32,8 @@ from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.tools import Tools
 from rlox_grpo.rollout.serialize import decode_group, encode_group
-from rlox_grpo.types import Batch, RolloutGroup, Sampling, StepTotals, TokenLogProbs
+from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.types import Batch, RolloutGroup, Sampling, ScoredGroup, StepTotals, TokenLogProbs
 
 ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
 
@@ -187,6 +188,23 @@ def test_a_straggler_ends_at_the_timeout_of_episodes(bound: int | None, model: A
     assert [completion.episode.reward for completion in slow.completions] == [None, None]
     assert [completion.episode.stop_reason for completion in fast.completions] == ["completed"] * 2
     assert all(completion.turns for completion in slow.completions)
+
+
+def test_prompts_that_no_episode_showed_are_in_no_mean(model: Any, tokenizer: Any) -> None:
+    """Both episodes of a row fail before their first reply: the group has one end token in place of a prompt."""
+
+    async def fails_at_once(row: Any, chat: Any) -> float:
+        if row["secret"] == 5:
+            raise RuntimeError("down")
+        await chat.turn("a")
+        return 1.0
+
+    groups = play(fails_at_once, model, tokenizer, on_environment_error="end")
+    scored = [ScoredGroup(group, np.zeros(2, np.float32), {}) for group in groups]
+    metrics = step_metrics(scored, np.zeros(4, np.float32), (), {})
+    assert [len(group.prompt.token_ids) for group in groups] == [metrics["prompts/mean_length"], 1]
+    assert metrics["completions/min_length"] == 0
+    assert "prompts/mean_length" not in step_metrics(scored[1:], np.zeros(2, np.float32), (), {})
 
 
 async def oversleep() -> str:
