@@ -59,6 +59,11 @@ def count_sampled(completion: Completion) -> int:
     return sum(int(np.count_nonzero(flag_sampled(row))) for row in list_rows(completion))
 
 
+def was_shown(group: RolloutGroup) -> bool:
+    """Whether the policy got the prompt of a group: an end token stands in if all episodes failed before a reply."""
+    return any(completion.episode is None or count_sampled(completion) for completion in group.completions)
+
+
 def select_sampled(completion: Completion) -> Int64Array:
     """Return the sampled token ids of all turns in order, ``int64``, then those of the branches."""
     row_ids = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]

@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import misbehaving_turns
@@ -27,9 +28,9 @@ from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes import adapters, processes
-from rlox_grpo.rollout.episodes.process_main import WorkerSetup
+from rlox_grpo.rollout.episodes.process_main import BlockingChat, WorkerSetup
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.episodes.tools import ToolLimits
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools
 from rlox_grpo.types import Sampling
 
 ROWS = test_episodes.ROWS
@@ -93,6 +94,38 @@ def test_the_timeout_of_episodes_reaches_sync_environments(play: Any) -> None:
 def test_trls_environments_call_their_tools_in_the_worker(play: Any, monkeypatch: Any) -> None:
     groups = play(misbehaving_turns.Guarded, rows=[{"prompt": "a", "secret": 4}], turn_timeout=30.0)
     assert [completion.episode.reward for completion in groups[0].completions] == [4.0, 4.0]
+
+
+def test_calls_in_a_worker_are_counted_although_it_is_killed() -> None:
+    """Each of its messages has the counts so far: 1 and then 3 calls, and 4 if it ends by itself."""
+    sent: list[dict[str, Any]] = []
+    pipe: Any = SimpleNamespace(answer=lambda **fields: sent.append(fields), receive=lambda: ("value", 0))
+    worker = BlockingChat(pipe, 0, ToolLimits())
+    for calls, errors, cut, seconds in ((1, 0, 0, 0.5), (2, 1, 1, 1.5)):
+        worker.tools.add(calls, errors, cut, seconds)
+        assert worker.turns == 0  # which the worker asks for
+
+    def count(*answers: dict[str, Any]) -> tuple[float, ...]:
+        told = iter(answers)
+
+        async def ask(job: Any) -> dict[str, Any]:
+            if (answer := next(told, None)) is None:
+                raise processes.EpisodeWorkerError("it was killed")
+            return answer
+
+        @contextlib.asynccontextmanager
+        async def lend() -> Any:
+            yield SimpleNamespace(ask=ask, clean=False)
+
+        chat: Any = SimpleNamespace(seed=0, ended=None, turns=0, tools=Tools(()), pause=int, resume=int)
+        pool: Any = SimpleNamespace(lend=lend)
+        with contextlib.suppress(processes.EpisodeWorkerError):
+            asyncio.run(processes.play_in_process(pool, {}, chat))
+        return chat.tools.calls, chat.tools.errors, chat.tools.cut, chat.tools.seconds
+
+    assert count(*sent) == (3, 1, 1, 2.0)
+    outcome = {"stop_reason": "completed", "reward": 1.0, "turn_rewards": None, "metrics": {}}
+    assert count(*sent, {**outcome, "tools": [4, 1, 1, 2.5]}) == (4, 1, 1, 2.5)
 
 
 ENDS: dict[str, tuple[str, float | None, str]] = {

@@ -10,6 +10,7 @@ import json
 import random
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import chatml
 from credit import make_turn_advantages
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
+from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.groups import check_turns, number_states
 from rlox_grpo.prompts.load import load_rows
@@ -31,7 +32,8 @@ from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.tools import Tools
 from rlox_grpo.rollout.serialize import decode_group, encode_group
-from rlox_grpo.types import Batch, RolloutGroup, Sampling, StepTotals, TokenLogProbs
+from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.types import Batch, RolloutGroup, Sampling, ScoredGroup, StepTotals, TokenLogProbs
 
 ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
 
@@ -186,6 +188,43 @@ def test_a_straggler_ends_at_the_timeout_of_episodes(bound: int | None, model: A
     assert [completion.episode.reward for completion in slow.completions] == [None, None]
     assert [completion.episode.stop_reason for completion in fast.completions] == ["completed"] * 2
     assert all(completion.turns for completion in slow.completions)
+
+
+def test_prompts_that_no_episode_showed_are_in_no_mean(model: Any, tokenizer: Any) -> None:
+    """Both episodes of a row fail before their first reply: the group has one end token in place of a prompt."""
+
+    async def fails_at_once(row: Any, chat: Any) -> float:
+        if row["secret"] == 5:
+            raise RuntimeError("down")
+        await chat.turn("a")
+        return 1.0
+
+    groups = play(fails_at_once, model, tokenizer, on_environment_error="end")
+    scored = [ScoredGroup(group, np.zeros(2, np.float32), {}) for group in groups]
+    metrics = step_metrics(scored, np.zeros(4, np.float32), (), {})
+    assert [len(group.prompt.token_ids) for group in groups] == [metrics["prompts/mean_length"], 1]
+    assert metrics["completions/min_length"] == 0
+    assert "prompts/mean_length" not in step_metrics(scored[1:], np.zeros(2, np.float32), (), {})
+
+
+async def oversleep() -> str:
+    """Sleep for a minute."""
+    await asyncio.sleep(60)
+    return "late"
+
+
+def test_a_call_that_ends_its_episode_by_the_deadline_is_counted_with_its_time(model: Any, tokenizer: Any) -> None:
+    async def calls_a_tool(row: Any, chat: Any) -> float:
+        reply = await chat.turn("a")
+        await chat.call_tools(replace(reply, tool_calls=(ToolCall("oversleep", {}, "call0"),), parse_error=None))
+        return 1.0
+
+    for group in play(calls_a_tool, model, tokenizer, tools=[oversleep], episode_timeout=3.0):
+        for completion in group.completions:
+            episode = completion.episode
+            assert episode is not None
+            assert (episode.stop_reason, episode.tool_calls) == ("timeout", 1)
+            assert 0 < episode.tool_seconds < 60
 
 
 def count_sync(row: Any, chat: Any) -> Outcome:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlox_grpo.rewards import MathAnswer, TagFormat, score
+from rlox_grpo.rewards import ExactAnswer, MathAnswer, MultipleChoice, TagFormat, score
 from rlox_grpo.run.evaluation import evaluate, measure_prompts, vote
 from rlox_grpo.run.intervals import difference_interval, mean_interval, share_interval, student_quantile
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, Sampling
 
 
 def group(index: int, gold: str, *texts: str, cut: int = 0) -> RolloutGroup:
@@ -123,7 +123,7 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     three, same, four = "the answer is 3", r"\boxed{3.0}", "the answer is 4"
 
     def vote_on(gold: str, *texts: str) -> float:
-        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]))[0])
+        return float(vote(score([group(0, gold, *texts)], [MathAnswer()]), MathAnswer())[0])
 
     assert vote_on("3", three, same, four) == 1.0
     assert vote_on("4", three, same, four) == 0.0
@@ -132,7 +132,57 @@ def test_the_majority_of_equal_answers_is_right_or_wrong() -> None:
     assert vote_on("4", "I do not know", "so am I", four) == 1.0
     first, second = score([group(0, "3", three, four), group(1, "3", three, same)], [MathAnswer()])
     unscored = replace(first, components={"math_answer": np.full(2, np.nan, np.float32)})
-    np.testing.assert_array_equal(vote([unscored, second]), [np.nan, 1.0])
+    np.testing.assert_array_equal(vote([unscored, second], MathAnswer()), [np.nan, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "gold", "texts", "share"),
+    [
+        (MultipleChoice(), "B", ["B. Paris", "option (B)", "the answer is b", "C) Rome", "C"], 1.0),
+        (MultipleChoice(), "B", ["B. Paris", "C) Rome", "no idea"], 0.5),
+        (MultipleChoice(), "B", ["no idea", "B or C"], 0.0),
+        (ExactAnswer(), "C#", ["<answer>C#</answer>", "<answer>C#</answer>", "<answer>Java</answer>"], 1.0),
+        # 2021 - 3 - 4 and 2014 are one number, and two texts.
+        (ExactAnswer(), "2021-03-04", [*["<answer>2014</answer>"] * 3, *["<answer>2021-03-04</answer>"] * 2], 0.0),
+        (ExactAnswer(), "a", [*["<answer>A</answer>"] * 2, "<answer>a</answer>"], 0.0),
+        (
+            ExactAnswer(case_sensitive=False),
+            "a",
+            ["<answer>A</answer>", "<answer>a</answer>", "<answer>b</answer>"],
+            1.0,
+        ),
+        (ExactAnswer(tag="city"), "Paris", [*["<city> Paris </city>"] * 2, "<city>Rome</city>", "Rome"], 1.0),
+        (
+            ExactAnswer(tag="city"),
+            "Paris",
+            [*["<city>Paris</city></think><city>Rome</city></city>"] * 2, "<city>Paris</city>"],
+            0.0,
+        ),
+        (ExactAnswer(tag="city"), "Paris", ["Paris", "<city></city>"], 0.0),
+    ],
+)
+def test_letters_and_texts_are_counted_as_their_rule_reads_them(
+    rule: Any, gold: str, texts: list[str], share: float
+) -> None:
+    assert measure([group(0, gold, *texts)], rule)[f"maj@{len(texts)}"] == share
+
+
+def test_the_vote_of_an_episode_is_in_its_last_reply() -> None:
+    """Its first row may end with the first turn, where the template rewrites history, or contain tool results.
+
+    Three of five episodes answer 3, each after another answer, and two answer 4.
+    """
+
+    def episode(*said: str) -> Completion:
+        asked, replies = {"role": "user", "content": "p"}, [{"role": "assistant", "content": text} for text in said]
+        played = Episode("completed", None, messages=(asked, *replies), prompt_messages=1)
+        return Completion(np.arange(3), np.zeros(3, np.float32), "stop", said[0], episode=played)
+
+    three, four = "the answer is 3", "the answer is 4"
+    episodes = [episode(f"the answer is {number}", three) for number in (5, 6, 7)] + [episode(four)] * 2
+    prompt = Prompt(np.arange(3), 0, source="p", columns={"answer": "3"})
+    metrics = measure([RolloutGroup(prompt, tuple(episodes))], MathAnswer())
+    assert (metrics["accuracy"], metrics["maj@5"]) == (pytest.approx(0.6), 1.0)
 
 
 def test_the_metrics_of_a_set() -> None:
@@ -151,6 +201,29 @@ def test_the_metrics_of_a_set() -> None:
     for name in ("accuracy", "pass@1", "pass@2", "pass@3", "maj@3", "truncated_share"):
         assert 0 <= metrics[f"{name}_low"] <= metrics[name] <= metrics[f"{name}_high"] <= 1
     assert (metrics["accuracy_low"], metrics["accuracy_high"]) == share_interval([2, 1], [3, 3])
+
+
+def test_an_interval_is_that_of_its_mean_where_samples_have_no_score() -> None:
+    """Twenty prompts have 16 wrong samples, and twenty one right sample, as the others of the group have no score.
+
+    pass@1 is a mean over the prompts, 1/2, and accuracy and mean reward are means over the samples, 20/340 = 1/17.
+    """
+
+    def only_first(completions: Any, answer: Any) -> list[float | None]:
+        return [
+            None if gold == "right" and len(text) > 1 else float(gold == "right")
+            for text, gold in zip(completions, answer, strict=True)
+        ]
+
+    texts = ["a", *["aa"] * 15]
+    golds = ["wrong", "right"] * 20
+    metrics = measure([group(index, gold, *texts) for index, gold in enumerate(golds)], only_first)
+    assert (metrics["accuracy"], metrics["mean_reward"]) == pytest.approx((1 / 17, 1 / 17))
+    assert metrics["pass@1"] == 0.5
+    for name in ("accuracy", "pass@1", "mean_reward"):
+        assert metrics[f"{name}_low"] < metrics[name] < metrics[f"{name}_high"], name
+    # Each prompt counts alike: 20 of 40 are right. 170 draws on average limit nothing.
+    assert (metrics["pass@1_low"], metrics["pass@1_high"]) == pytest.approx(share_interval([1, 0] * 20, [1] * 40))
 
 
 def test_only_rules_on_final_answers_have_a_majority() -> None:

@@ -493,6 +493,18 @@ def test_the_tower_and_the_processor_run_once_for_each_distinct_picture(
     assert 0 < metrics["images/tower_seconds"] < metrics["time/step_s"]
 
 
+def test_pictures_of_evaluations_are_not_those_of_a_step(qwen: tuple[Any, Any], tmp_path: Path) -> None:
+    """Every step shows 2 distinct pictures, in the prefill and in the update; each evaluation shows 3 others."""
+    trainer = GRPO(
+        *(copy.deepcopy(qwen[0]), score),
+        **{"processor": copy.deepcopy(qwen[1]), "output_dir": tmp_path, "eval_steps": 1, "eval_samples": 1, **SETTINGS},
+    )
+    rows = [{"prompt": "x", "images": [draw_picture(number)]} for number in (1, 2)]
+    trainer.train(rows, eval_prompts=[{"prompt": "x", "images": [draw_picture(number)]} for number in (3, 4, 5)])
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [step["images/tower_pictures"] for step in steps if "images/shown" in step] == [4, 4]
+
+
 def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_the_run(qwen: tuple[Any, Any]) -> None:
     """Its weights stay, those of the language model change; after a change of its weights it runs again."""
     model, processor = copy.deepcopy(qwen[0]), copy.deepcopy(qwen[1])

@@ -112,6 +112,28 @@ def test_what_the_limits_still_allow(byte_tokenizer: Any) -> None:
     assert chat.remaining_tokens == chat.tokens_left
 
 
+def test_messages_of_an_environment_without_tools_that_were_cut_are_counted(byte_tokenizer: Any) -> None:
+    """Two messages of 9 characters are cut to 5 in one of two episodes: 1 for each."""
+    tokenizer = chatml.make_tokenizer(byte_tokenizer)
+    chat = Chat(Template(tokenizer), say("a", tokenizer), Budget(9, 99), tools=Tools((), ToolLimits(max_chars=5)))
+
+    async def run() -> None:
+        await chat.turn("q")
+        await chat.turn("abcdefghi")
+        await chat.turn("abcdefghi")
+
+    asyncio.run(run())
+    ids = np.arange(2)
+    completions = tuple(
+        Completion(ids, np.zeros(2, np.float32), "stop", episode=Episode("completed", None, observations_cut=cut))
+        for cut in (chat.tools.cut, 0)
+    )
+    scored = ScoredGroup(RolloutGroup(Prompt(ids, 0), completions), np.zeros(2, np.float32), {})
+    metrics = episode_metrics([scored])
+    assert metrics["episode/observations_cut"] == 1.0
+    assert "episode/tool_calls" not in metrics
+
+
 def test_malformed_calls_are_counted_and_cost(byte_tokenizer: Any) -> None:
     tokenizer = chatml.make_tokenizer(byte_tokenizer)
     chat = Chat(Template(tokenizer), say("<tool_call>{", tokenizer), Budget(9, 99), tools=Tools([search]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,17 @@ import numpy as np
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
-from rlox_grpo.rewards import ExactAnswer, GSM8KAnswer, MajorityVote, MathAnswer, MultipleChoice, RewardFn
+from rlox_grpo.rewards import (
+    ExactAnswer,
+    GSM8KAnswer,
+    MajorityVote,
+    MathAnswer,
+    MultipleChoice,
+    RewardFn,
+    extract_answer,
+)
+from rlox_grpo.rewards.arguments import collect_arguments
+from rlox_grpo.rewards.columns import read_texts
 from rlox_grpo.rewards.scoring import RewardBatch, score_batches
 from rlox_grpo.rewards.unscored import refuse_unscored
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -73,16 +84,18 @@ def evaluate(
         metrics["frac_unscored"] = unscored
     for k in list_k(samples):
         passed = np.array([pass_at_k(len(scores), int(scores.sum()), k) for scores in right if len(scores) >= k])
-        # Of n samples there are n // k separate draws of k.
-        draws = np.array([count // k for count in counts if count >= k])
-        metrics |= with_interval(f"pass@{k}", _mean(passed), share_interval(passed * draws, draws))
+        # Of n samples there are n // k separate draws of k. In the mean every prompt counts alike.
+        draws = sum(count // k for count in counts if count >= k) / max(1, len(passed))
+        metrics |= with_interval(
+            f"pass@{k}", _mean(passed), share_interval(passed * draws, np.full(len(passed), draws))
+        )
     if has_vote(samples, reward_fns):
-        votes = vote(groups)
+        votes = vote(groups, reward_fns[0])
         voted = votes[~np.isnan(votes)]
         metrics |= with_interval(f"maj@{samples}", _mean(votes), share_interval(voted, np.ones(len(voted))))
     rewards = [group.rewards.astype(np.float64) for group in groups]
-    by_prompt = np.array([_mean(values) for values in rewards])
-    metrics |= with_interval("mean_reward", _mean(np.concatenate(rewards)), mean_interval(by_prompt))
+    mean_reward = _mean(np.concatenate(rewards))
+    metrics |= with_interval("mean_reward", mean_reward, mean_interval(_spread_over_prompts(rewards, mean_reward)))
     # float64 [P, samples] each
     lengths = np.array([[count_sampled(completion) for completion in group.group.completions] for group in groups])
     cut = np.array([[completion.finish_reason == "length" for completion in g.group.completions] for g in groups])
@@ -107,22 +120,62 @@ def has_vote(samples: int, reward_fns: Sequence[RewardFn]) -> bool:
     return samples > 1 and isinstance(reward_fns[0], ANSWER_RULES)
 
 
-def vote(groups: Sequence[ScoredGroup]) -> Float64Array:
+def vote(groups: Sequence[ScoredGroup], rule: RewardFn) -> Float64Array:
     """Return the probability that the most frequent answer of each group is right, ``float64 [P]``.
 
     The probability is 0 or 1 unless answers are tied: of answers that are equally frequent one is drawn
-    (self-consistency, arXiv:2203.11171). The answers are grouped as by :class:`rlox_grpo.rewards.MajorityVote`, in
-    which completions without a readable answer have no vote. Without any vote the probability is 0; it is NaN if no
-    sample with this answer is scored.
+    (self-consistency, arXiv:2203.11171). Completions without a readable answer have no vote. Without any vote the
+    probability is 0; it is NaN if no sample with this answer is scored.
+
+    The answers are read where the reward rules read them: that of an episode is in its last reply. ``rule`` is the
+    first reward, one of :data:`ANSWER_RULES`. Letters and texts are compared as :class:`MultipleChoice` and
+    :class:`ExactAnswer` compare them, and other answers as by :class:`rlox_grpo.rewards.MajorityVote`.
     """
-    completions = [completion for scored in groups for completion in scored.group.completions]
-    rule = MajorityVote(group_size=len(completions) // len(groups))
-    verdicts = rule.verdicts([completion.text or "" for completion in completions], {})
+    completions = collect_arguments([scored.group for scored in groups])["completions"]
     firsts = np.stack([scored.first_rewards for scored in groups])  # [P, samples]
-    is_chosen, is_scored = verdicts.scores.reshape(firsts.shape) == 1.0, ~np.isnan(firsts)
+    if isinstance(rule, (MultipleChoice, ExactAnswer)):
+        answers = np.array(_list_answers(rule, read_texts(completions, "maj@k")), object).reshape(firsts.shape)
+        is_chosen = np.array([_find_most_frequent(row) for row in answers])
+    else:
+        verdicts = MajorityVote(group_size=firsts.shape[1]).verdicts(completions, {})
+        is_chosen = verdicts.scores.reshape(firsts.shape) == 1.0
+    is_scored = ~np.isnan(firsts)
     right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))
     votes = np.where(counted > 0, right / np.maximum(counted, 1), np.nan)
     return np.where(~is_chosen.any(axis=1) & is_scored.any(axis=1), 0.0, votes)
+
+
+def _list_answers(rule: MultipleChoice | ExactAnswer, texts: Sequence[str]) -> list[str | None]:
+    """Return the answer that ``rule`` reads in each text: the gold answer for which it pays 1."""
+    if isinstance(rule, MultipleChoice):
+        stated = [[letter] * len(texts) for letter in rule.options]
+    elif rule.tag is None:
+        stated = [[extract_answer(text) or "" for text in texts]]
+    else:
+        stated = [[_read_tag(text.rpartition("</think>")[2], rule.tag) for text in texts]]
+    answers: list[str | None] = [None] * len(texts)
+    for candidates in stated:
+        # An empty text is no gold answer.
+        rows = [row for row, candidate in enumerate(candidates) if candidate]
+        chosen = [candidates[row] for row in rows]
+        scores = rule.verdicts([texts[row] for row in rows], {"answer": chosen}).scores if rows else ()
+        for row, answer, score in zip(rows, chosen, scores, strict=True):
+            if score == 1.0:
+                answers[row] = answer.lower() if isinstance(rule, ExactAnswer) and not rule.case_sensitive else answer
+    return answers
+
+
+def _read_tag(text: str, tag: str) -> str:
+    """Return the content of the last closed tag of this name, up to its first closing tag; "" without any."""
+    opened = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
+    return "" if opened < 0 else text[opened + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+
+
+def _find_most_frequent(answers: Sequence[str | None]) -> list[bool]:
+    """Return whether each answer of a group is as frequent as the most frequent one; None is no answer."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    most = max(counts.values(), default=0)
+    return [answer is not None and counts[answer] == most for answer in answers]
 
 
 def measure_prompts(groups: Sequence[ScoredGroup]) -> Float64Array:
@@ -142,6 +195,19 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
         return 1.0
     # C(n−c, k) / C(n, k) is the product of 1 − k / i over i = n−c+1 … n. This form cannot overflow.
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - right + 1, samples + 1)))
+
+
+def _spread_over_prompts(rewards: Sequence[Float64Array], mean: float) -> Float64Array:
+    """Return a value for each prompt that has rewards, whose mean is the ``mean`` over all rewards.
+
+    The mean over the samples is a ratio of two sums over the prompts, and the values are its linearisation, as in
+    :func:`rlox_grpo.run.intervals.share_interval`. With equal numbers of rewards they are the means of the prompts.
+    """
+    valid = [scored for values in rewards if len(scored := values[~np.isnan(values)])]
+    if not valid:
+        return np.empty(0)
+    sums, counts = np.array([scored.sum() for scored in valid]), np.array([len(scored) for scored in valid])
+    return np.asarray(mean + (sums - mean * counts) / counts.mean(), np.float64)
 
 
 def _mean(values: Any) -> float:

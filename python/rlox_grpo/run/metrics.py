@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.groups import RIGHT, count_sampled, find_pictures, has_zero_variance, list_rows, select_sampled
+from rlox_grpo.groups import (
+    RIGHT,
+    count_sampled,
+    find_pictures,
+    has_zero_variance,
+    list_rows,
+    select_sampled,
+    was_shown,
+)
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.run.usage import count_tokens
@@ -106,10 +114,11 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return {}
     lengths = np.array([count_sampled(completion) for completion in completions], np.float64)
     truncated = np.array([completion.finish_reason == "length" for completion in completions])
-    prompts = np.array([len(scored.group.prompt.token_ids) for scored in groups], np.float64)
-    metrics = {
-        "prompts/mean_length": float(prompts.mean()),
-        "prompts/max_length": float(prompts.max()),
+    prompts = np.array([len(scored.group.prompt.token_ids) for scored in groups if was_shown(scored.group)], np.float64)
+    metrics: dict[str, float] = {}
+    if len(prompts):
+        metrics |= {"prompts/mean_length": float(prompts.mean()), "prompts/max_length": float(prompts.max())}
+    metrics |= {
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
@@ -252,7 +261,7 @@ def picture_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         ``images/tokens``, the mean number of tokens of a prompt's pictures; ``images/tokens_share``, the share of
         these tokens among those of all prompts.
     """
-    prompts = [scored.group.prompt for scored in groups]
+    prompts = [scored.group.prompt for scored in groups if was_shown(scored.group)]
     shown = [
         picture
         for scored in groups
@@ -314,6 +323,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
             metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
+    elif any(episode.observations_cut for episode in episodes):  # messages of environments without tools are cut too
+        metrics["episode/observations_cut"] = _mean([episode.observations_cut for episode in episodes])
     if any(episode.compactions for episode in episodes):
         metrics |= _measure_compactions(episodes, sum(count_sampled(completion) for completion, _ in played))
     if any(episode.parse_errors for episode in episodes):

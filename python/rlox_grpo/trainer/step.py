@@ -212,6 +212,8 @@ class TrainStep:
         clock, refills = StageClock(), count(1)
         self.token_rows.clear()
         self.scored_here.clear()
+        if self.policy.reader is not None and stages.sampling.async_steps == 0:
+            self.policy.reader.tower_use.take()  # without the pictures of an evaluation since the last step
 
         # Before sampling: the completions of a step come from the weights after the step before (async_steps=0).
         with clock("weight_sync"):

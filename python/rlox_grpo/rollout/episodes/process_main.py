@@ -162,8 +162,12 @@ class BlockingChat:
         messages: list[dict[str, Any]] = self._ask(call_tools=calls, parse_error=reply.parse_error)
         return messages
 
+    def count_calls(self) -> list[float]:
+        """Return the counts of :attr:`tools`, which each message to the trainer has: this process may be killed."""
+        return [self.tools.calls, self.tools.errors, self.tools.cut, self.tools.seconds]
+
     def _ask(self, **question: Any) -> Any:
-        self._pipe.answer(**question)
+        self._pipe.answer(**question, tools=self.count_calls())
         kind, value = self._pipe.receive()
         if kind == "ended":
             raise EpisodeEnded(*value)
@@ -239,8 +243,7 @@ def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
 
 def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: TrainerPipe) -> None:
     def answer(**fields: Any) -> None:
-        tools = chat.tools
-        pipe.answer(**fields, tools=[tools.calls, tools.errors, tools.cut, tools.seconds])
+        pipe.answer(**fields, tools=chat.count_calls())
 
     try:
         if environment.function is not None:

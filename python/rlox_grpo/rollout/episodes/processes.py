@@ -211,14 +211,20 @@ async def play_in_process(pool: ProcessPool, row: Mapping[str, Any], chat: Chat)
     chat.pause()  # the deadline starts when there is a process
     async with pool.lend() as lent:
         chat.resume()
-        answer = await lent.ask(PlayJob(dict(row), chat.seed))
-        while not {"stop_reason", "ended", "error"} & answer.keys():
+        counted: Sequence[float] = (0, 0, 0, 0.0)  # of the calls in the process so far
+        job: Any = PlayJob(dict(row), chat.seed)
+        while True:
+            answer = await lent.ask(job)
+            call_counts = answer.get("tools", counted)
+            calls, errors, cut, seconds = (now - before for now, before in zip(call_counts, counted, strict=True))
+            chat.tools.add(int(calls), int(errors), int(cut), float(seconds))
+            counted = call_counts
+            if {"stop_reason", "ended", "error"} & answer.keys():
+                break
             if chat.ended is not None:  # the environment caught EpisodeEnded and asks again: kill its process
                 raise EpisodeEnded(chat.ended)
-            answer = await lent.ask(await _serve(chat, answer))
+            job = await _serve(chat, answer)
         lent.clean = True
-        calls, errors, cut, seconds = answer.get("tools", (0, 0, 0, 0.0))
-        chat.tools.add(int(calls), int(errors), int(cut), float(seconds))
         if "error" in answer:
             raise EpisodeWorkerError(str(answer["error"]))
         if "ended" in answer:

@@ -154,9 +154,11 @@ class Tools:
                 raise EpisodeEnded("parse_error", reply.parse_error)
             return [{"role": "user", "content": self.bound(f"error: {reply.parse_error}")}]
         start = time.perf_counter()
-        results = await asyncio.gather(*(self._call(call, pictures) for call in reply.tool_calls))
-        self.seconds += time.perf_counter() - start if results else 0.0
-        self.calls += len(results)
+        self.calls += len(reply.tool_calls)
+        try:
+            results = await asyncio.gather(*(self._call(call, pictures) for call in reply.tool_calls))
+        finally:  # also if the episode ends at its deadline within a call
+            self.seconds += time.perf_counter() - start if reply.tool_calls else 0.0
         failed = [str(shown) for shown, _, is_error in results if is_error]
         self.errors += len(failed)
         if failed and self._limits.on_tool_error == "end":
