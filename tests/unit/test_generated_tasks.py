@@ -105,7 +105,7 @@ def test_the_reward_has_a_name_in_run_files() -> None:
         (
             "reasoning_gym:gcd+lcm",
             {"size": 10, "gcd": {"weight": 0.01}},
-            r"the task gcd has no training row: its weight of 0.01 in 1.01 is less than one of size=10 rows; raise size",
+            r"the task gcd has no training row: its weight of 0.01 in 1.01 is less than one of size=10 rows; raise",
         ),
         ("reasoning_gym:gcd", {"gcd": 3, "max_value": 3}, r"\[data_args.gcd\]"),
     ],
