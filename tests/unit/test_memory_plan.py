@@ -106,17 +106,28 @@ def test_micro_batches_are_smaller_on_a_cpu_where_activations_are_large(shape_7b
     config = GRPOConfig.create(dtype="float32")
     small = replace(shape_7b, layers=30, hidden=576, intermediate=1536, query_width=576, key_width=192, heads=9)
     tiny = replace(shape_7b, layers=4, hidden=64, intermediate=128, query_width=64, key_width=64, heads=4)
-    for shape, tokens in ((shape_7b, 1024), (small, 1024), (tiny, 16_384), (None, 16_384)):
+    for shape, tokens in ((shape_7b, 1024), (small, 2048), (tiny, 16_384), (None, 16_384)):
         assert choose_micro_batch_tokens(shape, config, on_cpu=True) == tokens
         assert choose_micro_batch_tokens(shape, config, on_cpu=False) == 16_384
         given = config.model_copy(update={"micro_batch_tokens": 5000})
         assert choose_micro_batch_tokens(shape, given, on_cpu=True) == 5000
-    assert choose_micro_batch_tokens(small, config, on_cpu=True, checkpointing=True) > 1024
+    assert choose_micro_batch_tokens(small, config, on_cpu=True, checkpointing=True) > 2048
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1024, 2048, 2048)), ("bfloat16", (2048, 2048, 4096))])
+def test_micro_batches_on_a_cpu_have_room_for_a_group(shape_7b, dtype, sizes):
+    """Larger ones are no faster, and each part of a group that is split computes the prompt again."""
+    small = replace(shape_7b, layers=30, hidden=576, intermediate=1536, query_width=576, key_width=192, heads=9)
+    small = replace(small, vocabulary=49_152, parameters=134_515_008, embedding=28_311_552, head=0)
+    for max_new_tokens, tokens in zip((32, 128, 512), sizes, strict=True):
+        config = GRPOConfig.create(dtype=dtype, max_new_tokens=max_new_tokens)
+        assert choose_micro_batch_tokens(small, config, on_cpu=True) == tokens
 
 
 def test_a_run_on_a_cpu_chooses_its_micro_batches(make_tiny_model, monkeypatch, caplog):
     assert GRPO(make_tiny_model("qwen2"), even_share, log_to=())._step.batcher.micro_batch_tokens == 16_384
-    monkeypatch.setattr(memory_plan, "_CPU_ACTIVATION_BYTES", 2**20)
+    for name in ("_CPU_ACTIVATION_BYTES", "_CPU_GROUP_BYTES"):
+        monkeypatch.setattr(memory_plan, name, 2**20)
     with caplog.at_level("INFO", logger="rlox_grpo"):
         trainer = GRPO(make_tiny_model("qwen2"), even_share, log_to=())
     assert trainer._step.batcher.micro_batch_tokens == 1024

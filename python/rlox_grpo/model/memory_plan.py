@@ -32,9 +32,13 @@ PROMPT_TOKENS = 1024
 MOST_TOKENS, LEAST_TOKENS = 16_384, 1024
 """Tokens of a forward pass with ``micro_batch_tokens=None``, at most and at least."""
 
-_CPU_ACTIVATION_BYTES = 2 * GIB
-"""Estimated activations of a forward pass on a CPU with ``micro_batch_tokens=None``, at most. Larger micro-batches are
-no faster on a CPU."""
+_CPU_ACTIVATION_BYTES, _CPU_GROUP_BYTES = 2 * GIB, 4 * GIB
+"""Estimated activations of a forward pass on a CPU with ``micro_batch_tokens=None``, at most: in general, and where a
+whole group needs more. Larger micro-batches are no faster on a CPU, but each part of a group that is split computes the
+prompt again."""
+
+_GROUP_PROMPT_TOKENS = 512
+"""Assumed prompt length for the tokens of a whole group."""
 
 _HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
@@ -156,9 +160,12 @@ def choose_micro_batch_tokens(
     tokens = MOST_TOKENS
     if shape is None or not on_cpu:
         return tokens
+    group_tokens = _GROUP_PROMPT_TOKENS + config.group_size * config.max_new_tokens
     while tokens > LEAST_TOKENS:
         layout = UpdateLayout(tokens, tokens, checkpointing=checkpointing, stored_bytes=CPU_STORED_BYTES)
-        if estimate_update(shape, config, layout).activations <= _CPU_ACTIVATION_BYTES:
+        half_splits_groups = tokens // 2 < group_tokens
+        limit = _CPU_GROUP_BYTES if half_splits_groups else _CPU_ACTIVATION_BYTES
+        if estimate_update(shape, config, layout).activations <= limit:
             break
         tokens //= 2
     return tokens
@@ -171,7 +178,7 @@ def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
     shape = measure_shape(policy.model, targets=()) if on_cpu else None
     tokens = choose_micro_batch_tokens(shape, config, on_cpu=on_cpu, checkpointing=policy.recomputes)
     if config.micro_batch_tokens is None and tokens < MOST_TOKENS:
-        logger.info("micro_batch_tokens=None: %d, so that the activations take at most about 2 GiB", tokens)
+        logger.info("micro_batch_tokens=None: %d, to limit the memory of activations on a CPU", tokens)
     return tokens
 
 

@@ -20,8 +20,8 @@ class UpdateConfig(Record, title="Update"):
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Maximum number of tokens in one forward pass, including padding. None: 16,384; on a CPU fewer, down to 1,024, "
-        "if the activations of 16,384 tokens are estimated to take more than 2 GiB.",
+        "Maximum number of tokens in one forward pass, including padding. None: 16,384; on a CPU fewer, down to 1,024: "
+        "as many as need an estimated 2 GiB of activations, or 4 GiB if a whole group needs more than 2.",
         ge=1,
         resumable=True,
     )
