@@ -306,6 +306,9 @@ def _replay(arguments: argparse.Namespace, options: Mapping[str, Any], environme
     for name in ("data", "script", "record"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name} with --replay: the file has the rows and the replies; leave --{name} out")
+    for name in ("row", "seed"):
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name} with --replay: the file has it for each episode; leave --{name} out")
     records = read_records(Path(arguments.replay))
     differing = 0
     for number, record in enumerate(records):
@@ -351,6 +354,8 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         if not 0 <= arguments.row < len(rows):
             raise ConfigError(f"--row {arguments.row}: {arguments.data} has rows 0 to {len(rows) - 1}")
         row = pictures.read_row(rows[arguments.row], Path(arguments.data).parent)
+    elif arguments.row:
+        raise ConfigError(f"--row {arguments.row} is ignored without --data: give the file of the rows")
     if arguments.record is not None:
         if Path(arguments.record).suffix != ".jsonl":
             raise ConfigError(f"--record {arguments.record}: expected a file that ends with .jsonl")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox_grpo.environments.foreign import read_number
+from rlox_grpo.environments.foreign import read_number, show
 from rlox_grpo.types import FAILURES, FinishReason, Float32Array, Int64Array
 
 
@@ -101,6 +101,10 @@ def read_outcome(returned: Any) -> Outcome:
     if not isinstance(returned, Outcome):
         return Outcome(_read_reward(returned, "the episode's reward"))
     turn_rewards = returned.turn_rewards
+    if isinstance(turn_rewards, str) or not (turn_rewards is None or hasattr(turn_rewards, "__iter__")):
+        raise TypeError(f"turn_rewards is {show(turn_rewards)}: expected a number for each turn, or None")
+    if not isinstance(returned.metrics, Mapping):
+        raise TypeError(f"metrics is {show(returned.metrics)}: expected a dictionary of numbers by name")
     if turn_rewards is not None:
         turn_rewards = tuple(_read_number(reward, f"turn_rewards[{turn}]") for turn, reward in enumerate(turn_rewards))
     stop_reason = _read_word(returned.stop_reason, "stop_reason")

@@ -92,7 +92,10 @@ def load_prompts(
         no_pictures="" if reader is not None else no_pictures,
     )
     if system_prompt is not None:
-        rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
+        rows = [
+            (add_system_message(source, system_prompt, f"prompts[{index}]"), row)
+            for index, (source, row) in enumerate(rows)
+        ]
     rows = [(source.tolist() if hasattr(source, "tolist") else source, row) for source, row in rows]
     pictures: list[tuple[Picture, ...]] = [()] * len(rows)
     if reader is not None:

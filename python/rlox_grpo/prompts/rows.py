@@ -67,8 +67,10 @@ def _warn_about_replaced_column(option: str, name: str, index: int) -> None:
     logger.warning("%s replaces the column %r that prompts[%d] has: drop one of them", option, name, index)
 
 
-def add_system_message(source: Any, text: str, index: int) -> list[Any]:
+def add_system_message(source: Any, text: str, name: str) -> list[Any]:
     """Return chat messages with the system message ``text`` before ``source``, which is text or chat messages.
+
+    ``name`` is what errors call ``source``.
 
     Raises:
         ValueError: the prompt already has a system message, or is token ids.
@@ -78,11 +80,9 @@ def add_system_message(source: Any, text: str, index: int) -> list[Any]:
         return [system, {"role": "user", "content": source}]
     messages = source.tolist() if hasattr(source, "tolist") else source
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
-        raise ValueError(f"prompts[{index}] is not text or chat messages: system_prompt cannot be put before it")
+        raise ValueError(f"{name} is not text or chat messages: system_prompt cannot be put before it")
     if any(isinstance(message, Mapping) and message.get("role") == "system" for message in messages):
-        raise ValueError(
-            f"prompts[{index}] has a system message: leave out system_prompt={text[:40]!r}, or remove the message"
-        )
+        raise ValueError(f"{name} has a system message: leave out system_prompt={text[:40]!r}, or remove the message")
     return [system, *messages]
 
 

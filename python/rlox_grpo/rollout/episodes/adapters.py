@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -14,13 +16,16 @@ from typing import Any
 from rlox_grpo.config.eval_set import refuse_true
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import Outcome
-from rlox_grpo.environments.foreign import read_number
+from rlox_grpo.environments.foreign import read_number, show
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.workers import is_coroutine_function
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, name_command, play_command, read_command
+from rlox_grpo.rollout.episodes.pictures import list_entries
 from rlox_grpo.rollout.episodes.tools import make_schemas
+
+logger = logging.getLogger(__name__)
 
 EpisodeFn = Callable[[Mapping[str, Any], Chat], Awaitable[Any]]
 
@@ -178,7 +183,16 @@ def _adapt_class(
     if not callable(getattr(probe, "reset", None)):
         raise ConfigError(f"environment {name} has no reset method: expected reset(**row) and step(reply)")
     needs = _list_required(probe.reset)
+    if not inspect.isclass(make):
+        make = functools.partial(_make_new, make, name, probe)
     if callable(getattr(probe, "step", None)):
+        if tools and check_tools:
+            logger.warning(
+                "environment %s has a method step, which gets the replies with their tool calls: the tools of tools= "
+                "are shown to the policy, but only step can run the calls (reply.tool_calls). An environment that is "
+                "a function can run them by chat.call_tools(reply)",
+                name,
+            )
         is_async = inspect.iscoroutinefunction(probe.step)
         return Environment(
             functools.partial(_play_steps, make), name, is_async=is_async, tools=tuple(tools), needs=needs
@@ -196,6 +210,19 @@ def _adapt_class(
         tools=(*methods, *tools),
         needs=needs,
     )
+
+
+def _make_new(make: Callable[[], Any], name: str, probe: Any) -> Any:
+    """Make the instance of an episode.
+
+    Raises:
+        TypeError: ``make`` returns the object ``probe``, which it has returned before.
+    """
+    if (instance := make()) is probe:
+        raise TypeError(
+            f"{name} returned the same object twice: episodes run beside each other, so each needs a new instance"
+        )
+    return instance
 
 
 async def _play_steps(make: Callable[[], Any], row: Mapping[str, Any], chat: Chat) -> Outcome:
@@ -260,7 +287,7 @@ def _read_step(result: Any) -> tuple[Any, float, bool]:
     """Return (message, reward, done) from a message, from such a triple, or from Gymnasium's five values.
 
     Raises:
-        TypeError: None, another number of values, or a reward that is not a number.
+        TypeError: None, another number of values, a reward that is not a number, or an end that is not a boolean.
         ValueError: the reward is not finite.
     """
     if result is None:
@@ -268,16 +295,36 @@ def _read_step(result: Any) -> tuple[Any, float, bool]:
     if not isinstance(result, tuple):
         return _as_message(result), 0.0, False
     if len(result) in (3, 5):
+        ends = result[2:4]  # done, or terminated and truncated
+        if not all(map(_is_boolean, ends)):
+            raise TypeError(
+                f"step returned {', '.join(map(show, result[1:4]))}: expected the reward, and then True or False, in "
+                "the order (message, reward, done) or (observation, reward, terminated, truncated, info)"
+            )
         reward = read_number(result[1], "step returned the reward")
-        return _as_message(result[0]), reward, any(map(bool, result[2:4]))  # done, or terminated and truncated
+        return _as_message(result[0]), reward, any(map(bool, ends))
     raise TypeError(
         f"step returned {len(result)} values: expected a message, (message, reward, done), or (observation, reward, "
         "terminated, truncated, info)"
     )
 
 
+def _is_boolean(value: Any) -> bool:
+    """Whether ``value`` is True, False, 1 or 0, or an array or a tensor with one of them."""
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        value = value.item()
+    return isinstance(value, int) and value in (0, 1)
+
+
 def _as_message(observation: Any) -> Any:
-    return observation if observation is None or isinstance(observation, (str, list)) else str(observation)
+    """Return an observation that is a text, messages, a message or a picture; another one as text."""
+    if observation is None or isinstance(observation, (str, list)):
+        return observation
+    if isinstance(observation, Mapping) and "role" in observation:
+        return observation
+    if (entries := list_entries(observation)) is not None:
+        return [{"role": "user", "content": entries}]
+    return str(observation)
 
 
 async def _settle(result: Any) -> Any:
@@ -325,12 +372,13 @@ def check_outcome(returned: Any, turns: int, ended: str | None) -> Outcome:
     """Check what an environment returned after ``turns`` replies. ``ended`` is the limit that ended its chat, or None.
 
     Raises:
-        ValueError: the value is not an outcome, there was no reply, or the number of turn rewards is not ``turns``.
+        ValueError: the value is not an outcome, there was no reply although no limit ended the chat, or the number of
+            turn rewards is not ``turns``.
     """
     outcome = read_outcome(returned)
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
         raise ValueError(f"turn_rewards has {len(outcome.turn_rewards)} values for {turns} turns")
-    if not turns:
+    if not turns and ended is None:
         raise ValueError("it ended before the policy had a turn: call chat.turn at least once")
     if ended is not None and outcome.stop_reason == "completed":
         return replace(outcome, stop_reason=ended)

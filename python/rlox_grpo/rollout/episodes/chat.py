@@ -210,7 +210,7 @@ class Chat:
         new = [*self._unsent, *self._bound(list_messages(messages, self._pictures), first=first)]
         self._unsent = []
         if new and first and self._system_prompt is not None:
-            new = add_system_message(new, self._system_prompt, self._episode[0])
+            new = add_system_message(new, self._system_prompt, "the conversation")
         if tools is not None:
             refuse_late_tools(current.messages)
             schemas = make_schemas(tools)
@@ -254,7 +254,7 @@ class Chat:
         stop = read_stop(stop)
         history = list_messages(messages, self._pictures)
         if history and self._system_prompt is not None:
-            history = add_system_message(history, self._system_prompt, self._episode[0])
+            history = add_system_message(history, self._system_prompt, "the conversation")
         template = self._template if tools is None else self._give_template(tools)
         keys = [make_message_key(message) for message in history]
         match = self._conversations.find_longest(

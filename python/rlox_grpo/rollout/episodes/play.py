@@ -194,7 +194,13 @@ class PlayedChat:
             self._say(_describe_message(message, self._pictures))
         text = _cut_at(self._read_reply(), stop)
         self.turns += 1
-        parsed = parse_reply(text, with_tools=bool(self.tools))
+        call_format = self._config.call_format
+        parsed = parse_reply(
+            text,
+            with_tools=bool(self.tools),
+            call_format="hermes" if call_format == "auto" else call_format,  # there is no chat template
+            schemas=self._schemas,
+        )
         calls = tuple(
             ToolCall(name, arguments, f"call_{self._calls + index}")
             for index, (name, arguments) in enumerate(parsed.calls)
@@ -271,7 +277,8 @@ class PlayedChat:
 
     def _set_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
         self.tools = Tools(tools, self._limits)
-        for schema in make_schemas(tools):
+        self._schemas = make_schemas(tools)
+        for schema in self._schemas:
             function = schema["function"]
             arguments = ", ".join(function.get("parameters", {}).get("properties", {}))
             self._say(f"tool {function['name']}({arguments}): {function.get('description', '')}")

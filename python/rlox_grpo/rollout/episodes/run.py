@@ -394,18 +394,12 @@ class EpisodeRunner:
             row = copy_row(make_row(state.prompt), state.prompt.name)
             returned = await self._play_environment(row, chat, prepared.play)
             outcome = check_outcome(returned, chat.turns, chat.ended)
+            self._warn_about_room(state)
             if chat.ended in FAILURES:  # it caught the cancellation, and its answer is late
                 outcome = end(chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)
-            if chat.turns == 0 and not self._has_warned_about_room:
-                self._has_warned_about_room = True
-                logger.warning(
-                    "%s: an episode ended by %s before the first reply: its first messages leave no room for a token "
-                    "in the model's positions or in max_episode_tokens. Such an episode trains nothing; shorten or "
-                    "drop the row",
-                    *(state.prompt.name, ended.reason),
-                )
+            self._warn_about_room(state)
         except asyncio.CancelledError as cause:
             if chat.ended is not None:
                 outcome = end(chat.ended)
@@ -416,6 +410,17 @@ class EpisodeRunner:
         except (Exception, *EXITS) as cause:  # noqa: BLE001  the environment is the user's
             outcome, error = self._judge_failure(state, cause)
         return self._describe(chat, outcome, error, prepared.environment.name)
+
+    def _warn_about_room(self, state: Running) -> None:
+        """Warn once in a run of an episode that has no reply because its first messages are too long."""
+        if state.chat.turns or state.chat.ended not in ("context", "max_tokens") or self._has_warned_about_room:
+            return
+        self._has_warned_about_room = True
+        logger.warning(
+            "%s: an episode ended by %s before the first reply: its first messages leave no room for a token in the "
+            "model's positions or in max_episode_tokens. Such an episode trains nothing; shorten or drop the row",
+            *(state.prompt.name, state.chat.ended),
+        )
 
     def _judge_failure(self, state: Running, cause: BaseException) -> tuple[Outcome, str]:
         """Return the outcome of an episode whose environment raised ``cause``, and its description.

@@ -208,6 +208,7 @@ async def run_episodes(
 
 def _note_end(episode: Running, changed: asyncio.Event, _: object) -> None:
     episode.end_endpoint()
+    episode.chat.ended = episode.chat.ended or "completed"  # a task that the environment left behind gets no reply
     changed.set()
 
 

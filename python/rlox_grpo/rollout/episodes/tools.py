@@ -83,7 +83,8 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
     """Make JSON schemas from type hints and Google docstrings, by transformers' ``get_json_schema``.
 
     Raises:
-        ConfigError: a tool is not a function, or lacks hints or descriptions; the message contains its index.
+        ConfigError: a tool is not a function, is a generator, has an argument that cannot be given by its name, or
+            lacks hints or descriptions; the message contains its index.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
@@ -95,14 +96,33 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
             raise ConfigError(f"tools[{index}] is the class {function.__name__}: expected a function")
         try:
             schemas.append(get_json_schema(function))
+            problem = _find_problem(function)
         except Exception as error:  # transformers raises several kinds, and inspect its own
             raise ConfigError(
                 f"tools[{index}]: {error}. A tool needs type hints and a Google docstring that describes each argument"
             ) from error
+        if problem is not None:
+            raise ConfigError(f"tools[{index}]: {function.__name__} {problem}")
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):
         raise ConfigError(f"two tools have the same name: {', '.join(names)}")
     return schemas
+
+
+def _find_problem(function: Callable[..., Any]) -> str | None:
+    """Describe why calls with arguments by name cannot work; None if they can."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "is a generator: return the whole result instead of yielding parts"
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.kind not in named:
+            return (
+                f"has the parameter {parameter.name}, which a call cannot give by its name: a tool takes no *args, no "
+                "**kwargs and no positional-only parameters"
+            )
+        if number == 0 and parameter.name in ("self", "cls"):  # left out of the schema
+            return f"needs {parameter.name}: give the method of an instance, such as Calculator().add"
+    return None
 
 
 class Tools:
