@@ -97,8 +97,11 @@ def _list_values(owner: Any) -> dict[str, Any]:
 
 
 def _list_defaults(function: Any) -> dict[str, Any]:
-    """Return the defaults of a function's parameters by name: ``k=k`` in its source does not say their values."""
-    if not inspect.isfunction(function):
+    """Return the defaults of a function's parameters by name: ``k=k`` in its source does not say their values.
+
+    The digest of a lambda has its defaults already.
+    """
+    if not inspect.isfunction(function) or function.__code__.co_name == "<lambda>":
         return {}
     parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -195,8 +195,8 @@ class Judge:
             read_column(columns, name, rows, self.__name__)
         if placeholders := _PLACEHOLDER.findall(self.rubric):
             logger.warning(
-                "the rubric of judge %s has %s, which the judge reads as it is written: a rubric is not a template. The "
-                "prompt, the completion and the columns that columns=[…] names are below the rubric in each question",
+                "the rubric of judge %s has %s, which the judge reads as it is written: a rubric is not a template. "
+                "The prompt, the completion and the columns that columns=[…] names are below the rubric in a question",
                 *(self.model, ", ".join(dict.fromkeys(placeholders))),
             )
 
