@@ -22,10 +22,10 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError
-from rlox_grpo.rewards import GSM8KAnswer
+from rlox_grpo.rewards import Countdown, GSM8KAnswer
 from rlox_grpo.run.content import digest_content
 from rlox_grpo.run.digests import digest_data, digest_reward
-from rlox_grpo.run.resume import compare_rewards
+from rlox_grpo.run.resume import compare_data, compare_rewards
 from rlox_grpo.types import Prompt
 
 
@@ -278,3 +278,35 @@ def test_a_prompt_without_ids_is_compared_by_its_source():
     without = digest_data([Prompt(ids[:0], 0, source="a")]), digest_data([Prompt(ids[:0], 0, source="b")])
     assert without[0] != without[1]
     assert digest_data([Prompt(ids[:0], 0)])["prompts of episodes"] is None
+
+
+def test_a_rule_and_a_function_of_one_name_differ():
+    def countdown(completions, **columns):
+        return [0.0] * len(completions)
+
+    rule, function = digest_reward(Countdown()), digest_reward(countdown)
+    for before, now in ((rule, function), (function, rule)):
+        state = {"rewards": ["countdown"], "reward_sources": [before]}
+        assert compare_rewards(state, [("countdown", now)]) == ["the reward function countdown was edited"]
+        state = {"source of policy_loss": before, "optimizer": "adamw"}
+        assert compare_data(state, {"source of policy_loss": now, "optimizer": "adamw"}) == ["policy_loss was edited"]
+    lambdas = {"rewards": ["<lambda>"], "reward_sources": ["python3.10:0"]}
+    assert compare_rewards(lambdas, [("<lambda>", "python3.11:1")]) == []
+
+
+def test_digests_see_the_values_of_defaults():
+    """A function made in a loop has the same source each time, and its values in its defaults."""
+
+    def make(target):
+        def reward(completions, target=target, _started=target, *, share=1.0):
+            return [target] * len(completions)
+
+        return reward
+
+    def differs(one, other):
+        return bool(
+            compare_rewards({"rewards": ["r"], "reward_sources": [digest_reward(one)]}, [("r", digest_reward(other))])
+        )
+
+    assert differs(make(1), make(2))
+    assert not differs(make(1), make(1))

@@ -1168,3 +1168,17 @@ def test_a_run_file_names_a_judge() -> None:
     assert rule.weight == 0.5
     with pytest.raises(ConfigError, match=r"its arguments are url, model, rubric"):
         make_rewards([{**table, "rubrik": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("rubric", "shown"),
+    [
+        ("Question: {prompt}\nReply: {{completion}}\nIs {prompt} polite?", "has {prompt}, {{completion}}, which"),
+        ('1 if the reply is {"a": 1}, \\boxed{a} or \\frac{a}{b}, else 0', None),
+    ],
+)
+def test_a_rubric_with_placeholders_is_warned_of(
+    rubric: str, shown: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    Judge("http://127.0.0.1:1/v1", "m", rubric).check({"prompts": ["p"]}, 1)
+    assert shown in caplog.text if shown else not caplog.records

@@ -281,6 +281,12 @@ def test_options_that_an_advantage_function_replaces_are_errors() -> None:
         ),
         (lambda groups: [[*rows, rows[0]] for rows in of_tokens(groups)], "got 9 arrays for 8 completions"),
         (lambda groups: [np.subtract(g.rewards, 1, out=g.rewards) for g in groups], "raised ValueError.*read-only"),
+        (lambda groups: [g.group.completions[0].token_ids.fill(1) for g in groups], "raised ValueError.*read-only"),
+        (lambda groups: [g.group.completions[0].log_probs.fill(0) for g in groups], "raised ValueError.*read-only"),
+        (
+            lambda groups: [[1.0, np.zeros(2), *g.rewards[2:]] for g in groups],
+            r"prompts\[\d\]: .*shapes \(\), \(2,\), expected",
+        ),
         (lambda groups: groups[0].nothing, r"raised AttributeError: .*test_own_parts.py, line \d+"),
     ],
 )
@@ -294,6 +300,17 @@ def test_numbers_and_tensors_are_advantages_of_completions() -> None:
         return [[torch.tensor(value) for value in values] for values in own_advantages(groups)]
 
     assert torch.equal(run(advantage_fn=of_numbers)[0], run(advantage_fn=own_advantages)[0])
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+def test_advantages_may_be_tensors_in_bfloat16(by_number: bool) -> None:
+    def in_bfloat16(groups: Any) -> Any:
+        ranks = [torch.arange(float(len(g.rewards)), dtype=torch.bfloat16) for g in groups]
+        return [[*values] for values in ranks] if by_number else ranks
+
+    completions = tuple(Completion(np.arange(2), np.zeros(2, np.float32), "stop") for _ in range(3))
+    scored = ScoredGroup(RolloutGroup(Prompt(np.arange(2), 0), completions), np.zeros(3, np.float32), {})
+    assert compute_advantages(in_bfloat16, [scored]).tolist() == [0.0, 1.0, 2.0]
 
 
 # --- scores of steps ---

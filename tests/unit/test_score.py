@@ -277,6 +277,48 @@ def test_bad_arguments(groups: Any, functions: Any, weights: Any, message: str) 
         score(groups, functions, weights)
 
 
+def test_a_slice_of_a_chat_completion_refuses_text_too() -> None:
+    """A function for text that looks at the end of it would give every completion the score 0."""
+    groups = [group(["it is 4", "it is 5"], source=[{"role": "user", "content": "2 + 2"}])]
+    for looks in (lambda messages: "4" in messages[-20:], lambda messages: messages[:3] == "it "):
+
+        def ends(completions: Any, looks: Any = looks) -> list[float]:
+            return [float(looks(completion)) for completion in completions]
+
+        with pytest.raises(RewardError, match=r"among messages .*the text is \[0\]\['content'\]"):
+            score(groups, ends)
+    assert score(groups, lambda completions: [len(c[-1:][0]["content"]) for c in completions])[0].rewards.tolist() == [
+        7,
+        7,
+    ]
+
+
+def test_async_functions_have_the_hints_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    groups = [group(["4", "55"], source=[{"role": "user", "content": "2 + 2"}])]
+
+    async def lengths_of_async(completions: Any) -> list[float]:
+        return [float(len(completion)) for completion in completions]
+
+    async def reads_and_fails(completions: Any) -> list[float]:
+        raise ValueError(completions[0][0]["content"])
+
+    score(groups, lengths_of_async)
+    assert "lengths_of_async gave all 2 samples the score 1" in caplog.text
+    with pytest.raises(RewardError) as error:
+        score(groups, reads_and_fails)
+    assert "the prompts are chat messages" not in str(error.value)
+
+
+@pytest.mark.parametrize("nan", [np.float32("nan"), np.array(math.nan), torch.tensor(math.nan)])
+def test_nan_of_every_type_is_warned_of(nan: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def gives_nan(completions: Any) -> list[Any]:
+        return [nan, *[1.0] * (len(completions) - 1)]
+
+    gives_nan.__name__ = f"gives_{type(nan).__name__}"
+    score(GROUPS, gives_nan)
+    assert f"reward function {gives_nan.__name__} returned NaN for 1 of 4 samples, the first is sample 0" in caplog.text
+
+
 def test_a_failure_can_leave_its_samples_without_a_score(caplog: pytest.LogCaptureFixture) -> None:
     scored = score(GROUPS, [Countdown(), raises, raises_later, lambda completions: [1.0]], on_error="none")
     assert all(np.isnan(one.rewards).all() and np.isnan(one.components["countdown"]).all() for one in scored)

@@ -398,3 +398,17 @@ def test_a_worker_scores_the_rows_of_its_job_alone_and_once():
     found = Outcomes(np.full(4, np.nan), np.zeros(4, np.uint8), {})
     Forging().do(Job(range(2, 3), {}, each=True, timeout=1.0, deadline=1.0), found)
     np.testing.assert_array_equal(found.scores, [np.nan, np.nan, 0.5, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"timeout": "5"}, "timeout is '5', expected seconds"),
+        ({"workers": 1.5}, "workers is 1.5, expected a whole number"),
+        ({"timeout_score": "0"}, "timeout_score is '0', expected a finite number"),
+        ({"timeout_score": float("-inf")}, "timeout_score is -inf, expected a finite number"),
+    ],
+)
+def test_arguments_of_workers_are_numbers(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InWorkers(len, **arguments)

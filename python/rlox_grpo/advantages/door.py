@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,9 @@ from rlox_grpo.groups import count_turns, flag_sampled
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.signatures import explain_misfit
-from rlox_grpo.types import Float32Array, ScoredGroup
+from rlox_grpo.types import Completion, Float32Array, ScoredGroup
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 Advantages: TypeAlias = "Float32Array | list[Float32Array]"
 """The advantages of a step: ``float32 [N]`` of its N completions; ``[N, K]`` of their turns, NaN after the last; or a
@@ -150,24 +152,54 @@ def pad_advantages(advantages: Advantages) -> Float32Array:
 
 
 def _make_read_only(scored: ScoredGroup) -> ScoredGroup:
-    """Return the group with copies of its rewards and components that cannot be written."""
+    """Return the group with arrays that cannot be written: copies, and views of the arrays of tokens."""
     rewards = scored.rewards.copy()
     components = {name: values.copy() for name, values in scored.components.items()}
-    for values in (rewards, *components.values()):
+    measures = {name: values.copy() for name, values in scored.measures.items()}
+    turn_rewards = None if scored.turn_rewards is None else tuple(values.copy() for values in scored.turn_rewards)
+    for values in (rewards, *components.values(), *measures.values(), *(turn_rewards or ())):
         values.flags.writeable = False
-    return replace(scored, rewards=rewards, components=components)
+    group = replace(scored.group, completions=tuple(map(_lock_completion, scored.group.completions)))
+    return replace(
+        scored, group=group, rewards=rewards, components=components, measures=measures, turn_rewards=turn_rewards
+    )
+
+
+def _lock_completion(completion: Completion) -> Completion:
+    """Return a completion with token ids, log-probs and marks of sampled tokens that cannot be written."""
+    return replace(
+        completion,
+        token_ids=_lock(completion.token_ids),
+        log_probs=_lock(completion.log_probs),
+        sampled=None if completion.sampled is None else _lock(completion.sampled),
+        branches=tuple(map(_lock_completion, completion.branches)),
+    )
+
+
+def _lock(values: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """Return a view of an array, through which it cannot be written."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _to_array(values: Any) -> NDArray[Any]:
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    """Return a tensor, an array or numbers as an array; values in bfloat16, which NumPy lacks, as float32."""
+    if hasattr(values, "detach"):
+        tensor = values.detach().cpu()
+        return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
+    return np.asarray(values)
 
 
 def _check_group(name: str, scored: ScoredGroup, values: Any) -> Float32Array:
     """Return the advantages of a group's completions or turns as ``float32 [G]`` or ``[G, K]``."""
+    size, where = len(scored.rewards), f"{name}, the group of {scored.group.prompt.name}"
     if isinstance(values, (list, tuple)):
         values = [_to_array(value) for value in values]
+        if len({value.shape for value in values}) > 1:
+            shapes = ", ".join(dict.fromkeys(str(value.shape) for value in values))
+            raise SampleError(f"{where}: got values of the shapes {shapes}, expected {size} numbers")
     array = _to_array(values)
-    size, where = len(scored.rewards), f"{name}, the group of {scored.group.prompt.name}"
     if array.dtype.kind not in "iuf" or array.ndim not in (1, 2) or len(array) != size:
         raise SampleError(
             f"{where}: got dtype {array.dtype} and shape {array.shape}, expected {size} numbers, one for each "

@@ -30,12 +30,18 @@ _TEXT_HINT = (
 )
 
 
+_AMONG_MESSAGES = "among messages"
+
+_MESSAGE_ERRORS = ("'dict'", "list ind", _AMONG_MESSAGES)
+"""Texts in the errors of functions that read messages as if they were text."""
+
+
 def hint_at_kind(completion: Any, error: Exception) -> str:
     """Return a hint for an error of a function that may expect text instead of messages or the reverse, or ""."""
     if isinstance(completion, list):
         # A function that read a message knows their form, unless the error is about a dict or its list.
         reads_messages = isinstance(completion, ChatCompletion) and completion.read
-        return "" if reads_messages and not any(text in str(error) for text in ("'dict'", "list ind")) else f"; {HINT}"
+        return "" if reads_messages and not any(text in str(error) for text in _MESSAGE_ERRORS) else f"; {HINT}"
     takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
     return f"; {_TEXT_HINT}" if isinstance(completion, str) and takes_messages else ""
 
@@ -64,8 +70,10 @@ class ChatCompletion(list[Mapping[str, Any]]):
         return super().__len__()
 
     def __getitem__(self, index: Any, /) -> Any:
+        """A message, or the messages of a slice, which refuse text too: ``"4" in completion[-20:]`` is for texts."""
         self.read = True
-        return super().__getitem__(index)
+        taken = super().__getitem__(index)
+        return ChatCompletion(taken) if isinstance(index, slice) else taken
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         self.read = True
@@ -104,7 +112,7 @@ def took_lengths_alone(completions: Sequence[Any]) -> bool:
 def _refuse_text(other: Any, operation: str) -> Any:
     """Return ``other``; raise TypeError if it is text, which no message equals."""
     if isinstance(other, str):
-        raise TypeError(f"{operation} looks for the text {other[:40]!r} among messages")
+        raise TypeError(f"{operation} looks for the text {other[:40]!r} {_AMONG_MESSAGES}")
     return other
 
 
@@ -404,8 +412,11 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
 
 
 def find_nan_rows(values: Sequence[Any]) -> list[int]:
-    """Return the indices of NaN. NaN counts as None (does not apply), but is often a mistake such as 0/0."""
-    return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
+    """Return the indices of NaN. NaN counts as None (does not apply), but is often a mistake such as 0/0.
+
+    ``values`` are scores that :func:`read_scores` accepts: numbers, and arrays and tensors of one number.
+    """
+    return [index for index, value in enumerate(values) if value is not None and math.isnan(value)]
 
 
 def to_list(name: str, result: Any) -> list[Any]:

@@ -136,9 +136,11 @@ def score_batches(
         results = gather([(name, awaitable) for _, name, awaitable in waiting])
         for (call, name, _), (result, seconds) in zip(waiting, results, strict=True):
             completions = call.arguments["completions"]
-            result = add_hint(result, call.functions[name], call.arguments)
+            result = add_hint(result, call.functions[name], call.copies.get(name, call.arguments))
             call.by_function[name] = _score_by_function(name, result, completions, call.batch.groups, on_error)
             call.by_function[name].seconds = seconds
+            if name in call.copies:
+                _warn_about_lengths(name, call.by_function[name].scores, call.copies[name]["completions"])
     except BaseException:
         for call in calls:
             for left in call.waiting.values():
@@ -156,6 +158,7 @@ class _Calls:
         functions: the functions by name.
         by_function: the scores of each function that has returned, by name.
         waiting: what async functions have returned, by name.
+        copies: the arguments of async functions of the user, by name; ChatCompletion records what they have read.
     """
 
     def __init__(self, batch: RewardBatch) -> None:
@@ -167,6 +170,7 @@ class _Calls:
         self.arguments = collect_arguments(batch.groups) if rows else {}
         self.by_function: dict[str, _FunctionScores] = {}
         self.waiting: dict[str, Awaitable[Any]] = {}
+        self.copies: dict[str, dict[str, Any]] = {}
 
     def begin(self, on_error: Literal["stop", "none"]) -> None:
         """Call every function."""
@@ -191,7 +195,7 @@ class _Calls:
                 positional, keywords = select_arguments(function, copied)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if inspect.isawaitable(result):
-                    self.waiting[name] = result
+                    self.waiting[name], self.copies[name] = result, copied
                     continue
                 # After the call, because ChatCompletion records what the function has read.
                 result = add_hint(result, function, copied)

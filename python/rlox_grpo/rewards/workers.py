@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,10 +64,14 @@ class InWorkers:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"function is {self.function!r}, expected a callable")
-        if not 0 < self.timeout <= LONGEST_TIMEOUT:
-            raise ValueError(f"timeout is {self.timeout}, expected seconds above 0, at most {LONGEST_TIMEOUT:g}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers is {self.workers}, expected at least 1")
+        if not _is_number(self.timeout) or not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise ValueError(f"timeout is {self.timeout!r}, expected seconds above 0, at most {LONGEST_TIMEOUT:g}")
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise ValueError(f"workers is {self.workers!r}, expected a whole number of at least 1")
+        if self.timeout_score is not None and not (
+            _is_number(self.timeout_score) and math.isfinite(self.timeout_score)
+        ):
+            raise ValueError(f"timeout_score is {self.timeout_score!r}, expected a finite number or None")
         check_choice("per", self.per, ("sample", "batch"))
         check_choice("on_error", self.on_error, ("stop", "none"))
         if self.weight is None:
@@ -155,6 +160,10 @@ def closing_workers(functions: Sequence[RewardFn]) -> Iterator[None]:
         for function in functions:
             if isinstance(function, (InWorkers, Rule)) and hasattr(function, "close"):
                 function.close()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _is_column(values: Any, completions: Sequence[Any]) -> bool:

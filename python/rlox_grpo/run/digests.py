@@ -84,6 +84,7 @@ def _list_values(owner: Any) -> dict[str, Any]:
         return {}
     attributes = dict(getattr(owner, "__dict__", {}))
     for function in (owner, inspect.unwrap(owner)):  # a decorator and what it decorates
+        attributes |= _list_defaults(function)
         for name, cell in zip(*_list_cells(function), strict=True):
             with suppress(ValueError):  # an empty cell
                 attributes[name] = cell.cell_contents
@@ -93,6 +94,17 @@ def _list_values(owner: Any) -> dict[str, Any]:
             if not name.startswith("_") and is_json(value):
                 values[name] = value
     return values
+
+
+def _list_defaults(function: Any) -> dict[str, Any]:
+    """Return the defaults of a function's parameters by name: ``k=k`` in its source does not say their values.
+
+    The digest of a lambda has its defaults already.
+    """
+    if not inspect.isfunction(function) or function.__code__.co_name == "<lambda>":
+        return {}
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def _list_cells(function: Any) -> tuple[Sequence[str], Sequence[Any]]:

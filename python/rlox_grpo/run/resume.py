@@ -93,7 +93,8 @@ def _is_other(before: str | None, now: str | None) -> bool:
     Digests of bytecode are compared only within one version of Python, and a missing digest is not compared.
     """
     are_code = [digest is None or digest.startswith("python") for digest in (before, now)]
-    if "adamw" not in (before, now) and all(are_code) and not _comparable(before or "", now or ""):
+    is_unknown = before is None or now is None or not _comparable(before, now)
+    if "adamw" not in (before, now) and all(are_code) and is_unknown:
         return False
     return before != now and (before is None or now is None or _differ(before, now))
 
@@ -144,7 +145,12 @@ def refuse_other_run(
 
 
 def _comparable(digest: str, other: str) -> bool:
-    return digest.partition(":")[0] == other.partition(":")[0]
+    """Whether two digests can be compared: not those of bytecode of two versions of Python.
+
+    Digests of other kinds differ: a rule of this library is not a function of the same name.
+    """
+    kinds = {digest.partition(":")[0], other.partition(":")[0]}
+    return len(kinds) == 1 or not all(kind.startswith("python") for kind in kinds)
 
 
 def _differ(digest: str, other: str) -> bool:

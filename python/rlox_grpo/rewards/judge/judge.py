@@ -49,6 +49,9 @@ NO_CRITERIA = frozenset({*MEASURED, *COSTS, "agreement"})
 """Names of metrics of a judge that no criterion can have."""
 
 _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_a", "completion_b")
+_PLACEHOLDER = re.compile(r"(?<![\w}])\{+[A-Za-z_]\w*\}+")
+"""A placeholder of a template, such as ``{completion}`` and ``{{prompt}}``; JSON and ``\\boxed{a}`` have none."""
+
 _FORM = 1
 """Version of the text of questions and of the form of verdicts, which is part of the digest of a question."""
 
@@ -190,6 +193,12 @@ class Judge:
         read_key(self.api_key_env)
         for name in self.columns:
             read_column(columns, name, rows, self.__name__)
+        if placeholders := _PLACEHOLDER.findall(self.rubric):
+            logger.warning(
+                "the rubric of judge %s has %s, which the judge reads as it is written: a rubric is not a template. "
+                "The prompt, the completion and the columns that columns=[…] names are below the rubric in a question",
+                *(self.model, ", ".join(dict.fromkeys(placeholders))),
+            )
 
     async def __call__(
         self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any
