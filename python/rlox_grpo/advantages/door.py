@@ -178,7 +178,7 @@ def _lock_completion(completion: Completion) -> Completion:
 
 def _lock(values: NDArray[_Scalar]) -> NDArray[_Scalar]:
     """Return a view of an array, through which it cannot be written."""
-    view = values.view()
+    view: NDArray[_Scalar] = values.view()
     view.flags.writeable = False
     return view
 
