@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from rlox_grpo import _native
-from rlox_grpo.config import run_file
 from rlox_grpo.config.run_file import load_task, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.prompts.tasks.reasoning_gym import load_split, make_rows, share_by_weight
+from rlox_grpo.prompts.tasks.reasoning_gym import load_split, make_rows, share_by_weight, warn_about_other_form
 from rlox_grpo.rewards.reasoning_gym import REFUSED, ReasoningGym, pack, unpack
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.trainer.sources import make_table
@@ -135,7 +134,7 @@ def test_a_template_that_asks_for_another_form_of_answer_is_warned_of_once(
     form: str | None,
     message: str | None,
 ) -> None:
-    run_file._warn_about_other_form.cache_clear()
+    warn_about_other_form.cache_clear()
     rows = [{"prompt": "a", "question": "b"}]
     monkeypatch.setattr("rlox_grpo.config.run_file.reasoning_gym.load_split", lambda *_, **__: rows)
     config = GRPOConfig.create() if template is None else GRPOConfig.create(prompt_template=template)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +21,6 @@ from rlox_grpo.prompts.tasks import countdown, gsm8k, reasoning_gym
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-logger = logging.getLogger(__name__)
 
 _ENGINES = {"engines": SET}
 
@@ -367,7 +364,7 @@ def load_data(
     name, or the single set without a name. Generated tasks give their training rows and their held-out rows. The rows
     get the prompts of the task, unless ``config`` has a prompt template, which the trainer applies.
     """
-    load = functools.partial(load_task, origin.task, config=config, arguments=origin.data_args)
+    load = partial(load_task, origin.task, config=config, arguments=origin.data_args)
     sets = {
         name: asked.model_copy(update={"prompts": load(asked.prompts)})
         for name, asked in list_eval_sets(origin.eval).items()
@@ -418,7 +415,9 @@ def load_task(
         if task is not None:
             raise ConfigError(f"task is {task!r}, and the data is {data!r}: leave task out")
         if config.prompt_template is not None:
-            _warn_about_other_form(config.prompt_template, str((arguments or {}).get("answer_form", "tag")))
+            reasoning_gym.warn_about_other_form(
+                config.prompt_template, str((arguments or {}).get("answer_form", "tag"))
+            )
         rows = reasoning_gym.load_split(data, arguments or {}, held_out=held_out)
         if config.prompt_template is None:
             return rows
@@ -430,29 +429,3 @@ def load_task(
         module.load_problems if config.prompt_template is None else module.read_problems
     )
     return load(data)
-
-
-_FORMS = {
-    "boxed": "box",
-    "r1_think": "tag",
-    "lm_book": "tag",
-    "rl_from_scratch": "tag",
-    "verl_gsm8k": "number",
-    "verl_dapo": "number",
-}
-"""Prompt templates → the ``answer_form`` of the answer that they ask for."""
-
-
-@functools.cache  # once for the training rows and the held-out rows
-def _warn_about_other_form(template: str, form: str) -> None:
-    """Warn if ``template`` asks for an answer in which ``form`` finds none.
-
-    It is no error, because other rewards than that of the task do not read the form.
-    """
-    asked = _FORMS.get(template, form)
-    if form != asked and form in ("box", "tag"):  # the other forms read any text
-        logger.warning(
-            "prompt_template=%r asks for another form of answer than answer_form=%r, in which the reward reasoning_gym "
-            "finds no answer: set answer_form = %r in data_args",
-            *(template, form, asked),
-        )

@@ -349,12 +349,13 @@ class Run:
             with self._warning_once("evaluations"):
                 append_line(self._written_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
             limit = self._config.log_completions
+            shown = groups if limit > 0 else {}
             with self._warning_once("evaluations"):
-                for name, scored in groups.items() if limit > 0 else ():
+                for name, scored in shown.items():
                     kind = f"eval_{name}_step" if name else "eval_step"
                     write_completions(self._written_folder, step, scored, None, limit=limit, kind=kind)
             with self._warning_once("thumbnails"):
-                for scored in groups.values() if limit > 0 else ():
+                for scored in shown.values():
                     write_thumbnails(self._written_folder, scored)
         if self._best is not None:
             value = metrics.get(self._best.metric.removeprefix("eval/"))

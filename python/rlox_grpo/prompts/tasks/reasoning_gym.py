@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import os
 import random
 import subprocess
@@ -22,6 +23,8 @@ import numpy as np
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.rewards.reasoning_gym import AnswerForm, make_dataset, pack
 from rlox_grpo.rewards.worker import take_streams
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -37,6 +40,16 @@ INSTRUCTIONS: Mapping[str, str] = {
     "text": "Reply with the answer alone.",
 }
 """What the prompt says about the answer, by its form."""
+
+_TEMPLATE_FORMS = {
+    "boxed": "box",
+    "r1_think": "tag",
+    "lm_book": "tag",
+    "rl_from_scratch": "tag",
+    "verl_gsm8k": "number",
+    "verl_dapo": "number",
+}
+"""Prompt templates → the ``answer_form`` of the answer that they ask for."""
 
 _HELD_OUT_SEED = 2**31
 """Added to the seed of held-out problems. Seeds of both parts stay below 2**32, the limit of NumPy's generators."""
@@ -116,6 +129,21 @@ def load_split(data: str, arguments: Mapping[str, Any], *, held_out: bool) -> li
             )
         mixture[names[0]] = {**mixture[names[0]], name: value}
     return make_rows(mixture, **{name: arguments[name] for name in keywords if name in arguments})[int(held_out)]
+
+
+@functools.cache  # once for the training rows and the held-out rows
+def warn_about_other_form(template: str, form: str) -> None:
+    """Warn if ``template`` asks for an answer in which ``form`` finds none.
+
+    It is no error, because other rewards than that of the task do not read the form.
+    """
+    asked = _TEMPLATE_FORMS.get(template, form)
+    if form != asked and form in ("box", "tag"):  # the other forms read any text
+        logger.warning(
+            "prompt_template=%r asks for another form of answer than answer_form=%r, in which the reward reasoning_gym "
+            "finds no answer: set answer_form = %r in data_args",
+            *(template, form, asked),
+        )
 
 
 def _check_arguments(mixture: Mapping[str, Any], size: Any, held_out: Any, seed: Any, answer_form: Any) -> None:

@@ -8,13 +8,12 @@ trainer's answer.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import json
 import os
 import pickle
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -234,7 +233,7 @@ def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
         tool = setup.tools[job.tool_index]
         result = tool(**job.arguments)
         if inspect.isawaitable(result):  # a decorated async function may not look like one
-            result = run_coroutine(functools.partial(_wait_for, result))
+            result = run_coroutine(lambda: result)
         if setup.reads_pictures and list_entries(result) is not None:
             pipe.answer(refused=f"{getattr(tool, '__name__', 'a tool')} returned a picture: {STAYS_IN_WORKER}")
             return
@@ -243,10 +242,6 @@ def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
         pipe.answer(text=cut.encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call
         pipe.answer(error=describe_error(error))
-
-
-async def _wait_for(result: Awaitable[Any]) -> Any:
-    return await result
 
 
 def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: TrainerPipe) -> None:
