@@ -190,6 +190,16 @@ def test_an_exit_in_a_callback_ends_the_run_as_an_error_with_a_checkpoint(event,
     assert len(list((tmp_path / "checkpoints").glob("step_*"))) == (trainer.step > 0)
 
 
+@pytest.mark.parametrize("error", [OSError("no space"), SystemExit(3)], ids=lambda error: type(error).__name__)
+def test_an_error_of_on_save_does_not_hide_the_error_of_the_run(error, tmp_path, caplog):
+    rewards, callbacks = [toy.share_of_target, raise_at(3, ValueError("bad row"))], [Raises("on_save", error)]
+    with pytest.raises(RewardError, match="bad row"):
+        GRPO(toy.ToyLM(), rewards, callbacks=callbacks, **toy.options(output_dir=tmp_path)).train(toy.PROMPTS)
+    assert (tmp_path / "checkpoints" / "step_000002").is_dir()
+    assert f"saving step 2 after the error: {type(error).__name__}: {error}" in caplog.text
+    assert "the run stopped after step 2 (RewardError" in caplog.text
+
+
 def test_an_exit_in_a_stream_of_prompts(tmp_path):
     def rows():
         yield from ({"prompt": prompt} for prompt in toy.PROMPTS.tolist() * 3)

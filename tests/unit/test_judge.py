@@ -919,6 +919,7 @@ def test_a_missing_key_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatc
         ({"max_reply_tokens": 0}, "max_reply_tokens"),
         ({"max_comparisons": 1}, "max_comparisons"),
         ({"repeat_share": 1.5}, "repeat_share"),
+        ({"seed": "x"}, "seed is 'x', expected a whole number"),
         ({"extra_body": {"messages": []}}, "extra_body"),
         ({"extra_body": {"x": {1}}}, "extra_body"),
     ],

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -277,16 +277,25 @@ def test_bad_arguments(groups: Any, functions: Any, weights: Any, message: str) 
         score(groups, functions, weights)
 
 
-def test_a_slice_of_a_chat_completion_refuses_text_too() -> None:
+def test_a_message_and_a_slice_of_a_chat_completion_refuse_text_too() -> None:
     """A function for text that looks at the end of it would give every completion the score 0."""
     groups = [group(["it is 4", "it is 5"], source=[{"role": "user", "content": "2 + 2"}])]
-    for looks in (lambda messages: "4" in messages[-20:], lambda messages: messages[:3] == "it "):
+    wrong: list[Callable[[Any], bool]] = [
+        lambda messages: "4" in messages[-20:],
+        lambda messages: messages[:3] == "it ",
+        lambda messages: messages[-1] == ".",
+        lambda messages: messages[-1] in (".", "!"),
+        lambda messages: "4" in messages[0],
+        lambda messages: any("it is" in message for message in messages),
+    ]
+    for looks in wrong:
 
         def ends(completions: Any, looks: Any = looks) -> list[float]:
             return [float(looks(completion)) for completion in completions]
 
-        with pytest.raises(RewardError, match=r"among messages .*the text is \[0\]\['content'\]"):
+        with pytest.raises(RewardError, match=r"(among|in a) messages? .*the text is \[0\]\['content'\]"):
             score(groups, ends)
+    assert score(groups, lambda completions: ["content" in c[0] and "tool_calls" not in c[0] for c in completions])
     assert score(groups, lambda completions: [len(c[-1:][0]["content"]) for c in completions])[0].rewards.tolist() == [
         7,
         7,

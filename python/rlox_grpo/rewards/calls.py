@@ -10,7 +10,7 @@ import logging
 import math
 import numbers
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -30,9 +30,9 @@ _TEXT_HINT = (
 )
 
 
-_AMONG_MESSAGES = "among messages"
+_AMONG_MESSAGES, _IN_A_MESSAGE = "among messages", "in a message"
 
-_MESSAGE_ERRORS = ("'dict'", "list ind", _AMONG_MESSAGES)
+_MESSAGE_ERRORS = ("'dict'", "'ChatMessage'", "list ind", _AMONG_MESSAGES, _IN_A_MESSAGE)
 """Texts in the errors of functions that read messages as if they were text."""
 
 
@@ -44,6 +44,26 @@ def hint_at_kind(completion: Any, error: Exception) -> str:
         return "" if reads_messages and not any(text in str(error) for text in _MESSAGE_ERRORS) else f"; {HINT}"
     takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
     return f"; {_TEXT_HINT}" if isinstance(completion, str) and takes_messages else ""
+
+
+class ChatMessage(dict[str, Any]):
+    """A message of a completion, which raises TypeError if it is compared with text.
+
+    With a plain dict, ``completion[-1] == "."`` and ``"4" in completion[0]`` are False. A text that could be a key,
+    such as ``"tool_calls"``, may be looked for.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        has_key = super().__contains__(key)
+        if not has_key and not (isinstance(key, str) and key.isidentifier()):
+            _refuse_text(key, "in", _IN_A_MESSAGE)
+        return has_key
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(_refuse_text(other, "==", _IN_A_MESSAGE))
+
+    def __ne__(self, other: object) -> bool:
+        return super().__ne__(_refuse_text(other, "!=", _IN_A_MESSAGE))
 
 
 class ChatCompletion(list[Mapping[str, Any]]):
@@ -60,6 +80,9 @@ class ChatCompletion(list[Mapping[str, Any]]):
 
     counted = False
     read = False
+
+    def __init__(self, messages: Iterable[Mapping[str, Any]] = ()) -> None:
+        super().__init__(map(ChatMessage, messages))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChatCompletion:
         """A copy, neither counted nor read. Copying reads no message."""
@@ -109,10 +132,10 @@ def took_lengths_alone(completions: Sequence[Any]) -> bool:
     )
 
 
-def _refuse_text(other: Any, operation: str) -> Any:
+def _refuse_text(other: Any, operation: str, where: str = _AMONG_MESSAGES) -> Any:
     """Return ``other``; raise TypeError if it is text, which no message equals."""
     if isinstance(other, str):
-        raise TypeError(f"{operation} looks for the text {other[:40]!r} {_AMONG_MESSAGES}")
+        raise TypeError(f"{operation} looks for the text {other[:40]!r} {where}")
     return other
 
 

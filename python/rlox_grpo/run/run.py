@@ -427,6 +427,10 @@ class Run:
                 self._write_checkpoint(weights, self._updater.state_dict(), rollouts)
         except (CheckpointError, NonFiniteError) as failure:
             logger.error("no checkpoint was written of step %d: %s", self._progress.step, failure)
+        except (Exception, *EXITS) as failure:  # of a callback's on_save, or of a rank that is gone
+            logger.error(
+                *("saving step %d after the error: %s", self._progress.step, describe_error(failure)), exc_info=failure
+            )
 
     def _write_checkpoint(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], rollouts: Mapping[str, Any]

@@ -163,6 +163,8 @@ class Judge:
         for name in ("timeout", "max_per_minute"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
+        if type(self.seed) is not int:
+            raise ValueError(f"seed is {self.seed!r}, expected a whole number")
         if not 0 <= self.repeat_share <= 1:
             raise ValueError(f"repeat_share is {self.repeat_share!r}, expected a share from 0 to 1")
         fixed = {"model", "messages", "stream", "n", "temperature", "max_tokens"} & {*self.extra_body}
