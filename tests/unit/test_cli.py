@@ -62,6 +62,20 @@ def test_broken_overrides(words, message):
         parse_overrides(words)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "--temperature", "0.6", "model", "--data", "rows.jsonl", "--top-k=5", "--greedy"],
+        ["eval", "--greed", "model", "--temperature", "0.6", "--data", "rows.jsonl", "--top-k=5"],
+    ],
+)
+def test_options_of_a_run_may_stand_before_the_arguments_of_the_command(words):
+    """argparse would read the value of an option that it does not know as the checkpoint."""
+    arguments, rest = _make_parser().parse_known_args(words)
+    assert (arguments.checkpoint, arguments.data, arguments.greedy) == (["model"], "rows.jsonl", True)
+    assert parse_overrides(rest) == {"temperature": 0.6, "top_k": 5}
+
+
 @pytest.fixture
 def run_file(tmp_path):
     path = tmp_path / "run.toml"

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
         shows_traceback = arguments.traceback
-        if rest and arguments.command not in ("demo", "train", "eval", "play", "check", "serve", "memory"):
+        if rest and not getattr(arguments, "takes_options", False):
             parser.error(f"unrecognised arguments: {' '.join(rest)}")
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)

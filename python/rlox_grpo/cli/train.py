@@ -59,7 +59,7 @@ def add_commands(commands: Commands) -> None:
     )
     demo.add_argument("--out", help="output folder (default: runs/demo, or runs/demo_TASK)")
     demo.add_argument("--seed", type=int, default=0)
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_demo, takes_options=True)
 
     train = commands.add_parser(
         "train",
@@ -81,7 +81,7 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         help="with --ray: import what the file names and show where the ranks would run",
     )
-    train.set_defaults(run=_train)
+    train.set_defaults(run=_train, takes_options=True)
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -11,12 +12,40 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses an argument with one value that is given twice; argparse drops the first value."""
+    """A parser that refuses an argument with one value that is given twice; argparse drops the first value.
+
+    The default ``takes_options`` says that a command also takes the options of a run, as ``--name VALUE``, which the
+    parser returns unparsed.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.register("action", None, _StoreOnce)  # the action of an argument that names none
         self.register("action", "store", _StoreOnce)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command's own arguments; the others are returned behind the namespace."""
+        if args is not None and self.get_default("takes_options"):
+            args = _put_options_last(args, self._option_string_actions)
+        return super().parse_known_args(args, namespace)
+
+
+def _put_options_last(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Move the options of a run behind the arguments of a command, whose names are ``flags``.
+
+    argparse would take the value of an option that it does not know for a positional argument.
+    """
+    arguments, options = [], []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, _ = word.partition("=")
+        if not name.startswith("--") or any(flag.startswith(name) for flag in flags):  # flags may be abbreviated
+            arguments.append(word)
+            continue
+        options.append(word)
+        if not equals:
+            options += islice(remaining, 1)
+    return [*arguments, *options]
 
 
 class _StoreOnce(argparse.Action):
