@@ -76,6 +76,14 @@ def test_options_of_a_run_may_stand_before_the_arguments_of_the_command(words):
     assert parse_overrides(rest) == {"temperature": 0.6, "top_k": 5}
 
 
+def test_arguments_that_a_command_does_not_take(capsys):
+    with pytest.raises(SystemExit):
+        main(["presets", "--temperature=0.6"])
+    assert "rlox-grpo presets: error: unrecognised arguments: --temperature=0.6" in capsys.readouterr().err
+    _, rest = _make_parser().parse_known_args(["serve", "--enable-prefix-caching", "model", "--seed", "1"])
+    assert rest == ["--enable-prefix-caching", "--seed", "1"]  # vLLM's, with values or without
+
+
 @pytest.fixture
 def run_file(tmp_path):
     path = tmp_path / "run.toml"

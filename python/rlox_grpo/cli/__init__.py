@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import select
@@ -20,11 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. An error is printed as one line on standard error; the exit status is then 2."""
     shows_traceback = False
     try:
-        parser = _make_parser()
-        arguments, rest = parser.parse_known_args(argv)
+        arguments, rest = _make_parser().parse_known_args(argv)
         shows_traceback = arguments.traceback
-        if rest and not getattr(arguments, "takes_options", False):
-            parser.error(f"unrecognised arguments: {' '.join(rest)}")
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
         arguments.run(arguments, rest)
@@ -54,10 +50,11 @@ def _is_output_closed() -> bool:
     return False
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     parser = Parser(prog="rlox-grpo", description="GRPO training of language models.")
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.others = "any"  # of the command, which refuses what it does not take
     commands = parser.add_subparsers(dest="command", required=True)
     for group in (train, evaluate, models, pages, judge_cache):
         group.add_commands(commands)

@@ -78,7 +78,8 @@ def add_commands(commands: Commands) -> None:
     )
     evaluate.add_argument("--samples", type=int, help="completions for each prompt (default: the run's, else 4)")
     evaluate.add_argument("--greedy", action="store_true", help="one completion each, the likeliest tokens")
-    evaluate.set_defaults(run=_evaluate, takes_options=True)
+    evaluate.set_defaults(run=_evaluate)
+    evaluate.others = "options"
 
     check = commands.add_parser(
         "check",
@@ -88,7 +89,8 @@ def add_commands(commands: Commands) -> None:
     )
     check.add_argument("data", help="rows, .jsonl, .parquet or .csv")
     check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
-    check.set_defaults(run=_check, takes_options=True)
+    check.set_defaults(run=_check)
+    check.others = "options"
 
     play = commands.add_parser(
         "play",
@@ -109,7 +111,8 @@ def add_commands(commands: Commands) -> None:
         "--replay",
         help="file of --record: run the environment again on its rows and replies, and say where it differs",
     )
-    play.set_defaults(run=_play, takes_options=True)
+    play.set_defaults(run=_play)
+    play.others = "options"
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -31,7 +31,8 @@ def add_commands(commands: Commands) -> None:
     memory.add_argument(
         "--picture-pixels", type=int, default=2**18, help="of a picture, width × height (default: %(default)s)"
     )
-    memory.set_defaults(run=_memory, takes_options=True)
+    memory.set_defaults(run=_memory)
+    memory.others = "options"
 
     merge = commands.add_parser("merge", help="merge a LoRA adapter into its base model")
     merge.add_argument("adapter", help="what trainer.save(path) wrote, or a checkpoint of a LoRA run")
@@ -56,7 +57,8 @@ def add_commands(commands: Commands) -> None:
     )
     serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
-    serve.set_defaults(run=_serve, takes_options=True)
+    serve.set_defaults(run=_serve)
+    serve.others = "any"
 
     frozen = commands.add_parser("serve-reference", help="serve the log-probs of a frozen reference model to trainers")
     frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")

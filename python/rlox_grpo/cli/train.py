@@ -59,7 +59,8 @@ def add_commands(commands: Commands) -> None:
     )
     demo.add_argument("--out", help="output folder (default: runs/demo, or runs/demo_TASK)")
     demo.add_argument("--seed", type=int, default=0)
-    demo.set_defaults(run=_demo, takes_options=True)
+    demo.set_defaults(run=_demo)
+    demo.others = "options"
 
     train = commands.add_parser(
         "train",
@@ -81,7 +82,8 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         help="with --ray: import what the file names and show where the ranks would run",
     )
-    train.set_defaults(run=_train, takes_options=True)
+    train.set_defaults(run=_train)
+    train.others = "options"
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -14,9 +14,12 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 class Parser(argparse.ArgumentParser):
     """A parser that refuses an argument with one value that is given twice; argparse drops the first value.
 
-    The default ``takes_options`` says that a command also takes the options of a run, as ``--name VALUE``, which the
-    parser returns unparsed.
+    Attributes:
+        others: whether the command takes arguments that the parser does not know: options of a run, as
+            ``--name VALUE``, or any. The parser returns them as they are.
     """
+
+    others: Literal["refused", "options", "any"] = "refused"
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -24,10 +27,13 @@ class Parser(argparse.ArgumentParser):
         self.register("action", "store", _StoreOnce)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command's own arguments; the others are returned behind the namespace."""
-        if args is not None and self.get_default("takes_options"):
+        """Return the parsed arguments, and the others, which are a usage error if the command takes none."""
+        if args is not None and self.others == "options":
             args = _put_options_last(args, self._option_string_actions)
-        return super().parse_known_args(args, namespace)
+        parsed, others = super().parse_known_args(args, namespace)
+        if others and self.others == "refused":
+            self.error(f"unrecognised arguments: {' '.join(others)}")
+        return parsed, others
 
 
 def _put_options_last(words: Sequence[str], flags: Collection[str]) -> list[str]:
