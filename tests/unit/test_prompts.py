@@ -40,6 +40,28 @@ def ids(prompts):
     return [prompt.token_ids.tolist() for prompt in prompts]
 
 
+def test_a_token_that_the_tokenizer_adds_again_or_behind_a_text_is_refused(tokenizer):
+    """Text that a chat template has written begins with its first token; an end behind it would end the prompt."""
+    special = [("<eos>", 0), ("<pad>", 1)]
+    tokenizer = copy.deepcopy(tokenizer)
+    core = tokenizer.backend_tokenizer
+    tokenizer.bos_token = "<pad>"
+    core.post_processor = processors.TemplateProcessing(single="<pad> $A", special_tokens=special)
+    assert ids(load_prompts(["a b"], tokenizer)) == [[1, 2, 3]]
+    with pytest.raises(
+        ValueError, match=r"prompts\[1\] begins with '<pad>', and the tokenizer puts another"
+    ):
+        load_prompts(["a", "<pad> a"], tokenizer)
+    core.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=special)
+    with pytest.raises(ValueError, match=r"prompts\[0\]: the tokenizer puts its end token '<eos>' behind a text"):
+        load_prompts(["a b"], tokenizer)
+    core.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    assert ids(load_prompts(["<pad> a", "a <eos>"], tokenizer)) == [[1, 2], [2, 0]]
+    chat = [{"role": "user", "content": "a"}]
+    core.post_processor = processors.TemplateProcessing(single="<pad> $A <eos>", special_tokens=special)
+    assert ids(load_prompts([chat], tokenizer)) == [[5, 7, 2, 6, 7]]
+
+
 def make_call(name, arguments):
     """Messages with a tool call, of other keys for other calls."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
