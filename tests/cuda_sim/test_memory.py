@@ -21,6 +21,7 @@ from rlox_grpo.batch import build_batch
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.memory import UpdateLayout, estimate_update, measure_shape
 from rlox_grpo.model.precision import cast_weights
 from rlox_grpo.rollout.async_generation import BackgroundEngine
@@ -87,7 +88,7 @@ def _measure_update(name, layers, layout: UpdateLayout, config: GRPOConfig):
         model = _model(name, gpu, config.lora_rank, layers)
         shape = measure_shape(model)
         if layout.checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(model)
             if config.lora_rank:
                 model.enable_input_require_grads()
             model.train()

@@ -14,6 +14,7 @@ from rlox_grpo import GRPOConfig
 from rlox_grpo.batch.build import build_batch, group_prompt
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.memory import UpdateLayout, estimate_update, measure_shape
 from rlox_grpo.model.processor import freeze_vision
 from rlox_grpo.prompts.pictures import PictureReader
@@ -45,7 +46,7 @@ def _measure_update(family, *, checkpointing, freeze, dtype):
         if freeze:
             freeze_vision(model)
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(model)
             model.train()
         reader = PictureReader(processor, processor.tokenizer, image_token_id=mark, excluded_ids=(mark,))
         autocast = torch.bfloat16 if dtype == "bfloat16" else None

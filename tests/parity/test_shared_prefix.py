@@ -17,6 +17,7 @@ from rlox_grpo.config.records import OptimizerConfig, ReferenceConfig
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model import short_attention
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.packed_attention import NAME as PACKED
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.local import make_reference
@@ -229,7 +230,7 @@ def test_adapter_off_is_the_bare_model(make_tiny_model: Any) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_checkpointed_activations(make_tiny_model: Any, architecture: str) -> None:
     model = make_tiny_model(architecture)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(model)
     model.train()
     calls: list[bool] = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))

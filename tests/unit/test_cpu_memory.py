@@ -15,6 +15,7 @@ from rlox_grpo.batch import build_batch
 from rlox_grpo.cli import main
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import GIB, estimate_run
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -42,7 +43,7 @@ def test_the_estimate_for_a_cpu_is_what_an_update_allocates(checkpointing):
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32_000, num_key_value_heads=2, tie_word_embeddings=True, **sizes))
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
         model.train()
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     config = GRPOConfig.create(

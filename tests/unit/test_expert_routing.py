@@ -18,6 +18,7 @@ from rlox_grpo.batch import build_batch
 from rlox_grpo.errors import ConfigError, EngineError
 from rlox_grpo.loss.routing import balance_loss, z_loss
 from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.routing import find_routers
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.vllm.requests import read_output
@@ -125,7 +126,7 @@ def test_replay_with_recomputed_activations(family):
     own = forward.routers.last.spread(batch.input_ids.shape)
     other = with_routing(batch, Routing(torch.where(own >= 0, (own + 1) % forward.routers.num_experts, -1)))
     expected = gradients(model, forward(other)[0])
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(model)
     model.train()
     for left, right in zip(gradients(model, forward(other)[0]), expected, strict=True):
         assert torch.equal(left, right)

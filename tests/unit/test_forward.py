@@ -30,6 +30,7 @@ from transformers import (
 
 from rlox_grpo.model import packed_attention
 from rlox_grpo.model.forward import make_forward, split_model
+from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.types import Batch, StepTotals
 
@@ -284,7 +285,7 @@ def test_packed_with_checkpointed_activations():
     torch.manual_seed(1)
     model, batch = MODELS["llama"](), grouped([5, 3], [[4, 2], [3]])
     expected = torch.autograd.grad(make_forward(model)(batch)[0].sum(), list(model.parameters()))
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(model)
     model.train()
     found = torch.autograd.grad(make_forward(model)(batch)[0].sum(), list(model.parameters()))
     for left, right in zip(found, expected, strict=True):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Qwen2ForCausalLM
 
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.hf import engine as hf_engine
@@ -65,6 +67,41 @@ def assert_log_probs_are_fresh(
 
 def tokens(groups: list[RolloutGroup]) -> list[list[list[int]]]:
     return [[completion.token_ids.tolist() for completion in group.completions] for group in groups]
+
+
+class NewName(Qwen2ForCausalLM):
+    """A model whose forward pass takes the cache as ``cache``, as in transformers 5.24."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None, cache: Any = None, **options: Any
+    ) -> Any:
+        names = inspect.signature(Qwen2ForCausalLM.forward).parameters
+        options["cache" if "cache" in names else "past_key_values"] = cache
+        return super().forward(input_ids, attention_mask=attention_mask, position_ids=position_ids, **options)
+
+
+class OldName(NewName):
+    """The same as ``past_key_values``."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, **options)
+
+
+@pytest.mark.parametrize("kind", [NewName, OldName])
+def test_both_names_of_the_cache_in_the_forward_pass(make_tiny_model: Any, kind: type[Any]) -> None:
+    model = make_tiny_model("qwen2")
+    want = HFEngine(model, max_rows=5).generate(MIXED, 2, Sampling(8), seed=0)
+    model.__class__ = kind
+    engine = HFEngine(model, max_rows=5)
+    assert engine.uses_cache
+    assert tokens(engine.generate(MIXED, 2, Sampling(8), seed=0)) == tokens(want)
 
 
 @pytest.mark.parametrize("architecture", CACHED)

@@ -40,26 +40,15 @@ def ids(prompts):
     return [prompt.token_ids.tolist() for prompt in prompts]
 
 
-def test_a_token_that_the_tokenizer_adds_again_or_behind_a_text_is_refused(tokenizer):
-    """Text that a chat template has written begins with its first token; an end behind it would end the prompt."""
-    special = [("<eos>", 0), ("<pad>", 1)]
+def test_an_end_that_the_tokenizer_puts_behind_a_text_is_refused(tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
-    core = tokenizer.backend_tokenizer
-    tokenizer.bos_token = "<pad>"
-    core.post_processor = processors.TemplateProcessing(single="<pad> $A", special_tokens=special)
-    assert ids(load_prompts(["a b"], tokenizer)) == [[1, 2, 3]]
-    with pytest.raises(
-        ValueError, match=r"prompts\[1\] begins with '<pad>', and the tokenizer puts another"
-    ):
-        load_prompts(["a", "<pad> a"], tokenizer)
+    core, special = tokenizer.backend_tokenizer, [("<eos>", 0)]
     core.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=special)
     with pytest.raises(ValueError, match=r"prompts\[0\]: the tokenizer puts its end token '<eos>' behind a text"):
         load_prompts(["a b"], tokenizer)
+    assert ids(load_prompts([[{"role": "user", "content": "a"}]], tokenizer)) == [[5, 7, 2, 6, 7]]
     core.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    assert ids(load_prompts(["<pad> a", "a <eos>"], tokenizer)) == [[1, 2], [2, 0]]
-    chat = [{"role": "user", "content": "a"}]
-    core.post_processor = processors.TemplateProcessing(single="<pad> $A <eos>", special_tokens=special)
-    assert ids(load_prompts([chat], tokenizer)) == [[5, 7, 2, 6, 7]]
+    assert ids(load_prompts(["a <eos>"], tokenizer)) == [[2, 0]]
 
 
 def make_call(name, arguments):

@@ -143,7 +143,7 @@ def load_policy(
     if recomputes:
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")
-        _checkpoint_activations(model)
+        checkpoint_activations(model)
     end_tokens, ends = _find_end_tokens(model, tokenizer), {"stop", "stop_token_ids"}
     if tokenizer is not None and not end_tokens and not (config.stop or ends & config.generation_kwargs.keys()):
         logger.warning(
@@ -236,10 +236,19 @@ def _move_to_gpu(model: nn.Module) -> nn.Module:
     return model
 
 
-def _checkpoint_activations(model: Any) -> None:
-    if not hasattr(model, "gradient_checkpointing_enable"):
+def checkpoint_activations(model: Any) -> None:
+    """Let a transformers model compute the activations of its layers again in the backward pass.
+
+    Raises:
+        ValueError: it is another module.
+    """
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # transformers 5.24, whose version 6 drops the older name
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    else:
         raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if hasattr(model, "peft_config"):
         # Without this call, frozen embeddings give checkpointed blocks an input without a gradient, and nothing is
         # trained.

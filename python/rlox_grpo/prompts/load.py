@@ -77,10 +77,9 @@ def load_prompts(
 
     Raises:
         ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
-            picture that cannot be read, text without a tokenizer, text to which the tokenizer adds a second first token
-            or an end, chat messages as JSON text, a lone surrogate, a message without role or content or with an
-            unknown role, a second system message, a variable that the chat template does not read. The message names
-            the index.
+            picture that cannot be read, text without a tokenizer, text to which the tokenizer adds its end token,
+            chat messages as JSON text, a lone surrogate, a message without role or content or with an unknown role, a
+            second system message, a variable that the chat template does not read. The message names the index.
         TypeError: a prompt has another type, a column cannot be copied, or ``prompts`` is a mapping such as a
             ``DatasetDict``.
     """
@@ -356,19 +355,14 @@ def _tokenise(rendered: Sequence[_Text | list[int]], tokenizer: PreTrainedTokeni
             encoded = tokenizer(list(some), add_special_tokens=special)["input_ids"]
             for index, text, row_ids in zip(indices, some, encoded, strict=True):
                 if special:
-                    _refuse_added_tokens(text, row_ids, tokenizer, index)
+                    _refuse_added_end(text, row_ids, tokenizer, index)
                 token_ids[index] = row_ids
     return token_ids
 
 
-def _refuse_added_tokens(text: str, token_ids: Sequence[int], tokenizer: Any, index: int) -> None:
-    """Raise ValueError if the tokenizer adds a second first token to a prompt, or an end, before its completion."""
-    begin, end = getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None)
-    if begin and text.startswith(begin) and [*token_ids[:2]] == [tokenizer.bos_token_id] * 2:
-        raise ValueError(
-            f"prompts[{index}] begins with {begin!r}, and the tokenizer puts another one before it: pass chat messages "
-            f"instead of text that a chat template has written, or leave {begin!r} out"
-        )
+def _refuse_added_end(text: str, token_ids: Sequence[int], tokenizer: Any, index: int) -> None:
+    """Raise ValueError if the tokenizer adds its end token to a text, which the completion continues."""
+    end = getattr(tokenizer, "eos_token", None)
     if end and not text.endswith(end) and token_ids and token_ids[-1] == tokenizer.eos_token_id:
         raise ValueError(
             f"prompts[{index}]: the tokenizer puts its end token {end!r} behind a text, where the completion begins: "

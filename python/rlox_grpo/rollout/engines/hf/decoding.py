@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from rlox_grpo.model.forward import are_activations_close, can_pack, split_model
 from rlox_grpo.model.routing import Routers
 from rlox_grpo.model.vision import Vision
+from rlox_grpo.rollout.engines.hf.cache_argument import find_cache_argument, run_with_cache, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
@@ -38,7 +38,9 @@ _REFILL_FRACTION = 1 / 8
 
 def can_decode_with_cache(model: nn.Module) -> bool:
     """Whether the model is a transformers decoder whose only state is keys and values by position."""
-    if getattr(model, "config", None) is None or not takes(model, "past_key_values", "attention_mask", "position_ids"):
+    if getattr(model, "config", None) is None or not takes(model, "attention_mask", "position_ids"):
+        return False
+    if find_cache_argument(model) is None:
         return False
     config: Any = model.config
     layers = DynamicCache(config=config).layers
@@ -105,7 +107,7 @@ def decode_with_cache(
             newest = lines.tokens(rows.last_tokens())
             with watch():
                 if graphs is None:
-                    logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
+                    logits = run_with_cache(model, input_ids=newest, **cache.model_options()).logits[:, -1]
                 else:
                     logits = graphs.run(newest)
             cache.advance()
@@ -187,7 +189,7 @@ def _gives_same_logits(
                 cache.add_rows(prefilled, which)
                 cache.make_room()
                 newest = torch.from_numpy(which[:, None]).to(head.device)
-                logits.append(model(input_ids=newest, use_cache=True, **cache.model_options()).logits)
+                logits.append(run_with_cache(model, input_ids=newest, **cache.model_options()).logits)
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
         logger.info("%s copies prompts to their rows when it samples: %s", type(model).__name__, error)
         return False
@@ -316,9 +318,7 @@ def prefill(
     cache = DynamicCache()
     last = None if padded_left or "logits_to_keep" in options else torch.from_numpy(lengths - 1).to(device)
     with nullcontext() if last is None else _only_last_logits(model, last):
-        output = model(
-            input_ids=torch.from_numpy(input_ids).to(device), past_key_values=cache, use_cache=True, **options
-        )
+        output = run_with_cache(model, cache=cache, input_ids=torch.from_numpy(input_ids).to(device), **options)
     logits: Tensor = output.logits
     if last is not None and logits.shape[1] > 1:  # a model that does not call its output layer
         logits = logits[torch.arange(len(last), device=device), last][:, None]
@@ -349,12 +349,3 @@ def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def takes(model: nn.Module, *names: str) -> bool:
-    """Whether the model's ``forward`` has the parameters ``names``."""
-    # The forward of a peft adapter takes any keyword, so look at the base model's.
-    base: Any = model
-    if hasattr(base, "get_base_model"):
-        base = base.get_base_model()
-    return set(names) <= set(inspect.signature(base.forward).parameters)

@@ -183,7 +183,7 @@ class RowCache:
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         return {
-            "past_key_values": self._cache,
+            "cache": self._cache,
             "attention_mask": self._attention_mask(),
             "position_ids": self._extent.end - self._device_origins[: self._extent.rows, None],
         }

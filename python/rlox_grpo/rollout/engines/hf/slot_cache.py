@@ -119,7 +119,7 @@ class SlotCache:
         positions, starts = self._device_lengths[:rows], counts * self.capacity
         self._write_index.index = (starts[:-1] + positions).long()
         return {
-            "past_key_values": self._cache,
+            "cache": self._cache,
             "attention_mask": self._no_mask,
             "position_ids": (positions.long() + self._device_deltas[:rows])[:, None],
             "row_slots": RowSlots(starts, positions + 1, counts, self.capacity),

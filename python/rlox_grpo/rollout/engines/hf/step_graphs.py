@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.model.forward import are_activations_close
 from rlox_grpo.model.kernel_trial import REFUSALS
+from rlox_grpo.rollout.engines.hf.cache_argument import run_with_cache
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts
 from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 
@@ -74,7 +75,7 @@ class StepGraphs:
         return logits[:lines]
 
     def _forward(self, rows: int) -> Tensor:
-        output = self._model(input_ids=self._ids[:rows], use_cache=True, **self._cache.model_options(rows))
+        output = run_with_cache(self._model, input_ids=self._ids[:rows], **self._cache.model_options(rows))
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -14,7 +14,8 @@ from transformers.cache_utils import DynamicCache
 
 from rlox_grpo.model.vision import Vision
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
+from rlox_grpo.rollout.engines.hf.cache_argument import run_with_cache, takes
+from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows
 from rlox_grpo.rollout.engines.sampling import sample_tokens
@@ -223,12 +224,12 @@ class TurnDecoder:
         column = np.arange(behind) - (behind - added)[:, None]
         mask = np.concatenate([np.arange(before) >= (before - past)[:, None], column >= 0], axis=1)
         options: dict[str, Any] = {"logits_to_keep": 1} if takes(self._model, "logits_to_keep") else {}
-        output = self._model(
+        output = run_with_cache(
+            self._model,
+            cache=cache,
             input_ids=torch.from_numpy(input_ids).to(self._rows.device),
             position_ids=torch.from_numpy(np.maximum(column, 0) + (past + deltas)[:, None]).to(self._rows.device),
             attention_mask=torch.from_numpy(mask).to(self._rows.device),
-            past_key_values=cache,
-            use_cache=True,
             **options,
         )
         lengths = past + added
@@ -263,7 +264,7 @@ class TurnDecoder:
             return self._run_whole([np.concatenate([request.token_ids, reply]) for request, reply in pairs])
         self._cache.make_room()
         newest = self._rows.last_tokens()
-        output = self._model(input_ids=newest, use_cache=True, **self._cache.model_options())
+        output = run_with_cache(self._model, input_ids=newest, **self._cache.model_options())
         self._cache.advance()
         logits: Tensor = output.logits[:, -1]
         return logits
