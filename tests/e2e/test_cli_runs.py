@@ -2,13 +2,16 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
 
+import ranked
 import worded
 from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.cli import main
@@ -53,6 +56,34 @@ def test_train_resume_eval_report(run_file, tmp_path, capsys):
     assert "mean_reward" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.strip().endswith("report.html")
+
+
+@pytest.mark.slow
+def test_of_several_ranks_one_shows_and_writes(run_file, tmp_path):
+    """train and eval on two ranks print each line once; both have the metrics of all prompts."""
+
+    def launch(*arguments):
+        command = [*ranked.torchrun(2), "-m", "rlox_grpo", *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    done = launch("train", run_file, "--max_steps", "2", "--warmup_steps", "2")
+    for line in ("run folder: ", "mean_reward ", "saved: "):
+        assert done.stdout.count(line) == 1, done.stdout
+    for warning in ("prompts are trained on too", "the learning rate rises in every step"):
+        assert done.stderr.count(warning) == 1, done.stderr
+    results = tmp_path / "results.json"
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000002"
+    done = launch("eval", checkpoint, "--samples", "2", "--json", results)
+    for line in ("evaluated as in its run", "mean_reward "):
+        assert done.stdout.count(line) == 1, done.stdout
+    shared = json.loads(results.read_text())
+    assert main(["eval", str(checkpoint), "--samples", "2", "--json", str(results)]) == 0
+    alone = json.loads(results.read_text())
+    assert alone["metrics"][0][""]["mean_reward"] == shared["metrics"][0][""]["mean_reward"]
 
 
 def test_a_run_file_mixes_sources_and_a_run_of_it_goes_on(run_file, tmp_path):

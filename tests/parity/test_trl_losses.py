@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -176,6 +178,17 @@ def test_loss_and_gradient_of_each_loss_type(loss_type: str, penalty: str) -> No
     their_penalty, my_penalty = PENALTIES[penalty]
     given = tensors()
     assert_same(ours(given, **mine, **my_penalty), trls(given, **theirs, **their_penalty), loss_type)
+
+
+def test_the_migration_page_names_these_options() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/migration/from_trl.md").read_text(encoding="utf-8")
+    section = page.partition("\n### loss_type: ")[2].partition("\n### ")[0]
+    defaults = {"policy_loss": "clip", "loss_aggregation": "sequence_mean"}
+    rows = re.findall(r"^\| (`.*?) \| `(\w+)`.* \| `(\w+)` \|$", section, re.MULTILINE)
+    named = {loss_type: tuple(choices) for cell, *choices in rows[1:] for loss_type in re.findall(r"`(\w+)`", cell)}
+    for loss_type, choices in named.items():
+        assert choices == tuple({**defaults, **LOSS_TYPES[loss_type][1]}[name] for name in defaults), loss_type
+    assert set(named) == {theirs["loss_type"] for theirs, _ in LOSS_TYPES.values()}
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

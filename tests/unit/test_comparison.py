@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlox_grpo.config.presets import PRESETS
+from rlox_grpo.run.guards import GUARDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts" / "comparison.md").read_text(encoding="utf-8")
 PACKAGES = {"TRL": "trl", "verl": "verl", "OpenRLHF": "openrlhf", "rlox": "rlox"}
@@ -77,6 +80,13 @@ def test_the_sources_show_what_the_page_says(system: str) -> None:
         if not holds(package, path, verb, text)
     ]
     assert not wrong
+
+
+def test_the_counts_are_those_of_the_code() -> None:
+    variants = len(PRESETS.keys() - {"grpo", "recommended"})  # the others are settings of this library
+    assert rows(PAGE)["Presets of published variants, with sources"][0] == str(variants)
+    assert f"for {variants} published variants" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert rows(PAGE)["Warnings with a remedy when metrics go wrong"][0] == str(len(GUARDS))
 
 
 def test_the_readmes_lines_are_the_pages() -> None:

@@ -17,7 +17,7 @@ from rlox_grpo.config.presets.page import presets_page
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import read_metadata
 from rlox_grpo.config.run_file import Origin
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, is_resumable
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOREIGN = read_foreign_names()
@@ -75,9 +75,28 @@ def test_every_option_of_trl_is_on_the_page() -> None:
         assert name in cells, name
     for name, cell in cells.items():
         if name in TRL and TRL[name] in KNOWN:
-            assert cell == f"`{TRL[name]}`", name
+            assert re.split("[:;]", cell)[0] == f"`{TRL[name]}`", name
         elif name in TRL and TRL[name].startswith("there is"):
             assert cell.startswith("There is no"), name
+
+
+def test_the_defaults_that_differ_from_trls() -> None:
+    trl = pytest.importorskip("trl", reason="needs TRL, and so Python 3.11")
+    theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+    config = GRPOConfig.create(preset="trl")
+    section = read("migration/from_trl.md").partition("\n## Defaults that differ\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*) \| (.*) \|$", section, re.MULTILINE)
+    assert len(rows) > 7
+    for their_cell, our_cell in rows:
+        for name, value in re.findall(r"`(\w+)=([^`]+)`", their_cell):
+            assert theirs[name] == ast.literal_eval(value), name
+        for name, value in re.findall(r"`(\w+)=([^`]+)`", our_cell):
+            assert getattr(config, name) == ast.literal_eval(value), name
+
+
+def test_every_option_that_a_resumed_run_may_change_is_on_the_page() -> None:
+    section = read("guides/resume.md").partition("\nThese options may change:\n")[2].partition("\n## ")[0]
+    assert set(filter(is_resumable, GRPOConfig.model_fields)) == set(re.findall(r"`(\w+)`", section))
 
 
 def test_the_names_of_verl_on_the_page_have_the_same_answer() -> None:

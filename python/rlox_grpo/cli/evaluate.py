@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,9 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = RecordedRun(options, {key: value for key, value in named.items() if value})
     recorded = read_recorded_run(checkpoints[0])
     run = overrides if recorded is None else recorded.replace_by(overrides)
-    _show_settings(checkpoints[0], recorded, run)
+    is_first = os.environ.get("RANK", "0") == "0"  # the rank that shows and writes; no rank has a trainer yet
+    if is_first:
+        _show_settings(checkpoints[0], recorded, run)
     sets = _list_sets(run, overrides, recorded is not None)
     if "data_args" in overrides.sources and not any(is_generated(asked.prompts) for asked in sets.values()):
         named_data = ", ".join(repr(asked.prompts) for asked in sets.values())
@@ -165,6 +168,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     evaluations = [_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy) for path in checkpoints]
     metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]
+    if not is_first:
+        return
     rows = None
     if len(checkpoints) == 2:
         first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)

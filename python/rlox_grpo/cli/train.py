@@ -141,8 +141,10 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if trainer.ranks.is_first:
         print(f"run folder: {config.output_dir}", flush=True)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
+    if not trainer.ranks.is_first:
+        return
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
-    if trainer.ranks.is_first and config.output_dir is not None:
+    if config.output_dir is not None:
         print(f"saved: {name_newest(Path(config.output_dir))}")
 
 

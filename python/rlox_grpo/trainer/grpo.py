@@ -371,8 +371,10 @@ class GRPO:
         step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
         held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
-        warn_about_trained_prompts(held_out_prompts, train_prompts)
-        if self.episodes is not None or isinstance(train_prompts[0].source, list):  # chat messages
+        if self.ranks.is_first:
+            warn_about_trained_prompts(held_out_prompts, train_prompts)
+        has_chat = self.episodes is not None or isinstance(train_prompts[0].source, list)  # chat messages
+        if has_chat and self.ranks.is_first:
             ends = self.prompts.end_ids, self.sampler.sampling.stop
             warn_about_turn_end(self.policy.tokenizer, self.config.chat_template_kwargs, *ends)
         if self._best is not None:
@@ -402,7 +404,8 @@ class GRPO:
             start_step=progress.start_step,
         )
         self.progress.total_steps = plan.total_steps
-        if self.config.warmup_steps >= plan.total_steps > 1 and self._optimizer is None:
+        has_warmup = self.config.warmup_steps >= plan.total_steps > 1 and self._optimizer is None
+        if has_warmup and self.ranks.is_first:
             logger.warning(
                 "warmup_steps=%d and the run has %d steps (of one batch of prompts each): the learning rate rises in "
                 "every step; lower warmup_steps, or train for more steps",
