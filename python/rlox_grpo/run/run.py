@@ -162,7 +162,7 @@ class Run:
         if self._written_folder is not None:
             if restore is not None:  # before later checkpoints are renamed: a start after a kill then goes on with it
                 save_learning_rate_factor(restore, progress.learning_rate_factor)
-            refuse_full_disk(self._written_folder, policy.model)
+            refuse_full_disk(self._written_folder, policy.model, updater.masters)
             prepare_folder(
                 self._written_folder,
                 progress.step,
