@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experts import tiny_experts
 from own_parts import even_tokens
 from rlox_grpo import GRPO, TrainSource
+from rlox_grpo.distributed.shards import find_whole_shape
 
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
@@ -144,26 +144,18 @@ class Break:
     """A callback that breaks the policy once, after ``step``: from then on it samples token 13 alone, of reward 0."""
 
     def __init__(self, step):
-        self.step, self.model = step, None
+        self.step, self.trainer = step, None
 
     def on_step(self, step, metrics):
         if step == self.step:
             self.step = None
-            head = torch.zeros(self.model.lm_head.weight.shape)
-            head[13] = 50.0
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter.zero_()
-                copy_whole(head, self.model.lm_head.weight)
-                self.model.model.norm.weight.fill_(1.0)
-                self.model.model.embed_tokens.weight.fill_(1.0)
-
-
-def copy_whole(tensor, parameter):
-    """Copy a whole tensor into a parameter, which may be in shards."""
-    if hasattr(parameter, "to_local"):
-        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    parameter.copy_(tensor)
+            for name, parameter in self.trainer.model.named_parameters():
+                value = torch.zeros(find_whole_shape(parameter))
+                if name == "lm_head.weight":
+                    value[13] = 50.0
+                elif name in ("model.norm.weight", "model.embed_tokens.weight"):
+                    value.fill_(1.0)
+                self.trainer.updater.set_weight(name, parameter, value)
 
 
 def train(
@@ -198,7 +190,7 @@ def train(
         rows = [{"prompt": prompt, "teacher": ("first", "second")[at % 3 % 2]} for at, prompt in enumerate(PROMPTS)]
     trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
-        callback.model = trainer.model
+        callback.trainer = trainer
     if HOW == "nan":
         step = trainer._step
         object.__setattr__(step, "policy_loss", breaking(step.policy_loss))

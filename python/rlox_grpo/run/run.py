@@ -503,7 +503,7 @@ class Run:
         )
         if permitted and self._ranks.is_first:
             logger.warning("resuming with a change that resume_changes allows: %s", "; ".join(permitted))
-        load_weights(checkpoint, self._policy.model, self._updater.masters, self._policy.stored)
+        load_weights(checkpoint, self._policy.model, self._updater.set_weight, self._policy.stored)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._reference is not None else {}
         teacher = load_reference(checkpoint, TEACHER) if self._teacher is not None else {}
