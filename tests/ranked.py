@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -21,6 +23,9 @@ from experts import tiny_experts
 from own_parts import even_tokens
 from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.distributed.shards import find_whole_shape
+from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.run.checkpoint import save_learning_rate_factor
+from rlox_grpo.run.manifest import write_manifest
 
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
@@ -158,6 +163,45 @@ class Break:
                 self.trainer.updater.set_weight(name, parameter, value)
 
 
+def refuse_unlike_ranks(trainer, rows, folder):
+    """Calls in which the ranks differ, which each rank refuses: ``trainer`` has done nothing afterwards.
+
+    Each rank has a folder of its own with a checkpoint, as where hosts share no disk.
+    """
+    rank, held_out = trainer.ranks.rank, PROMPTS[trainer.ranks.rank :][:3]
+    with pytest.raises(ConfigError, match="train differ: n_epochs is"):
+        trainer.train(rows, n_epochs=1 + rank)
+    with pytest.raises(ConfigError, match="train differ: eval_prompts is"):
+        trainer.train(rows, eval_prompts=held_out)
+    with pytest.raises(ConfigError, match=r"train differ: eval_prompts\['some'\] is .*None"):
+        trainer.train(rows, eval_prompts={"some": held_out} if rank else None)
+    with pytest.raises(ConfigError, match="evaluate differ: prompts is"):
+        trainer.evaluate(held_out)
+    other = GRPO(tiny_policy(), (share_of_even, even_tokens)[rank], **options(None))
+    with pytest.raises(ConfigError, match="train differ: the code of (share_of_even|even_tokens) is"):
+        other.train(rows)
+    with pytest.raises(ConfigError, match=r"ranks have different models: lm_head\.weight is"):
+        GRPO(tiny_policy(tied=rank == 1), share_of_even, **options(None))
+    # The first 16 rows of a stream are compared before the run.
+    rows_of_rank = (PROMPTS[(at + (rank if at >= 16 else 0)) % 7].tolist() for at in range(50))
+    with pytest.raises(ConfigError, match="prompts of a step are others on rank 1"):
+        GRPO(tiny_policy(), share_of_even, **options(None)).train(rows_of_rank)
+    own, there = Path(folder, f"own_{rank}").absolute(), Path.cwd()
+    first = options(Path(folder, "first"), max_steps=1, checkpoint_steps=1)
+    GRPO(tiny_policy(), share_of_even, **first).train(rows)
+    for difference in (write_manifest, lambda path: save_learning_rate_factor(path, 0.5)):
+        shutil.copytree(Path(folder, "first", "checkpoints", "step_000001"), own / "checkpoint")
+        if rank == 1:
+            difference(own / "checkpoint")
+        os.chdir(own)
+        try:
+            with pytest.raises(CheckpointError, match="checkpoint is missing or another checkpoint on rank 1"):
+                GRPO(tiny_policy(), share_of_even, **options(None, resume="checkpoint")).train(rows)
+        finally:
+            os.chdir(there)
+            shutil.rmtree(own)
+
+
 def train(
     folder,
     *,
@@ -173,6 +217,7 @@ def train(
     mixed=False,
     shown=False,
     tasks=False,
+    unlike=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -205,6 +250,8 @@ def train(
         ]
     if tasks:
         rows = [{"prompt": ids, "task": "rare" if at == 6 else "common"} for at, ids in enumerate(PROMPTS)]
+    if unlike and trainer.ranks.size > 1:
+        refuse_unlike_ranks(trainer, rows, folder)
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:
