@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
-from torch.distributed.tensor import distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experts import tiny_experts
 from own_parts import even_tokens
 from rlox_grpo import GRPO, TrainSource
+from rlox_grpo.distributed.shards import find_whole_shape
+from rlox_grpo.errors import CheckpointError, ConfigError
+from rlox_grpo.run.checkpoint import save_learning_rate_factor
+from rlox_grpo.run.manifest import write_manifest
 
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
@@ -144,26 +149,57 @@ class Break:
     """A callback that breaks the policy once, after ``step``: from then on it samples token 13 alone, of reward 0."""
 
     def __init__(self, step):
-        self.step, self.model = step, None
+        self.step, self.trainer = step, None
 
     def on_step(self, step, metrics):
         if step == self.step:
             self.step = None
-            head = torch.zeros(self.model.lm_head.weight.shape)
-            head[13] = 50.0
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter.zero_()
-                copy_whole(head, self.model.lm_head.weight)
-                self.model.model.norm.weight.fill_(1.0)
-                self.model.model.embed_tokens.weight.fill_(1.0)
+            for name, parameter in self.trainer.model.named_parameters():
+                value = torch.zeros(find_whole_shape(parameter))
+                if name == "lm_head.weight":
+                    value[13] = 50.0
+                elif name in ("model.norm.weight", "model.embed_tokens.weight"):
+                    value.fill_(1.0)
+                self.trainer.updater.set_weight(name, parameter, value)
 
 
-def copy_whole(tensor, parameter):
-    """Copy a whole tensor into a parameter, which may be in shards."""
-    if hasattr(parameter, "to_local"):
-        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    parameter.copy_(tensor)
+def refuse_unlike_ranks(trainer, rows, folder):
+    """Calls in which the ranks differ, which each rank refuses: ``trainer`` has done nothing afterwards.
+
+    Each rank has a folder of its own with a checkpoint, as where hosts share no disk.
+    """
+    rank, held_out = trainer.ranks.rank, PROMPTS[trainer.ranks.rank :][:3]
+    with pytest.raises(ConfigError, match="train differ: n_epochs is"):
+        trainer.train(rows, n_epochs=1 + rank)
+    with pytest.raises(ConfigError, match="train differ: eval_prompts is"):
+        trainer.train(rows, eval_prompts=held_out)
+    with pytest.raises(ConfigError, match=r"train differ: eval_prompts\['some'\] is .*None"):
+        trainer.train(rows, eval_prompts={"some": held_out} if rank else None)
+    with pytest.raises(ConfigError, match="evaluate differ: prompts is"):
+        trainer.evaluate(held_out)
+    other = GRPO(tiny_policy(), (share_of_even, even_tokens)[rank], **options(None))
+    with pytest.raises(ConfigError, match="train differ: the code of (share_of_even|even_tokens) is"):
+        other.train(rows)
+    with pytest.raises(ConfigError, match=r"ranks have different models: lm_head\.weight is"):
+        GRPO(tiny_policy(tied=rank == 1), share_of_even, **options(None))
+    # The first 16 rows of a stream are compared before the run.
+    rows_of_rank = (PROMPTS[(at + (rank if at >= 16 else 0)) % 7].tolist() for at in range(50))
+    with pytest.raises(ConfigError, match="prompts of a step are others on rank 1"):
+        GRPO(tiny_policy(), share_of_even, **options(None)).train(rows_of_rank)
+    own, there = Path(folder, f"own_{rank}").absolute(), Path.cwd()
+    first = options(Path(folder, "first"), max_steps=1, checkpoint_steps=1)
+    GRPO(tiny_policy(), share_of_even, **first).train(rows)
+    for difference in (write_manifest, lambda path: save_learning_rate_factor(path, 0.5)):
+        shutil.copytree(Path(folder, "first", "checkpoints", "step_000001"), own / "checkpoint")
+        if rank == 1:
+            difference(own / "checkpoint")
+        os.chdir(own)
+        try:
+            with pytest.raises(CheckpointError, match="checkpoint is missing or another checkpoint on rank 1"):
+                GRPO(tiny_policy(), share_of_even, **options(None, resume="checkpoint")).train(rows)
+        finally:
+            os.chdir(there)
+            shutil.rmtree(own)
 
 
 def train(
@@ -181,6 +217,7 @@ def train(
     mixed=False,
     shown=False,
     tasks=False,
+    unlike=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -198,7 +235,7 @@ def train(
         rows = [{"prompt": prompt, "teacher": ("first", "second")[at % 3 % 2]} for at, prompt in enumerate(PROMPTS)]
     trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
-        callback.model = trainer.model
+        callback.trainer = trainer
     if HOW == "nan":
         step = trainer._step
         object.__setattr__(step, "policy_loss", breaking(step.policy_loss))
@@ -213,6 +250,8 @@ def train(
         ]
     if tasks:
         rows = [{"prompt": ids, "task": "rare" if at == 6 else "common"} for at, ids in enumerate(PROMPTS)]
+    if unlike and trainer.ranks.size > 1:
+        refuse_unlike_ranks(trainer, rows, folder)
     metrics = trainer.train(rows, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.config.keep_best:

@@ -84,7 +84,7 @@ WHOLE_STEP = {
     "clip_cov": {"policy_loss": "clip_cov", "covariance_share": 0.1, "covariance_bounds": [0.05, 5.0]},
     "p3o": {"policy_loss": "p3o"},
     "optimal_token": {"baseline": "optimal_token", "reward_scaling": "none"},
-    "reward_variance_share": {"reward_variance_share": 0.6},
+    "reward_variance_share": {"reward_variance_share": 0.6, "unlike": True},
     "own": {"policy_loss": "own_parts:standardized", "advantage_fn": "own_parts:fading"},
     "steps": {"by_steps": True},
     "mixture": {"mixed": True},

@@ -405,6 +405,18 @@ def test_nohup_stays(tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_block_inside_another_one_sees_the_signal_that_came_before_it():
+    """Training ranks are in the outer block from the start of a call, and in the inner one from the first step."""
+    from rlox_grpo.distributed.signals import stop_on_signal
+
+    with stop_on_signal() as outer:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with stop_on_signal() as inner:
+            assert (outer.name, inner.name) == ("SIGTERM", "SIGTERM")
+    with stop_on_signal() as later:
+        assert not later
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import warm
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.rewards import GSM8KAnswer, RewardError
+from rlox_grpo.run.folder import refuse_full_disk
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 HERE = Path(__file__).parent
@@ -324,8 +326,6 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, monkeypatc
 
 
 def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
-    import shutil
-
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("rlox_grpo.run.folder.shutil.disk_usage", lambda path: usage._replace(free=1000))
     calls = []
@@ -333,6 +333,17 @@ def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"1,000 bytes free, and two checkpoints take \d+,\d+: free space or"):
         trainer.train(PROMPTS)
     assert not calls
+
+
+def test_the_disk_needs_room_for_float32_weights_and_moments(tmp_path, monkeypatch):
+    """Also where the model holds rounded weights, or DeepSpeed has taken the elements of its parameters."""
+    usage, numel = shutil.disk_usage(tmp_path), 4 * 3
+    monkeypatch.setattr("rlox_grpo.run.folder.shutil.disk_usage", lambda path: usage._replace(free=24 * numel - 1))
+    rounded, partitioned = torch.nn.Linear(4, 3, bias=False).bfloat16(), torch.nn.Linear(4, 3, bias=False)
+    partitioned.weight.data, partitioned.weight.ds_shape = torch.empty(0), torch.Size((3, 4))
+    for model, masters in ((rounded, {"weight": torch.empty(3, 4)}), (partitioned, {})):
+        with pytest.raises(CheckpointError, match=f"two checkpoints take {24 * numel}: free space or"):
+            refuse_full_disk(tmp_path, model, masters)
 
 
 def test_held_out_prompts_are_evaluated_before_during_and_after(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -250,6 +251,15 @@ def test_batches_go_through_a_checkpoint_exactly():
                 assert one.log_probs.dtype == np.float32
                 assert one.log_probs.tobytes() == other.log_probs.tobytes()
                 assert (one.finish_reason, one.text) == (other.finish_reason, other.text)
+
+
+def test_ranks_that_sample_together_wait_for_batches_that_have_not_begun():
+    """Another rank may have begun such a batch, and waits for this one in the engine."""
+    ahead, waiting = BatchQueue(), Future()
+    ahead.append(PendingBatch(PROMPTS[:2], waiting))
+    threading.Timer(0.1, lambda: waiting.set_result([])).start()
+    ahead.clear(cancels=False)
+    assert (waiting.result(), len(ahead)) == ([], 0)
 
 
 def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():

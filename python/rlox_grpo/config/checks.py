@@ -304,9 +304,5 @@ def _check_update(options: Options) -> Iterator[str]:
             yield "shard_parameters=True with torch_compile=True was never tried: choose one of them"
     if options.updater == "deepspeed" and options.zero_stage == 0 and options.dtype == "bfloat16":
         yield "zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1"
-    if options.on_collapse == "restore" and options.updater == "deepspeed":
-        yield (
-            "on_collapse='restore' with updater='deepspeed' was never tried: set on_collapse='warn' and resume by hand"
-        )
     if options.output_dir is None and set(options.log_to) - {"console"}:
         yield f"log_to={list(options.log_to)} writes files: set output_dir"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -101,12 +102,13 @@ class Ranks:
 
     def refuse_differences(self, what: str, values: dict[str, Any]) -> None:
         """Raise ConfigError if another rank has different ``values``; it names the first difference."""
+        mine = json.loads(json.dumps(values))
         for rank, other in enumerate(self.gather(values)):
-            for name, value in json.loads(json.dumps(values)).items():
-                if other.get(name) != value:
+            for name in {**mine, **other}:
+                if other.get(name) != mine.get(name):
                     raise ConfigError(
-                        f"{what}: {name} is {other.get(name)!r} on rank {rank} and {value!r} on rank {self.rank}; "
-                        "every rank runs the same program with the same values"
+                        f"{what}: {name} is {other.get(name)!r} on rank {rank} and {mine.get(name)!r} on rank "
+                        f"{self.rank}; every rank runs the same program with the same values"
                     )
 
     def sum_tensors(self, tensors: Sequence[Tensor]) -> None:
@@ -126,9 +128,19 @@ class Ranks:
 
     @torch.no_grad()
     def broadcast(self, model: nn.Module, masters: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        """Copy rank 0's parameters, buffers and master weights, which are in host memory, to every rank."""
+        """Copy rank 0's parameters, buffers and master weights, which are in host memory, to every rank.
+
+        Raises:
+            ConfigError: the models of two ranks differ in a name, a shape, a dtype, or in what is trained. Nothing is
+                copied.
+        """
         if self.size == 1:
             return
+        tensors = chain(model.named_parameters(), model.named_buffers())
+        forms = {
+            name: f"{tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors
+        }
+        self.refuse_differences("ranks have different models", forms)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.data, src=0)
         device = next(model.parameters()).device

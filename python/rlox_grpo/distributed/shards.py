@@ -1,4 +1,4 @@
-"""Sharded tensors (torch DTensor): gather one, or shard one like another."""
+"""Sharded tensors (torch DTensor, or DeepSpeed's ZeRO 3): gather one, shard one like another, find its whole shape."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return value
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def find_whole_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of the full tensor. ZeRO 3 leaves no elements in a partitioned parameter."""
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
 def local_shard(tensor: Tensor) -> Tensor:

@@ -23,12 +23,16 @@ class StopRequest:
         return bool(self.name)
 
 
+_pending: list[StopRequest] = []
+"""The requests of the blocks that the main thread is in, outermost first."""
+
+
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a request to stop; a second SIGINT interrupts at once.
 
     A closed terminal sends SIGHUP; under ``nohup`` it stays ignored. Outside the main thread, signals cannot be caught
-    and this does nothing.
+    and this does nothing. A block inside another one begins with the signal that the outer one has caught.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -45,9 +49,13 @@ def stop_on_signal() -> Iterator[StopRequest]:
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         caught.append(hangup)
+    if _pending:
+        request.name = _pending[-1].name
+    _pending.append(request)
     before = {number: signal.signal(number, handle) for number in caught}
     try:
         yield request
     finally:
+        _pending.remove(request)
         for number, handler in before.items():
             signal.signal(number, handler)

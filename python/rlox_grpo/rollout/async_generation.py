@@ -218,10 +218,14 @@ class BatchQueue(deque[PendingBatch]):
         """Replace a batch by ``sample(prompts)`` of the same prompts."""
         self[index] = sample(self[index].prompts)
 
-    def clear(self) -> None:
-        """Wait for the running batches and remove all; their errors are dropped."""
+    def clear(self, *, cancels: bool = True) -> None:
+        """Wait for the running batches and remove all; their errors are dropped.
+
+        ``cancels``: batches that have not begun are cancelled. Ranks that sample together wait for them instead: one of
+        them may have begun, and would wait for the others for ever.
+        """
         for pending in self:
-            if not pending.groups.cancel():
+            if not (cancels and pending.groups.cancel()):
                 wait([pending.groups])
         super().clear()
 

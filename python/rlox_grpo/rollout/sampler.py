@@ -182,7 +182,7 @@ class Sampler:
 
     def clear(self) -> None:
         """Drop all unfinished batches and episodes, before another checkpoint is loaded."""
-        self.ahead.clear()
+        self.ahead.clear(cancels=self._ranks.engine_size == 1)
         if self.partial is not None:
             self.partial.clear()
 

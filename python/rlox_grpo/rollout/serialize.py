@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.stored_pictures import decode_pictures, encode_pictures, list_pictures
 from rlox_grpo.types import Completion, Episode, Picture, Prompt, RolloutGroup, SamplingMask, ScoredGroup, StepScores
 
@@ -140,13 +142,30 @@ def gather_scored_groups(
         prompts: all prompts of the step, the same on every rank.
         ranks: all ranks of the run. With a single rank the result is ``mine``.
         reader: reads the pictures of episodes; None: the model is trained on text.
+
+    Raises:
+        ConfigError: on every rank: one rank has other ``prompts``.
     """
     if ranks.size == 1:
         return list(mine)
     asked = prompts[ranks.share(len(prompts))]
     sent = [encode_scored_group(scored, prompt) for scored, prompt in zip(mine, asked, strict=True)]
-    records = [record for rank_records in ranks.gather(sent) for record in rank_records]
+    gathered = ranks.gather([_digest_ids(prompts), sent])
+    if others := [rank for rank, (digest, _) in enumerate(gathered) if digest != gathered[0][0]]:
+        raise ConfigError(
+            f"the prompts of a step are others on rank {others[0]} than on rank 0, and their completions would be "
+            "trained after the wrong prompts: every rank has to read the same rows in the same order, also of a stream"
+        )
+    records = [record for _, rank_records in gathered for record in rank_records]
     return [decode_scored_group(record, prompt, reader) for record, prompt in zip(records, prompts, strict=True)]
+
+
+def _digest_ids(prompts: Sequence[Prompt]) -> str:
+    """Return a digest of the indices and the token ids of prompts."""
+    digest = blake2b(digest_size=8)
+    for prompt in prompts:
+        digest.update(f"{prompt.index} {len(prompt.token_ids)};".encode() + prompt.token_ids.tobytes())
+    return digest.hexdigest()
 
 
 def encode_fields(value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
-from rlox_grpo.distributed.shards import shard_like
+from rlox_grpo.distributed.shards import find_whole_shape
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
@@ -330,12 +330,19 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def load_weights(
     checkpoint: Path,
     model: nn.Module,
-    masters: Mapping[str, Tensor] | None = None,
+    set_weight: Callable[[str, Tensor, Tensor], None] | None = None,
     stored: StoredWeights | None = None,
 ) -> None:
-    """Load the checkpoint's weights into ``model``, and into ``masters``, the float32 copies of rounded weights.
+    """Load the checkpoint's weights into ``model``.
 
     If ``model`` is on the meta device, only the path of the weights is recorded in ``stored``.
+
+    Args:
+        checkpoint: the checkpoint.
+        model: the model.
+        set_weight: copies a whole weight into a tensor of the model; see :class:`rlox_grpo.update.protocol.Updater`.
+            None: the model is whole, and has no other copy of its weights.
+        stored: the files of a model without weights.
 
     Raises:
         CheckpointError: names or shapes differ from the model's. Nothing is loaded.
@@ -347,7 +354,7 @@ def load_weights(
         lacks, has = missing[:3] or "nothing", unknown[:3] or "nothing"
         raise CheckpointError(f"{checkpoint} is of another model: it lacks {lacks} and has {has} that is not here")
     for name, tensor in targets.items():
-        there, here = tuple(saved[name].shape), tuple(tensor.shape)
+        there, here = tuple(saved[name].shape), find_whole_shape(tensor)
         if there != here:
             raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
     if stored is not None and next(model.parameters()).is_meta:
@@ -355,9 +362,10 @@ def load_weights(
         return
     with torch.no_grad():
         for name, tensor in targets.items():
-            tensor.copy_(shard_like(saved[name], tensor))
-            if masters and name in masters:
-                masters[name].copy_(saved[name])
+            if set_weight is None:
+                tensor.copy_(saved[name])
+            else:
+                set_weight(name, tensor, saved[name])
 
 
 def read_weights(checkpoint: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -16,11 +17,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.distributed.shards import find_whole_shape
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.files import (
     append_line,
@@ -80,11 +83,17 @@ def name_newest(folder: Path) -> str:
     return str(listed[-1]) if listed else "the start: no checkpoint was written yet"
 
 
-def refuse_full_disk(folder: Path, model: nn.Module) -> None:
-    """Raise CheckpointError if the disk of ``folder`` has no room for two checkpoints."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def refuse_full_disk(folder: Path, model: nn.Module, masters: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+    """Raise CheckpointError if the disk of ``folder`` has no room for two checkpoints.
+
+    ``masters`` are the float32 weights of parameters that ``model`` holds rounded, by name.
+    """
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     # Weights and the two moments of AdamW. A new checkpoint is complete before an old one is removed.
-    checkpoint_bytes = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)
+    checkpoint_bytes = 3 * sum(
+        math.prod(find_whole_shape(parameter)) * masters.get(name, parameter).element_size()
+        for name, parameter in trainable.items()
+    )
     free = shutil.disk_usage(folder).free
     if free < 2 * checkpoint_bytes:
         raise CheckpointError(

@@ -93,6 +93,12 @@ def _find_state_damage(state: Mapping[str, Any]) -> str:
     return ""
 
 
+def read_digest(checkpoint: Path) -> str:
+    """Return the digest of the manifest, which differs if any file does; empty without a manifest."""
+    content = read_object(checkpoint / MANIFEST)
+    return str(content.get(_DIGEST, "")) if isinstance(content, dict) else ""
+
+
 def read_write_time(checkpoint: Path) -> float:
     """Return the time of the manifest, or without a manifest that of the newest file, in seconds since 1970."""
     content = read_object(checkpoint / MANIFEST)

@@ -39,7 +39,7 @@ from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, reward_collapse, write_warnings
 from rlox_grpo.run.history import checkpoint_path, choose_restore
-from rlox_grpo.run.manifest import find_damage
+from rlox_grpo.run.manifest import find_damage, read_digest
 from rlox_grpo.run.plan import Plan, Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
@@ -162,7 +162,7 @@ class Run:
         if self._written_folder is not None:
             if restore is not None:  # before later checkpoints are renamed: a start after a kill then goes on with it
                 save_learning_rate_factor(restore, progress.learning_rate_factor)
-            refuse_full_disk(self._written_folder, policy.model)
+            refuse_full_disk(self._written_folder, policy.model, updater.masters)
             prepare_folder(
                 self._written_folder,
                 progress.step,
@@ -499,15 +499,28 @@ class Run:
         model = self._policy.model
         return str(getattr(model, "name_or_path", "") or type(model).__name__)
 
+    def _refuse_other_checkpoints(self, checkpoint: Path) -> None:
+        """Raise CheckpointError on every rank if one rank has other files than rank 0 under the path ``checkpoint``.
+
+        Hosts may have folders of their own under this path, with a checkpoint of another run or of another start.
+        """
+        seen = self._ranks.gather([read_digest(checkpoint), load_learning_rate_factor(checkpoint, 1.0)])
+        if others := [rank for rank, files in enumerate(seen) if files != seen[0]]:
+            raise CheckpointError(
+                f"{checkpoint} is missing or another checkpoint on rank {others[0]} than on rank 0: every rank reads "
+                "it, so output_dir and resume have to name a folder that all hosts share"
+            )
+
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
         """Load the checkpoint. Return the options that differ: name → (old value, new value)."""
+        self._refuse_other_checkpoints(checkpoint)
         state = read_state(checkpoint)
         changed, permitted = refuse_other_run(
             checkpoint, state, self._config, self._rewards, self._data, self._model_name()
         )
         if permitted and self._ranks.is_first:
             logger.warning("resuming with a change that resume_changes allows: %s", "; ".join(permitted))
-        load_weights(checkpoint, self._policy.model, self._updater.masters, self._policy.stored)
+        load_weights(checkpoint, self._policy.model, self._updater.set_weight, self._policy.stored)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._reference is not None else {}
         teacher = load_reference(checkpoint, TEACHER) if self._teacher is not None else {}

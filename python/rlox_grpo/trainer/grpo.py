@@ -11,8 +11,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import transformers
 from torch import nn
 
+from rlox_grpo._native import __version__
 from rlox_grpo.config.eval_set import EvalSet, list_sets, name_argument
 from rlox_grpo.config.foreign_names import OTHER
 from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
@@ -309,6 +312,24 @@ class GRPO:
                 self._is_unfinished = False
             return add_short_names(run.last_metrics, run.progress_fields)
 
+    def _describe_rank(self, data: TrainData) -> dict[str, Any]:
+        """Return what every rank must have alike besides options and data.
+
+        These are versions, what a rank decides from its GPU, which lays out micro-batches and collectives, and the code
+        of rewards, environments and tools without the values of closures: a rank may have its own.
+        """
+        described: dict[str, Any] = {
+            "the version of rlox_grpo": __version__,
+            "the version of torch": torch.__version__.partition("+")[0],
+            "the version of transformers": transformers.__version__,
+            "micro_batch_tokens": self._step.batcher.micro_batch_tokens,
+            "gradient_checkpointing": self.policy.recomputes,
+            "one forward pass for the completions of a prompt": self._step.batcher.shares_prompts,
+        }
+        for name, digest in [*self._reward_digests, *data.digest_rewards()]:
+            described.setdefault(f"the code of {name}", []).append(digest and digest.partition("+")[0])
+        return described
+
     def _prepare_rewards(self, rewards: Any, environment: Environment | None) -> list[RewardFn]:
         """Return the reward functions of a source of a mixture: that of its environment, then its own or the run's.
 
@@ -370,6 +391,10 @@ class GRPO:
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
         held_out = self._held_out.load(eval_prompts)
+        self.ranks.refuse_differences(
+            "ranks of one call of train differ",
+            {"n_epochs": int(n_epochs), **_name_digests("eval_prompts", held_out), **self._describe_rank(data)},
+        )
         held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
         if self.ranks.is_first:
             warn_about_trained_prompts(held_out_prompts, train_prompts)
@@ -558,6 +583,10 @@ class GRPO:
             self._is_compared = True
         with self._closing_workers(), self.ranks.failing_together(), refuse_exits():
             sets = self._held_out.load(prompts, "prompts")
+            self.ranks.refuse_differences(
+                "ranks of one call of evaluate differ",
+                {"samples": samples and int(samples), "greedy": bool(greedy), **_name_digests("prompts", sets)},
+            )
             with closing_sets(sets):
                 self._step.engine_sync.push(self.step)
                 evaluate = partial(self._held_out.evaluate, samples=samples, greedy=greedy)
@@ -678,6 +707,11 @@ def _check_count(name: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} is {value!r}: expected an integer of at least 1")
+
+
+def _name_digests(argument: str, sets: Mapping[str, LoadedSet]) -> dict[str, str]:
+    """Return the digest of each evaluation set, by what messages call the set."""
+    return {name_argument(argument, name): loaded.digest for name, loaded in sets.items()}
 
 
 def _record_data(eval_prompts: Any) -> dict[str, Any]:

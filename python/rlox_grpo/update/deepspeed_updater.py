@@ -35,7 +35,8 @@ class DeepSpeedUpdater:
     is configured with one micro-batch a step, so that it divides by no other count.
 
     State is saved by parameter name as whole tensors, as in :class:`TorchUpdater`: it resumes on any number of ranks
-    and at any stage. DeepSpeed's own universal checkpoints need a conversion between two runs.
+    and at any stage. DeepSpeed's own universal checkpoints need a conversion between two runs. A checkpoint is loaded
+    into an existing engine in place.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class DeepSpeedUpdater:
         self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
         self.peak_learning_rate = optimizer.learning_rate
         self.weights_are_whole = True
+        # As of whole parameters, also after DeepSpeed has partitioned them.
+        self._shapes = {name: parameter.detach().to("meta") for name, parameter in self._named.items()}
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
@@ -128,15 +131,34 @@ class DeepSpeedUpdater:
             if self._ranks.is_first
         }
 
+    @torch.no_grad()
+    def set_weight(self, name: str, tensor: Tensor, value: Tensor) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
+        if self._started is None or not isinstance(tensor, nn.Parameter):
+            tensor.copy_(value)
+            return
+        if self._stage < 3:
+            tensor.copy_(value)
+        else:
+            # Rank 0's values are broadcast and partitioned at the end of the block.
+            with self._deepspeed.zero.GatheredParameters([tensor], modifier_rank=0):
+                if self._ranks.is_first:
+                    tensor.copy_(value)
+        if self._stage > 0 and name in self._named:
+            self._set(tensor, value)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, on any number of ranks.
 
         Raises:
-            ValueError: a moment of an unknown parameter, or of another shape; state for an updater in use.
+            ValueError: a moment of an unknown parameter, or of another shape; or DeepSpeed still holds gradients of an
+                optimizer step that failed, which would add to those of the next one.
         """
+        if not self.weights_are_whole:
+            raise ValueError("an optimizer step failed, and DeepSpeed holds its gradients: make the trainer anew")
+        self._moments = sort_moments(state, self._shapes)
         if self._started is not None:
-            raise ValueError("the updater has taken steps already: its state is loaded before the first")
-        self._moments = sort_moments(state, self._named)
+            self._restore_moments()
 
     def _engine(self) -> Any:
         """Return the DeepSpeed engine; create it at the first call."""
@@ -248,6 +270,7 @@ class DeepSpeedUpdater:
         steps = next(iter(loaded.values()))["step"] if loaded else torch.tensor(0.0)
         self._steps = int(steps)
         if self._stage == 0:
+            self._adamw.state.clear()
             for name, state in loaded.items():
                 parameter = self._named[name]
                 self._adamw.state[parameter] = {k: v.to(parameter.device, copy=True) for k, v in state.items()}
@@ -255,9 +278,14 @@ class DeepSpeedUpdater:
         zero = self._started.optimizer
         flats = zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups
         for flat in flats:
-            self._adamw.state[flat] = {"step": steps.clone()} | {moment: torch.zeros_like(flat) for moment in _MOMENTS}
+            state = self._adamw.state[flat]
+            state["step"] = steps.clone()
+            for moment in _MOMENTS:
+                # In place, if there is one: DeepSpeed has views of it.
+                state[moment] = state[moment].zero_() if moment in state else torch.zeros_like(flat)
         if self._stage < 3:
             # DeepSpeed calls this after the first step of the first parameter group, when other groups have no state.
+            # A second call does nothing.
             zero._lazy_init_hp_params_optimizer_state()
         for name, state in loaded.items():
             for moment in _MOMENTS:

@@ -22,8 +22,7 @@ class Updater(Protocol):
             ``forward`` are collectives.
         is_model_sharded: Whether a rank's model has only a part of the weights. Otherwise it has all weights of a
             forward pass, even if the optimizer's state is sharded.
-        masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
-            checkpoint is loaded into both.
+        masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies.
         weights_are_whole: False while an optimizer step has changed some of the weights but not all.
         peak_learning_rate: The option ``learning_rate``, or the learning rate of a custom optimizer.
     """
@@ -73,6 +72,13 @@ class Updater(Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return every parameter by name, gathered from its shards, in the updater's highest precision."""
+        ...
+
+    def set_weight(self, name: str, tensor: Tensor, value: Tensor) -> None:
+        """Copy ``value``, a whole weight, into ``tensor``, a parameter or buffer of the model, and into its master.
+
+        Every rank calls this with the same weights, in the same order.
+        """
         ...
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -115,6 +115,13 @@ class TorchUpdater:
             for name, parameter in self._model.named_parameters()
         )
 
+    @torch.no_grad()
+    def set_weight(self, name: str, tensor: Tensor, value: Tensor) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
+        tensor.copy_(shard_like(value, tensor))
+        if name in self.masters:
+            self.masters[name].copy_(value)
+
     def _gradients(self) -> dict[str, Tensor]:
         """The gradients by the parameter's name; parameters without a gradient are left out."""
         if self._host is not None:
