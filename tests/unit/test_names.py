@@ -20,6 +20,7 @@ WORDS = frozenset({"own", "found", "place", "places", "part", "parts", "told", "
 EXEMPT: Mapping[str, str] = {
     "multiple_of": "a parameter of `pad` and `build_batch`, after transformers' `pad_to_multiple_of`",
     "OUT_OF_MEMORY": "the term for this end of a program, and the status that users read in metrics",
+    "parse_known_args": "the method of `argparse.ArgumentParser` that a subclass replaces",
 }
 """Name → why it stays."""
 

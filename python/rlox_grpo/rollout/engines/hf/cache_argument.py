@@ -39,11 +39,11 @@ def _list_parameters(model: nn.Module) -> frozenset[str]:
     if hasattr(base, "get_base_model"):
         base = base.get_base_model()
     method = getattr(base.forward, "__func__", None)
-    return _read_parameters(base.forward) if method is None else _list_parameters_of_class(method)
+    return _read_parameters(base.forward) if method is None else _read_parameters_once(method)
 
 
 def _read_parameters(forward: Any) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-_list_parameters_of_class = functools.lru_cache(maxsize=64)(_read_parameters)  # decoding reads them at every step
+_read_parameters_once = functools.lru_cache(maxsize=64)(_read_parameters)  # decoding reads them at every step
