@@ -71,6 +71,11 @@ def test_what_is_no_row_of_real_numbers_is_refused_by_name(values: Any):
         group_advantages(values, 1)
 
 
+def test_a_masked_array_is_refused():
+    with pytest.raises(TypeError, match=r"rewards is a masked array.*filled"):
+        group_advantages(np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False]), 3)
+
+
 def test_layouts_that_are_not_contiguous_or_aligned_or_writable():
     base = np.arange(16, dtype=np.float32) ** 2
     expected = group_advantages(base[::2].copy(), 4)

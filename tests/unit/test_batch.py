@@ -86,6 +86,8 @@ def test_no_rows_and_empty_rows():
         ([[1], [2, 1.5]], TypeError, r"rows\[1\]\[1\] is 1.5"),
         ([[1], ["a"]], TypeError, r"rows\[1\]\[0\] is 'a'"),
         ([[1], [None]], TypeError, r"rows\[1\]\[0\] is None"),
+        ([[1], [0, True]], TypeError, r"rows\[1\]\[1\] is True"),  # a mask is no row, in arrays and in lists
+        ([np.array([True])], TypeError, r"rows\[0\] has dtype bool"),
         ([[1 << 70]], ValueError, r"rows\[0\]\[0\] is 1180591620717411303424"),
         ([np.array([1]), np.array([1.5])], TypeError, r"rows\[1\] has dtype float64"),
         ([np.array([1]), np.array([[1]])], TypeError, r"rows\[1\] has dtype int64 and shape \(1, 1\)"),

@@ -29,6 +29,8 @@ ROW = {"task": "gcd", "question": "?", "answer": "4", "answer_form": "tag", "ent
         ("tag", "4", None),
         ("box", "\\boxed{1} or \\boxed{x_{2}}", "x_{2}"),
         ("number", "It is −$1,234.50.", "-1234.50"),
+        ("number", r"It is \$1,234.", "1234"),
+        ("number", "It is 12,34.", None),
         ("text", "<think>no", None),
     ],
 )

@@ -22,7 +22,8 @@ MARKERS = r"""<think> </think> <answer> </answer> \boxed{ \fbox{ #### answer: \f
 ( ) [ ] | $ ^ _ ! % , ; : = < > + - * / . 0 1 9 12 x y i e or and ½ √ ∞ é ٣ 😀"""
 ODD = ("answer is ", "\\", " ", "\n", "\t", "\x00", "\ud800", "\udfff", "\u200b", "\u202e", "\ufeff", "\x85")
 REPEATED = r"""{ } ( ) [ | $ $$ \ \\ \( \[ - + ! ^ ^{ _ _{ , = < \boxed{ \boxed{} \boxed <answer> </answer> ####
-</think> \frac{ \frac1 \sqrt \sqrt{ \left( \begin{pmatrix} \text{ 9^ 1 1, 1/ x x+ \pi ½ √ ² 😀"""
+</think> ~~ ~~a~~ \cancel \not{
+<s> \frac{ \frac1 \sqrt \sqrt{ \left( \begin{pmatrix} \text{ 9^ 1 1, 1/ x x+ \pi ½ √ ² 😀"""
 REPEATED_ODD = ("answer is ", "answer: 1 ", "\\pm ", "\\cup ", "1 ", "\x00", "a few\ud800surrogates", " ", "\n")
 PIECES = st.sampled_from([*MARKERS.split(), *ODD])
 TEXTS = st.one_of(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlox_grpo.rewards import STATUSES, Composite, GSM8KAnswer, MajorityVote, MathAnswer, math_equal, unreadable_golds
+from rlox_grpo.rewards import (
+    STATUSES,
+    Composite,
+    Countdown,
+    GSM8KAnswer,
+    MajorityVote,
+    MathAnswer,
+    math_equal,
+    unreadable_golds,
+)
 
 # Equal by the house rules, each pair by hand.
 EQUAL = [
@@ -642,6 +654,13 @@ def test_what_is_beyond_reach_is_undecided_and_scores_as_asked() -> None:
     assert MathAnswer(undecided=0.5)(completions=texts, answer=[gold, gold]) == [0.5, 0.0]
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "none"])
+def test_the_score_of_undecided_answers_is_checked_before_the_first_one(score: Any) -> None:
+    for make in (MathAnswer, MajorityVote, GSM8KAnswer, Countdown):
+        with pytest.raises(ValueError, match="^undecided is "):
+            make(undecided=score)
+
+
 def test_every_sample_has_a_status() -> None:
     texts = [r"\boxed{1}", "no idea", r"\boxed{\frac{1}{}", r"\boxed{" + "(" * 5000 + "}", r"\boxed{1/0}"]
     verdicts = MathAnswer().verdicts(texts, {"answer": ["1"] * len(texts)})
@@ -664,6 +683,13 @@ def test_golds_may_be_numbers_or_solutions() -> None:
     golds = [3, 0.5, "so 3\n#### 1,000", r"hence $\boxed{\frac12}$."]
     texts = ["#### 3", r"\boxed{\frac12}", "The answer is 1000.", "<answer>0.5</answer>"]
     assert MathAnswer()(completions=texts, answer=golds) == [1.0] * 4
+
+
+def test_numbers_of_any_type_count_by_their_shortest_decimal() -> None:
+    golds = [0.1, np.float64(0.1), np.float32(0.1), np.float16(0.1), np.int8(3), Fraction(1, 3), Decimal("1E+3")]
+    texts = ["#### 0.1"] * 4 + ["#### 3", "#### 1/3", "#### 1000"]
+    for rule in (MathAnswer(), GSM8KAnswer()):
+        assert rule(completions=texts, answer=golds) == [1.0] * 7
 
 
 def test_majority_votes_by_value() -> None:
@@ -780,6 +806,31 @@ def test_every_gold_that_cannot_be_read_is_named() -> None:
         MathAnswer()(completions=["1"] * 5, answer=BAD)
     for row in ("answer[1]", "answer[3]", "answer[4]", "on_bad_gold='skip'"):
         assert row in str(error.value)
+
+
+class Column:
+    """A column of a table that has lost rows: its index is no count."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = dict(enumerate(values, start=10))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values.values())
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values[index]
+
+
+def test_the_column_of_a_table_is_read_in_its_order() -> None:
+    assert unreadable_golds(Column(BAD)) == unreadable_golds(BAD)  # type: ignore[arg-type]
+    rule = MathAnswer(on_bad_gold="skip")
+    with pytest.warns(UserWarning, match="has no score|have no score"):
+        assert rule(completions=["3"] * 2, answer=Column([r"\int_0^2 f", "3"])) == [None, 1.0]
+    votes = MajorityVote()(prompts=Column(["a", "a", "b"]), completions=["1", "1", "2"])
+    assert votes == MajorityVote(group_size=1)(completions=["1", "1", "2"])
 
 
 def test_many_bad_golds_are_all_named_and_few_are_shown() -> None:

@@ -105,6 +105,8 @@ def _to_array(values: Any, name: str) -> NDArray[Any]:
         if values.is_floating_point() and values.dtype.itemsize < 4:
             values = values.float()
         return np.asarray(values.numpy())
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost: give {name}.filled(np.nan)")
     array = np.asarray(values)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.float32)

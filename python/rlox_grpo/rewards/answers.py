@@ -15,7 +15,7 @@ from rlox_grpo.rewards.columns import (
     read_texts,
     read_whole_numbers,
 )
-from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, check_tag, name_errors
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, check_tag, check_undecided, name_errors
 
 __all__ = ["Countdown", "ExactAnswer", "GSM8KAnswer", "MultipleChoice", "extract_answer"]
 
@@ -35,6 +35,9 @@ class Countdown:
     weight: float = 1.0
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "countdown"
+
+    def __post_init__(self) -> None:
+        check_undecided(self.undecided)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. A ValueError names the column, row and value that the rule cannot use."""
@@ -67,6 +70,7 @@ class GSM8KAnswer:
 
     def __post_init__(self) -> None:
         check_choice("percent", self.percent, ("optional", "exact"))
+        check_undecided(self.undecided)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. A ValueError names the column, row and value that the rule cannot use."""

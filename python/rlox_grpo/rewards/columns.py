@@ -93,7 +93,9 @@ def format_gold(value: Any) -> str | None:
     """Convert a gold answer to text, numbers exactly; None for blank text and anything but text and finite numbers."""
     if isinstance(value, str) and value.strip():
         return make_encodable(value)
-    if isinstance(value, (np.integer, np.floating)):
+    if isinstance(value, np.floating):
+        value = float(str(value))  # the shortest decimal: 0.1 in float32 is 0.1, as it is in float64
+    if isinstance(value, np.integer):
         value = value.item()
     if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         return str(value)
@@ -144,6 +146,7 @@ def number_groups(columns: Columns, rows: int, group_size: int | None, rule: str
     prompts: Any = columns.get("prompts")
     if prompts is None and group_size is None:
         raise ValueError(f"{rule}: prompts are missing; give them, or a group_size")
+    prompts = None if prompts is None else list(prompts)  # a column of a table counts by its own index
     if prompts is not None and len(prompts) != rows:
         raise ValueError(f"{rule}: prompts has {len(prompts)} rows, expected {rows}")
     if group_size is not None:

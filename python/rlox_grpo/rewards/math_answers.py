@@ -12,7 +12,7 @@ import numpy as np
 
 import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, number_groups, read_column, read_texts
-from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors, shorten
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, check_undecided, name_errors, shorten
 
 OnBadGold = Literal["stop", "skip"]
 
@@ -45,6 +45,7 @@ def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
     Args:
         answers: The column ``answer``, texts and numbers.
     """
+    answers = list(answers)  # a column of a table counts by its own index
     texts = [format_gold(answer) for answer in answers]
     reasons = {row: _NO_GOLD for row, text in enumerate(texts) if text is None}
     rows = [row for row in range(len(texts)) if row not in reasons]
@@ -126,6 +127,7 @@ class MathAnswer:
 
     def __post_init__(self) -> None:
         check_choice("on_bad_gold", self.on_bad_gold, ("stop", "skip"))
+        check_undecided(self.undecided)
         _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
@@ -188,6 +190,7 @@ class MajorityVote:
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}, expected at least 1")
+        check_undecided(self.undecided)
         _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:

@@ -28,6 +28,7 @@ from rlox_grpo.rewards.verdicts import (
     UNDECIDED,
     Verdicts,
     call_rule,
+    check_undecided,
     reduce_settings,
     shorten,
 )
@@ -177,6 +178,7 @@ class ReasoningGym:
 
     def __post_init__(self) -> None:
         refuse_tasks([] if self.task is None else [self.task])
+        check_undecided(self.undecided)
         scorer = InWorkers(Scorer(), self.timeout, workers=self.workers, on_error="none")
         object.__setattr__(self, "_scorer", scorer)
 

@@ -177,6 +177,12 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
 
 
+def check_undecided(score: float | None) -> None:
+    """Raise ValueError if ``score`` cannot be the reward of an undecided sample."""
+    if score is not None and not (isinstance(score, (int, float)) and math.isfinite(score)):
+        raise ValueError(f"undecided is {score!r}, expected None or a finite number")
+
+
 def check_tag(name: str, tag: str) -> None:
     """Raise ValueError if ``tag`` is not a tag name."""
     if not re.fullmatch(r"[^<>/\s]+", tag):

@@ -32,8 +32,20 @@ pub(super) fn before<'t>(tokens: &[Token<'t>]) -> Option<(&'t str, usize)> {
     );
     let joins = matches!(first.kind, Kind::Word(word) if matches!(word, "and" | "or" | "is"));
     let colons = tokens.iter().filter(|token| token.kind == Kind::Colon).count();
-    let choice = colons <= 1 && letter.starts_with(|c: char| ('A'..='J').contains(&c));
+    let choice = colons <= 1 && is_choice(letter) && !is_label(&tokens[length..]);
     (choice && first.space && !continues && !joins).then_some((letter, length))
+}
+
+fn is_choice(letter: &str) -> bool {
+    letter.len() == 1 && letter.starts_with(|c: char| ('A'..='J').contains(&c))
+}
+
+/// Whether the tokens are another choice: `(A) (B)` and `A. B` name two, of which each would count.
+fn is_label(tokens: &[Token<'_>]) -> bool {
+    match tokens {
+        [Token { kind: Kind::Name { name, .. } | Kind::Word(name), .. }] => is_choice(name),
+        _ => alone(tokens).is_some_and(is_choice),
+    }
 }
 
 /// A label at the start, and how many tokens it takes.
@@ -100,7 +112,7 @@ fn label(ast: &mut Ast, id: NodeId) -> Result<Option<NodeId>, ParseError> {
         }
         _ => return Ok(None),
     };
-    if name.len() != 1 || !name.starts_with(|c: char| ('A'..='J').contains(&c)) {
+    if !is_choice(&name) {
         return Ok(None);
     }
     let text = ast.push(Node::Text(name))?;

@@ -166,6 +166,9 @@ const EQUAL: &[(&str, &str)] = &[
     (r"x=3,\ y=4,\ z=5", "(3,4,5)"),
     (r"\mathbf{i}+2\mathbf{j}", r"\mathbf{i}+2\mathbf{j}"),
     ("10^{10^{10}}+1", "1+10^{10^{10}}"),
+    ("A", "(A) 5"),
+    ("5", "(A) 5"),
+    ("x", "(A) x"),
 ];
 
 /// Different: near misses, other shapes, hedges, restatements, and what has no value.
@@ -276,6 +279,13 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("x", r"x+0\cdot\frac{1}{0}"),
     ("1", r"\frac{x-x}{x-x}"),
     ("1", "0^0"),
+    // Two choices name none, in whatever order.
+    ("A", "(A) (B)"),
+    ("B", "(A) (B)"),
+    ("A", "(B) (A)"),
+    ("B", "A. B"),
+    ("B", "A) option B"),
+    ("B", r"\textbf{(A)}\ \textbf{(B)}"),
 ];
 
 #[test]

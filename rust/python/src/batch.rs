@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBool, PyList};
 use rlox_grpo_kernels::batch::layout::{LayoutOut, RowLayout};
 use rlox_grpo_kernels::batch::packing::{self, Oversize, Packing};
 use rlox_grpo_kernels::batch::padding::{self, Rectangle, Side, width_for};
@@ -28,6 +28,10 @@ pub(super) fn flatten_rows<'py>(rows: &Bound<'py, PyList>, argument: &str) -> Py
             .map_err(|error| PyTypeError::new_err(format!("{argument}[{index}]: {}", PyErr::from(error))))?;
         values.reserve(row.len());
         for (place, value) in row.iter().enumerate() {
+            // A mask in place of ids: Python's bools are ints.
+            if value.is_instance_of::<PyBool>() {
+                return Err(bad_id(&PyTypeError::new_err(()), argument, index, place, &value));
+            }
             values.push(value.extract().map_err(|error| bad_id(&error, argument, index, place, &value))?);
         }
         offsets.push(values.len() as i64);

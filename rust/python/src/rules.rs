@@ -1,5 +1,7 @@
 //! Bindings of [`rlox_grpo_rules`], except those of [`rlox_grpo_rules::math`].
 
+use std::borrow::Cow;
+
 use math_answers::extraction::stated;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
@@ -153,8 +155,8 @@ fn score_token_repetition<'py>(
 }
 
 #[pyfunction]
-fn extract_answer(text: &str) -> Option<std::borrow::Cow<'_, str>> {
-    stated(text)
+fn extract_answer<'t>(py: Python<'_>, text: &'t str) -> Option<Cow<'t, str>> {
+    py.detach(|| stated(text))
 }
 
 #[pyfunction]

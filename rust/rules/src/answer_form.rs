@@ -30,7 +30,8 @@ impl AnswerForm {
 
     /// The answer after the last `</think>`, stripped; none if it is missing or blank.
     ///
-    /// A number is without currency signs and commas between its digits, and its sign is `-`, so that any scorer reads it.
+    /// A number is without currency signs and the marks between its digits, and its sign is `-`, so that any scorer reads
+    /// it. What is no number here (`12,34`, `5k`) is none.
     #[must_use]
     pub fn extract(self, completion: &str) -> Option<String> {
         let legible = legible(completion);
@@ -39,9 +40,9 @@ impl AnswerForm {
             Self::Tag => tagged(text, "answer")?.to_owned(),
             Self::Box => boxed(text)?.to_owned(),
             Self::Number => {
-                let token = number::last(text)?;
-                let plain = text[token.start..token.end].replace('−', "-");
-                plain.replace([',', '$', '€', '£', '¥', '₹'], "")
+                let token = number::last(text).filter(|token| token.number.is_ok() && !number::is_part(text, token))?;
+                let plain = text[token.start..token.end].replace('−', "-").replace("{,}", "").replace("\\,", "");
+                plain.replace("\\$", "").replace([',', '$', '€', '£', '¥', '₹'], "")
             }
             Self::Text => text.to_owned(),
         };
@@ -65,6 +66,22 @@ mod tests {
             (Text, "So <answer> a b </answer>, or \\boxed{x_{1}}, or −$1,234.50 in all."),
         ] {
             assert_eq!(form.extract(text).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_number_is_without_marks_or_none() {
+        for (text, expected) in [
+            (r"-\$1,234.50", Some("-1234.50")),
+            (r"1{,}234", Some("1234")),
+            (r"1\,234", Some("1234")),
+            ("5 million", Some("5 million")),
+            ("12,34", None),
+            ("1.234,56", None),
+            ("5k", None),
+            ("5²", None),
+        ] {
+            assert_eq!(Number.extract(text).as_deref(), expected, "{text}");
         }
     }
 

@@ -92,7 +92,10 @@ fn last_number(mut text: &str) -> Result<Number, ParseError> {
     for _ in 0..MOST_DENIED {
         let last = number::last(text).ok_or(ParseError::NoAnswer)?;
         let Some(denied) = denial(&text[..last.start]) else {
-            return if is_denied_behind(&text[last.end..]) { Err(ParseError::NoAnswer) } else { last.number };
+            if is_denied_behind(&text[last.end..]) {
+                return Err(ParseError::NoAnswer);
+            }
+            return if number::is_part(text, &last) { Err(ParseError::Unparseable) } else { last.number };
         };
         text = before_denial(text, denied).ok_or(ParseError::NoAnswer)?;
     }
@@ -199,6 +202,16 @@ mod tests {
             ["7 dollars and it took 3 steps", "7 apples and pears", "7, after 3 steps", "7 cm because 3 + 4 = 7"]
         {
             assert_eq!(score("7", &format!("#### {text}")).score, 1.0, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_last_number_that_is_part_of_another_value() {
+        for text in ["It is 5²", "about 5½", "She earns $5k.", "5万", "so 10^5", "√5"] {
+            assert_eq!(score("5", text).status, Status::Unparseable, "{text:?}");
+        }
+        for text in ["It is 5!", "the 5th", "5cm", "5m", "5颗"] {
+            assert_eq!(score("5", text).score, 1.0, "{text:?}");
         }
     }
 

@@ -95,6 +95,12 @@ fn the_work_on_hostile_text_is_linear() {
         "\n</answer>",
         "<think>\n",
         "million ",
+        "~~",
+        "~~a~~ ",
+        "\\cancel",
+        "\\st ",
+        "\\cancelto{1}",
+        "<s>",
     ];
     for piece in pieces {
         for start in ["", "<think>", "<think>\n", "<think>a</think>\n<answer>", "\\boxed{", "#### 1 "] {

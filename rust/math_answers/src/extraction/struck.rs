@@ -47,14 +47,16 @@ pub fn legible(text: &str) -> Cow<'_, str> {
     }
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
-    // No closing mark follows before here.
-    let (mut unclosed_line, mut unclosed) = (0, [false; ELEMENTS.len()]);
+    // Where the line ends, once it was looked for, and before where no closing mark follows.
+    let (mut line, mut unclosed_line, mut unclosed) = (0, 0, [false; ELEMENTS.len()]);
     while let Some(c) = text[at..].chars().next() {
         let rest = &text[at..];
         let struck = match c {
             '~' if rest.starts_with("~~") && at >= unclosed_line => {
-                let line = at + memchr::memchr(b'\n', rest.as_bytes()).unwrap_or(rest.len());
-                looked_at(line - at);
+                if at >= line {
+                    line = at + memchr::memchr(b'\n', rest.as_bytes()).unwrap_or(rest.len());
+                    looked_at(line - at);
+                }
                 let length = tilde_length(&out, &text[at..line]);
                 if length == 0 && !text[(at + 2).min(line)..line].contains("~~") {
                     unclosed_line = line;
@@ -100,6 +102,7 @@ fn tilde_length(before: &str, line: &str) -> usize {
     let opens = before.chars().next_back().is_none_or(|c| c.is_whitespace() || "([{$*_>:".contains(c));
     let inside = &line[2..];
     let content = inside.find("~~").map(|end| &inside[..end]);
+    looked_at(content.unwrap_or(inside).len());
     let Some(content) = content.filter(|_| opens) else { return 0 };
     let behind = &inside[content.len() + 2..];
     let formula = ["\\boxed", "\\fbox", "\\(", "\\["].iter().any(|start| content.starts_with(start));
@@ -140,24 +143,34 @@ fn command_length(rest: &str) -> usize {
     at
 }
 
-/// The end of a braced argument at `at`, or of one character.
-fn argument_end(text: &str, at: usize) -> Option<usize> {
-    let rest = text[at..].trim_start_matches(' ');
-    let start = text.len() - rest.len();
-    let first = rest.chars().next()?;
-    if first == '\\' {
-        let name = rest[1..].bytes().take_while(u8::is_ascii_alphabetic).count();
-        return argument_end(text, start + 1 + name).filter(|_| name > 0);
-    }
-    if first != '{' {
-        return Some(start + first.len_utf8());
+/// The end of a braced argument at `at`, or of one character, behind the commands that apply to it: `\mathbf{4}`. None
+/// where commands and spaces, or the argument, are longer than [`LONGEST_ARGUMENT`].
+fn argument_end(text: &str, mut at: usize) -> Option<usize> {
+    let limit = at + LONGEST_ARGUMENT;
+    loop {
+        at += text[at..].bytes().take(LONGEST_ARGUMENT).take_while(|byte| *byte == b' ').count();
+        let rest = &text[at..];
+        let first = rest.chars().next().filter(|_| at < limit)?;
+        looked_at(1);
+        match first {
+            '\\' => {
+                let name = rest[1..].bytes().take_while(u8::is_ascii_alphabetic).count();
+                looked_at(name);
+                if name == 0 {
+                    return None;
+                }
+                at += 1 + name;
+            }
+            '{' => break,
+            _ => return Some(at + first.len_utf8()),
+        }
     }
     let mut depth = 0usize;
-    for (offset, byte) in rest.bytes().enumerate().take(LONGEST_ARGUMENT) {
+    for (offset, byte) in text[at..].bytes().enumerate().take(LONGEST_ARGUMENT) {
         looked_at(1);
         match byte {
             b'{' => depth += 1,
-            b'}' if depth == 1 => return Some(start + offset + 1),
+            b'}' if depth == 1 => return Some(at + offset + 1),
             b'}' => depth -= 1,
             _ => {}
         }
@@ -168,6 +181,7 @@ fn argument_end(text: &str, at: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::work::counted;
 
     #[test]
     fn what_is_struck_through_is_left_out() {
@@ -177,6 +191,7 @@ mod tests {
             (r"\xcancel {4}5 \bcancel4 \cancelto{0}{4}", "5  "),
             (r"\sout{\boxed{4}}", ""),
             (r"\not 4 \not{4} x \not= 4", r"  x \not= 4"),
+            (r"\cancel\mathbf{4}5 \sout \text {4}.", "5 ."),
             ("~~4~~ 5", " 5"),
             (r"so ~~\boxed{4}~~.", "so ."),
             ("5 ~~so 4~~", "5 "),
@@ -188,6 +203,23 @@ mod tests {
         }
         for text in ["x=1,~~y=2", r"1 ~~\text{or}~~ 2", "~~4", "<s>4", r"\star \stop", r"\cancel{4", "a ~~ b ~~ c"] {
             assert_eq!(legible(text), text);
+        }
+    }
+
+    #[test]
+    fn a_chain_of_commands_needs_no_stack() {
+        let text = [r"\cancel", &r"\a".repeat(1 << 17), "4"].concat();
+        assert_eq!(legible(&text), text);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn marks_take_linear_time() {
+        for piece in ["~~", "~~ ", "~~a~~ ", "~~\n", "~~a", "a~~", r"\cancel", r"\cancel ", r"\cancelto{a}", r"\not{"] {
+            let text = piece.repeat((1 << 17) / piece.len());
+            let looks = counted(|| drop(legible(&text)));
+            // Quadratic work looks at each byte some ten thousand times.
+            assert!(looks <= 300 * text.len() as u64, "{piece}: {looks}");
         }
     }
 }

@@ -9,7 +9,7 @@ mod reader;
 mod surroundings;
 mod value;
 
-use crate::characters::{is_decimal_digit, is_ideograph, is_letter, is_minus, is_space, strip};
+use crate::characters::{is_decimal_digit, is_ideograph, is_invisible, is_letter, is_minus, is_space, strip};
 use crate::error::ParseError;
 use crate::extraction::denied::{denial, is_denied_behind};
 use crate::work::looked_at;
@@ -82,6 +82,14 @@ pub fn last(text: &str) -> Option<Token> {
     };
     let near = parting(&text.as_bytes()[line..digit]).and_then(|at| last_from(line + at));
     near.or_else(|| last_from(line))
+}
+
+/// Whether what touches a number makes it a part of another value: `5²`, `5½`, `5k`, `2^10`, `√25`.
+#[must_use]
+pub fn is_part(text: &str, token: &Token) -> bool {
+    let (before, after) = (&text[..token.start], &text[token.end..]);
+    let touches = |c: char| c.is_alphanumeric() || is_invisible(c) || "^√π∞‰‱".contains(c);
+    before.trim_end_matches(['{', '(']).ends_with(['^', '√']) || (after.starts_with(touches) && continues(after))
 }
 
 /// The last sign in `text` that is part of no number, so that a line of numbers is not read from its start.
@@ -248,6 +256,19 @@ mod tests {
             assert_eq!(&text[token.start..token.end], span, "{text}");
         }
         assert!(last("none, H2O").is_none());
+    }
+
+    #[test]
+    fn a_part_of_another_value_is_no_value() {
+        let part = |text: &str| is_part(text, &last(text).unwrap());
+        for text in ["5²", "5½", "it is 5k", "5x.", "5π", "5√3", "2^10", "2^{10}", "√25", "√(25)", "5万", "5\u{200b}½"]
+        {
+            assert!(part(text), "{text}");
+        }
+        for text in ["5", "5.", "5!", "5cm", "5m", "5颗", "5th", "5°C", "5 x", "5 ²", "(5)", "5\u{200b}.", "5€", "12ตัว"]
+        {
+            assert!(!part(text), "{text}");
+        }
     }
 
     #[test]
