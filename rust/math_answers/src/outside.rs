@@ -188,13 +188,17 @@ fn cut_quantifier(tokens: &mut Vec<Token<'_>>) {
         .find(|at| is(tokens.get(*at), &["for"]) && is(tokens.get(at + 1), &["all", "every", "any", "each"]));
     let Some(start) = start else { return };
     let rest = &tokens[start + 2..];
-    let plain = rest.iter().all(|token| {
-        is(Some(token), &KINDS)
-            || matches!(
-                token.kind,
-                Kind::Name { .. } | Kind::Comma | Kind::NamedSet(_) | Kind::Relation(Comparison::In)
-            )
-    });
+    // The `odd` of `for all odd n` is three letters here.
+    let name = |token: &Token<'_>| matches!(token.kind, Kind::Name { .. });
+    let spelled = rest.windows(2).any(|pair| name(&pair[0]) && name(&pair[1]) && !pair[1].space);
+    let plain = !spelled
+        && rest.iter().all(|token| {
+            is(Some(token), &KINDS)
+                || matches!(
+                    token.kind,
+                    Kind::Name { .. } | Kind::Comma | Kind::NamedSet(_) | Kind::Relation(Comparison::In)
+                )
+        });
     let mut letters = rest.iter().filter_map(|token| match token.kind {
         Kind::Name { name, .. } => Some(name),
         _ => None,
@@ -208,7 +212,7 @@ fn cut_quantifier(tokens: &mut Vec<Token<'_>>) {
         }
         _ => false,
     };
-    let bare = rest.iter().all(|token| matches!(token.kind, Kind::Name { .. } | Kind::Comma));
+    let bare = rest.iter().all(|token| name(token) || token.kind == Kind::Comma);
     let ranged = letters.next().is_some_and(|letter| bare || is_argument(letter)) && (bare || letters.next().is_none());
     if plain && ranged {
         tokens.truncate(start);

@@ -169,6 +169,8 @@ const EQUAL: &[(&str, &str)] = &[
     ("A", "(A) 5"),
     ("5", "(A) 5"),
     ("x", "(A) x"),
+    ("f(x) = x^2", "f(x) = x^2 for all x"),
+    ("f(x, y) = xy", "f(x, y) = xy for all x, y"),
 ];
 
 /// Different: near misses, other shapes, hedges, restatements, and what has no value.
@@ -286,6 +288,8 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("B", "A. B"),
     ("B", "A) option B"),
     ("B", r"\textbf{(A)}\ \textbf{(B)}"),
+    ("f(x) = x^2", "f(x) = x^2 for all odd x"),
+    ("x^2", "x^2 for all odd x"),
 ];
 
 #[test]
