@@ -223,12 +223,12 @@ release-check: build wheel sdist ## before a release: metadata, licences, SBOM, 
 	$(RUN) python .ci/release_check.py dist/*.whl dist/*.tar.gz
 	WHEEL="$$(ls dist/*.whl)" $(RUN) pytest -m "release or slow" tests/e2e/test_wheel.py
 
-# $(call test_versions,<uv's resolution>,<folder>,<Python>). The tools of the tests are not resolved that way. A -m here
-# takes the place of the one in pyproject.toml, so it names `browser` again; all `release` tests are slow.
+# $(call test_versions,<uv's resolution>,<folder>,<Python>,<more extras>). The tools of the tests are not resolved that
+# way. A -m here takes the place of the one in pyproject.toml, so it names `browser` again; all `release` tests are slow.
 define test_versions
 	$(UV) venv --quiet --allow-existing --python $(3) $(2)
 	$(UV) pip install --quiet --python $(2) --no-config --resolution $(1) \
-	  -r pyproject.toml --extra lora --extra gguf --extra tensorboard --extra gymnasium
+	  -r pyproject.toml --extra lora --extra gguf --extra tensorboard --extra gymnasium $(4)
 	$(UV) pip install --quiet --python $(2) --no-config hypothesis pillow pytest pytest-xdist pyyaml
 	$(UV) pip install --quiet --python $(2) --no-config --no-deps --reinstall dist/*.whl
 	$(2)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(TESTS)
@@ -242,7 +242,7 @@ test-oldest: wheel ## tests that are not slow on the oldest dependencies and Pyt
 # What a user's `pip install rlox-grpo` brings today, which uv.lock does not follow by itself.
 .PHONY: test-newest
 test-newest: wheel ## the same on the newest dependencies of PyPI, in .venv-newest
-	$(call test_versions,highest,.venv-newest,$(or $(PYTHON),3.13))
+	$(call test_versions,highest,.venv-newest,$(or $(PYTHON),3.13),--extra vision)
 
 .PHONY: clean
 clean: ## remove what builds and tests leave; .venv and runs stay

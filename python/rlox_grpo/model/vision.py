@@ -194,7 +194,7 @@ class Vision:
         pooled = [features[picture.digest].pooled for picture in shown]
         levels = [features[picture.digest].levels for picture in shown]
         is_list = next(iter(features.values())).is_list
-        return SimpleNamespace(
+        return _Features(
             pooler_output=pooled if is_list else torch.cat(pooled),
             deepstack_features=[list(level) for level in zip(*levels, strict=True)],
         )
@@ -245,6 +245,14 @@ class Vision:
                     pooled=pooled[index], levels=[level[index] for level in levels], is_list=is_list
                 )
         return features
+
+
+class _Features(SimpleNamespace):
+    """Features in place of the result of ``get_image_features``, with what a model's forward pass reads of it."""
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the features, as transformers' outputs do; transformers 5.24 calls this."""
+        return tuple(vars(self).values())
 
 
 def _is_tensor(value: Any) -> bool:
