@@ -692,6 +692,11 @@ def test_numbers_of_any_type_count_by_their_shortest_decimal() -> None:
         assert rule(completions=texts, answer=golds) == [1.0] * 7
 
 
+def test_the_end_of_a_number_with_marks_is_no_answer() -> None:
+    for text in ("It is 12'500.", "12’500", "12_500"):
+        assert MathAnswer()(completions=[text] * 2, answer=["500", "12"]) == [0.0, 0.0], text
+
+
 def test_majority_votes_by_value() -> None:
     texts = [r"\boxed{0.5}", r"\boxed{2}", r"\boxed{\frac{1}{2}}", "none", "1", "2", r"\boxed{1}", "3"]
     expected = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]

@@ -140,6 +140,6 @@ def extract_answer(text: str) -> str | None:
     The answer is the last balanced ``\boxed{…}`` or ``\fbox{…}`` (with those listed before it:
     ``\boxed{2} and \boxed{3}`` states ``2, 3``); else the last closed ``<answer>``; else the last ``####`` line; else
     the text after the last "answer is" or "answer:"; else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number,
-    whichever ends later.
+    whichever ends later; else the letter of a choice, if the text contains nothing else.
     """
     return _native.extract_answer(make_encodable(text))

@@ -167,8 +167,9 @@ class MathAnswer:
 class MajorityVote:
     """1.0 for the completions of a group whose answer is given most often, else 0.0; no gold answer is needed.
 
-    Answers are grouped by mathematical equality, as in :class:`MathAnswer`, but with ``percent="exact"``: 25% cannot be
-    in the group of 25 and in that of 0.25. If several answers are equally frequent, all of them score 1.0: the order of
+    Each answer in turn is the gold answer of its group, compared as in :class:`MathAnswer`, but with
+    ``percent="exact"``, so that 25% does not count for 25 and for 0.25. A completion scores 1.0 if it is right for the
+    answer that has the most right completions. If several answers have the most, each of them counts: the order of
     completions does not matter, and without agreement all scores are equal. A completion without a readable answer has
     no vote and scores 0.0; its status tells why.
 

@@ -210,6 +210,9 @@ mod tests {
         for text in ["It is 5²", "about 5½", "She earns $5k.", "5万", "so 10^5", "√5"] {
             assert_eq!(score("5", text).status, Status::Unparseable, "{text:?}");
         }
+        for text in ["12 500", "a total of 12\u{a0}500.", "12'500"] {
+            assert_eq!(score("500", text).status, Status::Unparseable, "{text:?}");
+        }
         for text in ["It is 5!", "the 5th", "5cm", "5m", "5颗"] {
             assert_eq!(score("5", text).score, 1.0, "{text:?}");
         }

@@ -137,11 +137,11 @@ impl RewardRule for MathAnswer {
     }
 }
 
-/// Score each completion by whether its answer is the one that most of its group give.
+/// Score each completion by whether it is right if the answer that most of its group give is the gold.
 ///
-/// `groups` names each row's group. Answers are grouped by equality; one that is like no other for sure is alone. Every
-/// member of a largest class scores 1, also where several are as large, so that the order of a group says nothing and a
-/// group without any agreement gives no preference. A completion without a readable answer scores 0 and has no vote.
+/// `groups` names each row's group. An answer has the votes of all completions that are right with it as their gold.
+/// Where several answers have the most votes, each of them is such a gold, so that the order of a group says nothing and
+/// a group without any agreement gives no preference. A completion without a readable answer scores 0 and has no vote.
 #[must_use]
 pub fn majority<T: AsRef<str> + Sync>(completions: &[T], groups: &[i64], options: &Options) -> Scores {
     let mut rows: Vec<Vec<usize>> = Vec::new();
@@ -168,36 +168,41 @@ pub fn majority<T: AsRef<str> + Sync>(completions: &[T], groups: &[i64], options
 }
 
 fn vote<T: AsRef<str>>(completions: &[T], rows: &[usize], options: &Options) -> Vec<Verdict> {
-    // A class is its first answer and its members.
-    let mut classes: Vec<(Answer, Vec<usize>)> = Vec::new();
     let mut verdicts = vec![Verdict::none(Status::NoAnswer); rows.len()];
+    // Each different text that states an answer, with the completions that state it.
+    let mut answers: Vec<(Answer, Vec<usize>)> = Vec::new();
+    let mut known: HashMap<Cow<'_, str>, usize> = HashMap::new();
     for (member, row) in rows.iter().enumerate() {
         let Some(text) = stated(completions[*row].as_ref()) else { continue };
-        let fuel = Fuel::new(ANSWER_FUEL);
-        let answer = match Answer::read(&text, &fuel) {
-            Ok(answer) if answer.has_value() => answer,
-            Ok(_) => {
-                verdicts[member] = Verdict::none(Status::Unparseable);
-                continue;
+        if let Some(place) = known.get(&text) {
+            answers[*place].1.push(member);
+            continue;
+        }
+        match Answer::read(&text, &Fuel::new(ANSWER_FUEL)) {
+            Ok(answer) if answer.has_value() => {
+                known.insert(text, answers.len());
+                answers.push((answer, vec![member]));
             }
-            Err(error) => {
-                verdicts[member] = Verdict::none(error);
-                continue;
-            }
-        };
-        let class = classes.iter_mut().find(|(first, _)| {
-            let fuel = Fuel::new(ANSWER_FUEL);
-            first.equals(&answer, options, &fuel) == Equality::Equal
-        });
-        match class {
-            Some((_, members)) => members.push(member),
-            None => classes.push((answer, vec![member])),
+            Ok(_) => verdicts[member] = Verdict::none(Status::Unparseable),
+            Err(error) => verdicts[member] = Verdict::none(error),
         }
     }
-    let largest = classes.iter().map(|(_, members)| members.len()).max().unwrap_or(0);
-    for (_, members) in classes {
-        for member in &members {
-            verdicts[*member] = Verdict::right(members.len() == largest);
+    // Equality is not transitive, as 5 equals 5 cm and 5 m: each answer is the gold of all others in turn.
+    let right_for = |gold: &Answer| -> Vec<usize> {
+        let equals = |answer| gold.equals(answer, options, &Fuel::new(ANSWER_FUEL)) == Equality::Equal;
+        (0..answers.len()).filter(|place| equals(&answers[*place].0)).collect()
+    };
+    let right: Vec<Vec<usize>> = answers.iter().map(|(gold, _)| right_for(gold)).collect();
+    let votes = |places: &[usize]| places.iter().map(|place| answers[*place].1.len()).sum::<usize>();
+    let most = right.iter().map(|places| votes(places)).max().unwrap_or(0);
+    for (_, members) in &answers {
+        for member in members {
+            verdicts[*member] = Verdict::right(false);
+        }
+    }
+    for places in right.iter().filter(|places| votes(places) == most) {
+        for member in places.iter().flat_map(|place| &answers[*place].1) {
+            verdicts[*member] = Verdict::right(true);
         }
     }
     verdicts
@@ -214,6 +219,25 @@ mod tests {
         assert_eq!(scores.scores, [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
         assert_eq!(scores.statuses, [0, 0, 0, 1, 0, 0, 0]);
         assert!(majority(&[] as &[&str], &[], &Options::default()).scores.is_empty());
+    }
+
+    #[test]
+    fn the_order_of_a_group_says_nothing_where_equality_is_not_transitive() {
+        for (mut texts, mut expected) in [
+            (["\\boxed{5 m}", "\\boxed{5 cm}", "\\boxed{5}", "\\boxed{6}"], [1.0, 1.0, 1.0, 0.0]),
+            (["\\boxed{5 m}", "\\boxed{5 cm}", "\\boxed{5 m}", "\\boxed{6}"], [1.0, 0.0, 1.0, 0.0]),
+            (["\\boxed{\\ln 100}", "\\boxed{2}", "\\boxed{\\log 100}", "7"], [1.0, 1.0, 1.0, 0.0]),
+        ] {
+            for _ in 0..4 {
+                texts.rotate_left(1);
+                expected.rotate_left(1);
+                for pair in 0..3 {
+                    texts.swap(pair, pair + 1);
+                    expected.swap(pair, pair + 1);
+                    assert_eq!(majority(&texts, &[0; 4], &Options::default()).scores, expected, "{texts:?}");
+                }
+            }
+        }
     }
 
     #[test]

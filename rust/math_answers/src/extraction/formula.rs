@@ -143,9 +143,9 @@ fn unmarked<'t>(text: &'t str, number: &Number) -> Option<&'t str> {
     // The number was found by rules of its own; its sign and its currency are left to the formula.
     let digits = number.start + first_digit(&text[number.start..number.end]);
     let pieces = pieces(text, from..to, digits..number.end);
-    // 5万 is fifty thousand, and 百分之50 is a half.
+    // 5万 is fifty thousand, 百分之50 is a half, and 500 is a part of 12'500.
     let scaled = starts_with_scale(&text[number.end..]);
-    if scaled || text[..digits].ends_with("分之") {
+    if scaled || text[..digits].ends_with("分之") || number::follows_mark(&text[..digits]) {
         return None;
     }
     let alone = Some(&text[number.start..number.end]);

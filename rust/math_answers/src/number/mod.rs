@@ -84,12 +84,29 @@ pub fn last(text: &str) -> Option<Token> {
     near.or_else(|| last_from(line))
 }
 
-/// Whether what touches a number makes it a part of another value: `5²`, `5½`, `5k`, `2^10`, `√25`.
+/// Whether what stands beside a number makes it a part of another value: `5²`, `5½`, `5k`, `2^10`, `√25`, and the 500 of
+/// `12 500` and `12'500`.
 #[must_use]
 pub fn is_part(text: &str, token: &Token) -> bool {
     let (before, after) = (&text[..token.start], &text[token.end..]);
     let touches = |c: char| c.is_alphanumeric() || is_invisible(c) || "^√π∞‰‱".contains(c);
-    before.trim_end_matches(['{', '(']).ends_with(['^', '√']) || (after.starts_with(touches) && continues(after))
+    before.trim_end_matches(['{', '(']).ends_with(['^', '√'])
+        || follows_mark(before)
+        || follows_thousands(before) && run(text[token.start..].as_bytes(), u8::is_ascii_digit) == 3
+        || after.starts_with('_') && after[1..].starts_with(|c: char| c.is_ascii_digit())
+        || after.starts_with(touches) && continues(after)
+}
+
+/// Whether a mark stands between a number and the digits before it: `12'500`, `12_500`.
+pub(crate) fn follows_mark(before: &str) -> bool {
+    before.strip_suffix(['\'', '’', '_']).is_some_and(|digits| digits.ends_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Whether one space stands between a number and one to three digits before it.
+fn follows_thousands(before: &str) -> bool {
+    let Some(before) = before.strip_suffix([' ', '\u{a0}', '\u{202f}']) else { return false };
+    let rest = before.trim_end_matches(|c: char| c.is_ascii_digit());
+    (1..=3).contains(&(before.len() - rest.len())) && !rest.ends_with(['.', ',', '/'])
 }
 
 /// The last sign in `text` that is part of no number, so that a line of numbers is not read from its start.
@@ -261,12 +278,49 @@ mod tests {
     #[test]
     fn a_part_of_another_value_is_no_value() {
         let part = |text: &str| is_part(text, &last(text).unwrap());
-        for text in ["5²", "5½", "it is 5k", "5x.", "5π", "5√3", "2^10", "2^{10}", "√25", "√(25)", "5万", "5\u{200b}½"]
-        {
+        for text in [
+            "5²",
+            "5½",
+            "it is 5k",
+            "5x.",
+            "5π",
+            "5√3",
+            "2^10",
+            "2^{10}",
+            "√25",
+            "√(25)",
+            "5万",
+            "5\u{200b}½",
+            "12 500",
+            "12\u{202f}500",
+            "1 234 567",
+            "12'500",
+            "12’500",
+            "12_500",
+        ] {
             assert!(part(text), "{text}");
         }
-        for text in ["5", "5.", "5!", "5cm", "5m", "5颗", "5th", "5°C", "5 x", "5 ²", "(5)", "5\u{200b}.", "5€", "12ตัว"]
-        {
+        for text in [
+            "5",
+            "5.",
+            "5!",
+            "5cm",
+            "5m",
+            "5颗",
+            "5th",
+            "5°C",
+            "5 x",
+            "5 ²",
+            "(5)",
+            "5\u{200b}.",
+            "5€",
+            "12ตัว",
+            "in 2020 500",
+            "5 50",
+            "3, 500",
+            "2  500",
+            "'500'",
+        ] {
             assert!(!part(text), "{text}");
         }
     }
