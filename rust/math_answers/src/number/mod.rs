@@ -92,7 +92,7 @@ pub fn is_part(text: &str, token: &Token) -> bool {
     let touches = |c: char| c.is_alphanumeric() || is_invisible(c) || "^√π∞‰‱".contains(c);
     before.trim_end_matches(['{', '(']).ends_with(['^', '√'])
         || follows_mark(before)
-        || follows_thousands(before) && run(text[token.start..].as_bytes(), u8::is_ascii_digit) == 3
+        || follows_thousands(before) && run(&text.as_bytes()[token.start..], u8::is_ascii_digit) == 3
         || after.starts_with('_') && after[1..].starts_with(|c: char| c.is_ascii_digit())
         || after.starts_with(touches) && continues(after)
 }
