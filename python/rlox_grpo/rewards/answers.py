@@ -55,10 +55,11 @@ class GSM8KAnswer:
     """1.0 if the final number equals the gold answer as an exact rational, else 0.0.
 
     The final number is read after the last ``</think>``: on the last ``####`` line that has a number, else in the
-    last box, in the last ``<answer>``, after the last "answer is", or else it is the last number. Well-grouped commas,
-    currency, units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A
-    percent sign may be missing or added: 25% is right for the gold answers 25, 25% and 0.25, and 25 and 0.25 for 25%.
-    With ``percent="exact"`` a gold answer without a percent sign is compared by value: 25% is right for 0.25 only.
+    last box, in the last ``<answer>``, after the last "answer is", or else it is the last number, unless that is a part
+    of a longer value such as ``5k``. Well-grouped commas, currency, units, bold, ``−``, a trailing period and ``.00``
+    do not change a value; ``12,34`` is not a number. A percent sign may be missing or added: 25% is right for the gold
+    answers 25, 25% and 0.25, and 25 and 0.25 for 25%. With ``percent="exact"`` a gold answer without a percent sign is
+    compared by value: 25% is right for 0.25 only.
 
     Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
     """
