@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.load import fingerprint_prompts
 from rlox_grpo.rollout.stored_pictures import decode_pictures, encode_pictures, list_pictures
 from rlox_grpo.types import Completion, Episode, Picture, Prompt, RolloutGroup, SamplingMask, ScoredGroup, StepScores
 
@@ -150,22 +150,16 @@ def gather_scored_groups(
         return list(mine)
     asked = prompts[ranks.share(len(prompts))]
     sent = [encode_scored_group(scored, prompt) for scored, prompt in zip(mine, asked, strict=True)]
-    gathered = ranks.gather([_digest_ids(prompts), sent])
-    if others := [rank for rank, (digest, _) in enumerate(gathered) if digest != gathered[0][0]]:
+    # The prompts that an environment writes have no token ids yet, and differ by their indices alone.
+    order = [[prompt.index for prompt in prompts], fingerprint_prompts(prompts)]
+    gathered = ranks.gather([order, sent])
+    if others := [rank for rank, (theirs, _) in enumerate(gathered) if theirs != gathered[0][0]]:
         raise ConfigError(
             f"the prompts of a step are others on rank {others[0]} than on rank 0, and their completions would be "
             "trained after the wrong prompts: every rank has to read the same rows in the same order, also of a stream"
         )
     records = [record for _, rank_records in gathered for record in rank_records]
     return [decode_scored_group(record, prompt, reader) for record, prompt in zip(records, prompts, strict=True)]
-
-
-def _digest_ids(prompts: Sequence[Prompt]) -> str:
-    """Return a digest of the indices and the token ids of prompts."""
-    digest = blake2b(digest_size=8)
-    for prompt in prompts:
-        digest.update(f"{prompt.index} {len(prompt.token_ids)};".encode() + prompt.token_ids.tobytes())
-    return digest.hexdigest()
 
 
 def encode_fields(value: Any) -> dict[str, Any]:

@@ -134,17 +134,14 @@ class DeepSpeedUpdater:
     @torch.no_grad()
     def set_weight(self, name: str, tensor: Tensor, value: Tensor) -> None:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        if self._started is None or not isinstance(tensor, nn.Parameter):
-            tensor.copy_(value)
-            return
-        if self._stage < 3:
-            tensor.copy_(value)
-        else:
+        if self._started is not None and self._stage == 3 and isinstance(tensor, nn.Parameter):
             # Rank 0's values are broadcast and partitioned at the end of the block.
             with self._deepspeed.zero.GatheredParameters([tensor], modifier_rank=0):
                 if self._ranks.is_first:
                     tensor.copy_(value)
-        if self._stage > 0 and name in self._named:
+        else:
+            tensor.copy_(value)
+        if self._started is not None and self._stage > 0 and name in self._named:
             self._set(tensor, value)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

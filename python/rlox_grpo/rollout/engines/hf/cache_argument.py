@@ -1,4 +1,4 @@
-"""Pass a cache of keys and values to a transformers model, whose parameter for it has two names, by the version."""
+"""Pass a cache of keys and values to a transformers model. The name of the parameter depends on the version."""
 
 from __future__ import annotations
 
