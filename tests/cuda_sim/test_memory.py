@@ -162,6 +162,27 @@ def test_no_float32_weights_reach_a_device_that_keeps_bfloat16(gpu, tmp_path, mo
     assert gpu.peak <= copies * 2.6 * parameters, gpu.peak / parameters
 
 
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["path", "object"])
+@pytest.mark.parametrize("offload", [False, True], ids=["on the device", "offloaded"])
+def test_no_float32_weights_of_a_teacher_reach_the_device(
+    gpu, tmp_path, monkeypatch, byte_tokenizer, is_loaded, offload
+):
+    """A teacher of eight times the policy's size, which takes 16 bytes for each of its own parameters."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the device belongs to one thread
+    sizes = {"vocab_size": len(byte_tokenizer), "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+    models = {
+        name: AutoModelForCausalLM.from_config(Qwen2Config(**{**MODELS["0.5B"], **sizes, "num_hidden_layers": layers}))
+        for name, layers in (("policy", 1), ("teacher", 8))
+    }
+    models["teacher"].save_pretrained(tmp_path)
+    byte_tokenizer.save_pretrained(tmp_path)
+    small, large = (sum(parameter.numel() for parameter in model.parameters()) for model in models.values())
+    teacher = tmp_path if is_loaded else models["teacher"]
+    options = {"dtype": "bfloat16", "teacher_offload": offload}
+    GRPO(models["policy"], [], tokenizer=byte_tokenizer, teacher=teacher, log_to=(), **options)
+    assert gpu.peak <= 16 * small + 2.3 * large, (gpu.peak - 4 * small) / large
+
+
 def test_a_sync_of_merged_adapters_holds_one_weight_at_a_time():
     with SimulatedCuda(values=False) as gpu, swapping_parameters():
         model = _model("7B", gpu, 32, layers=6)

@@ -603,6 +603,19 @@ def test_memory_estimates_the_usual_precision_for_dtype_auto(make_tiny_model, tm
     assert capsys.readouterr().out == usual
 
 
+def test_memory_counts_a_teacher(make_tiny_model, tmp_path, capsys):
+    make_tiny_model("qwen2", vocab_size=2**20, hidden_size=64).config.save_pretrained(tmp_path / "teacher")
+    make_tiny_model("qwen2").config.save_pretrained(tmp_path / "policy")
+    words = ["memory", str(tmp_path / "policy"), "--teacher", str(tmp_path / "teacher"), "--cpu"]
+    assert main(words) == 0
+    (_, row) = capsys.readouterr().out.splitlines()[-2:]
+    assert row.split()[5] == "0.5"  # the column reference: 2 · 2^20 · 64 float32 weights are 0.5 GiB
+    assert main([*words, "--teacher_offload", "true"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[5] == "0.0"
+    assert main([*words[:2], "--teacher", "./none", "--cpu"]) == 2
+    assert "teacher='./none': no such folder" in capsys.readouterr().err
+
+
 def test_data_that_are_missing_are_named_before_the_model_is_loaded(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "b"}\n')

@@ -18,7 +18,7 @@ from rlox_grpo.cli import main
 from rlox_grpo.config.schema import GRPOConfig, is_resumable
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model import load, memory_plan
-from rlox_grpo.model.memory import _find_intermediate_size, measure_shape, read_shape
+from rlox_grpo.model.memory import _find_intermediate_size, count_teacher_bytes, measure_shape, read_shape
 from rlox_grpo.model.memory_plan import (
     GIB,
     USABLE,
@@ -29,6 +29,7 @@ from rlox_grpo.model.memory_plan import (
     estimate_run,
     find_fitting_changes,
 )
+from rlox_grpo.reference.teacher import estimate_teachers
 from toy import even_share
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +174,37 @@ def test_shards_divide_what_their_stage_shards(shape_7b):
     assert (one.weights, two.weights, three.weights) == (2 * parameters, 2 * parameters, parameters // 4)
     assert (one.gradients, two.gradients, three.gradients) == (2 * parameters, parameters // 2, parameters // 2)
     assert {one.moments, two.moments, three.moments} == {12 * parameters // 8}
+
+
+def test_a_teacher_counts_with_what_the_device_keeps(shape_7b):
+    config = GRPOConfig.create(dtype="bfloat16", lora_rank=8)
+    alone = estimate_run(shape_7b, config, 40 * GIB, checkpointing=True)
+    teacher_bytes = count_teacher_bytes(shape_7b, config)
+    assert teacher_bytes == 2 * shape_7b.parameters
+    beside = estimate_run(shape_7b, config, 40 * GIB, checkpointing=True, teacher_bytes=teacher_bytes)
+    assert beside.total - alone.total == beside.update.reference == teacher_bytes
+    assert count_teacher_bytes(shape_7b, GRPOConfig.create(teacher_offload=True)) == 0
+    assert count_teacher_bytes(shape_7b, GRPOConfig.create(dtype="float32")) == 4 * shape_7b.parameters
+    gpu_bytes = beside.total - GIB
+    assert find_fitting_changes(shape_7b, config, gpu_bytes, teacher_bytes=teacher_bytes)[0] == {
+        "teacher_offload": True
+    }
+    assert all("teacher_offload" not in change for change in find_fitting_changes(shape_7b, config, gpu_bytes))
+    on_a_gpu = {"gpu_bytes": int(1.3 * estimate_run(shape_7b, config, GIB, checkpointing=False).total)}
+    assert not choose_checkpointing(shape_7b, config, **on_a_gpu)
+    assert choose_checkpointing(shape_7b, config, **on_a_gpu, teacher_bytes=on_a_gpu["gpu_bytes"] // 2)
+
+
+def test_the_teachers_of_a_run_are_measured_before_they_are_loaded(make_tiny_model, byte_tokenizer, tmp_path):
+    config = GRPOConfig.create(dtype="float32")
+    model = make_tiny_model("qwen2", num_hidden_layers=3)
+    expected = sum(parameter.nbytes for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    assert estimate_teachers(model, config) == estimate_teachers(tmp_path, config) == expected
+    several = {"a": model, "b": str(tmp_path), "c": "http://127.0.0.1:1", "d": "self", "e": str(tmp_path / "none")}
+    assert estimate_teachers(several, config) == 2 * expected
+    trainer = GRPO(make_tiny_model("qwen2"), [], teacher=model, log_to=(), dtype="float32")
+    assert trainer._step.fixed_tensors.teacher.held_bytes == expected
 
 
 def test_the_advice_fits(shape_7b):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.cli.values import Commands, parse_overrides
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.model.memory import ModelShape
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,6 +29,9 @@ def add_commands(commands: Commands) -> None:
     memory.add_argument("--cpu", action="store_true", help="host memory of training on a CPU, in float32 by default")
     memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
     memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
+    memory.add_argument(
+        "--teacher", metavar="MODEL", help="a teacher in the same process; --teacher_offload true frees it"
+    )
     memory.add_argument(
         "--pictures", type=int, default=0, help="pictures of a prompt, whose tokens are added (default: %(default)s)"
     )
@@ -74,13 +81,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from transformers import AutoConfig
-
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
-    from rlox_grpo.model.gguf import find_gguf, read_config
-    from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
-    from rlox_grpo.model.memory import read_shape
     from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, find_host_bytes, format_table
 
     if arguments.gpu_memory is not None and arguments.gpu_memory <= 0:
@@ -97,15 +99,8 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if options.get("dtype", "auto") == "auto":  # the estimate is of another machine
         options["dtype"] = usual
     config = GRPOConfig.create(**options)
-    refuse_missing_folder(arguments.model)
-    if advice := advise_on_run_folder(arguments.model):
-        raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {advice}")
-    try:
-        file = find_gguf(arguments.model)
-        settings = AutoConfig.from_pretrained(arguments.model) if file is None else read_config(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {' '.join(str(error).split())}") from error
-    shape = read_shape(settings, config.lora_target_modules)
+    shape = _read_shape("model", arguments.model, config)
+    teacher = None if arguments.teacher is None else _read_shape("teacher", arguments.teacher, config)
     detected_bytes = (find_host_bytes() if arguments.cpu else find_gpu_bytes()) or 80 * GIB
     gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     kind = "host memory" if arguments.cpu else "GPU memory"
@@ -127,9 +122,26 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
             ranks=arguments.ranks,
             prompt_tokens=arguments.prompt_tokens + picture_tokens,
             picture_tokens=picture_tokens,
+            teacher=teacher,
             on_cpu=arguments.cpu,
         )
     )
+
+
+def _read_shape(argument: str, source: str, config: GRPOConfig) -> ModelShape:
+    """Return the sizes of the model of a folder, a config.json, a GGUF file or a hub id."""
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.load import advise_on_run_folder, read_settings, refuse_missing_folder
+    from rlox_grpo.model.memory import read_shape
+
+    refuse_missing_folder(source, argument)
+    if advice := advise_on_run_folder(source):
+        raise ConfigError(f"{argument}={source!r} cannot be read: {advice}")
+    try:
+        settings = read_settings(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{argument}={source!r} cannot be read: {' '.join(str(error).split())}") from error
+    return read_shape(settings, config.lora_target_modules)
 
 
 def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

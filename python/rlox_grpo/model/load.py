@@ -35,6 +35,7 @@ from rlox_grpo.model.gguf import (
     load_gguf,
     load_tokenizer,
     make_ordinary,
+    read_config,
     read_header,
     take_metadata,
 )
@@ -70,6 +71,7 @@ def load_policy(
     *,
     ranks: Ranks | None = None,
     processor: Any = None,
+    teacher_bytes: int = 0,
 ) -> Policy:
     """Load ``model`` from a path, or prepare a model object, for training.
 
@@ -79,6 +81,7 @@ def load_policy(
         config: all options.
         ranks: all ranks of the run. If the weights are sharded, each rank loads only its part.
         processor: reads the pictures of a vision-language model; None loads that of the path.
+        teacher_bytes: weights of teachers that the device will hold, for ``gradient_checkpointing="auto"``.
 
     Raises:
         TypeError: if the model is neither a path nor a module, or if tokenizer or processor is a path.
@@ -139,7 +142,7 @@ def load_policy(
     model = _move_to_gpu(model)
     can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
     shape = measure_shape(model, config.lora_target_modules) if can_choose else None
-    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=ranks.size)
+    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=ranks.size, teacher_bytes=teacher_bytes)
     if recomputes:
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")
@@ -163,6 +166,28 @@ def load_policy(
         stored.fill(model)
         stored = None
     return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored, reader, no_pictures)
+
+
+def read_settings(source: str | Path) -> Any:
+    """Return the transformers config of a folder, a ``config.json``, a GGUF file or a hub id.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    file = find_gguf(str(source))
+    return transformers.AutoConfig.from_pretrained(source) if file is None else read_config(file)
+
+
+def load_scorer(source: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Load a model that is not trained, in float32 in host memory, and its tokenizer.
+
+    The caller moves the model to the GPU once its weights have the dtype in which they stay there.
+
+    Raises:
+        ValueError, ImportError: see :func:`load_policy`.
+    """
+    model, tokenizer, _ = _load_pretrained(str(source), None, GRPOConfig.create(dtype="float32"))
+    return model, tokenizer
 
 
 def _make_savable(model: Any) -> None:
@@ -196,11 +221,11 @@ def _keep_float32_weights(model: nn.Module) -> None:
     )
 
 
-def refuse_missing_folder(source: str) -> None:
+def refuse_missing_folder(source: str, argument: str = "model") -> None:
     """Raise ValueError if ``source`` can only be a path, and nothing is there."""
     if not Path(source).exists() and _looks_like_a_folder(source):
         home = "; write the whole path in place of ~" if source.startswith("~") else ""
-        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()}){home}")
+        raise ValueError(f"{argument}={source!r}: no such folder (here is {Path.cwd()}){home}")
 
 
 def advise_on_run_folder(source: str | Path) -> str:

@@ -19,6 +19,7 @@ from rlox_grpo.model.blank import call_auto_class
 from rlox_grpo.model.experts import count_adapter, count_experts_per_token, measure_shared_width
 from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
+from rlox_grpo.model.precision import stores_bfloat16
 from rlox_grpo.model.quantize import BYTES, count_weights
 from rlox_grpo.model.vision import find_language_model
 from rlox_grpo.model.vision_memory import VisionMemory, VisionShape, estimate_vision, measure_vision
@@ -84,6 +85,7 @@ class UpdateLayout:
         tile_bytes: maximum size of a tile of float32 logits.
         stored_bytes: logits that the forward pass keeps for the backward pass, at most.
         picture_tokens: those of ``tokens`` that are tokens of distinct pictures.
+        teacher_bytes: weights of teachers on the device, which stay there.
     """
 
     tokens: int
@@ -94,6 +96,7 @@ class UpdateLayout:
     tile_bytes: int = GPU_TILE_BYTES[1]
     stored_bytes: int = 0
     picture_tokens: int = 0
+    teacher_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class UpdateMemory:
         weights: weights of the policy.
         gradients: gradients at the end of the backward pass.
         moments: AdamW's moments on the device.
-        reference: weights of a frozen reference model.
+        reference: weights of a frozen reference model and of teachers.
         activations: activations saved for the backward pass, those of the vision tower too, and the working memory of
             one layer.
         logits: tiles of logits, and the gradients of the output layer's operands.
@@ -240,7 +243,7 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     # Moments of 8 bits have a float32 scale for each block of 256.
     moment_bytes = 2 * trained + 8 * trained // 256 if config.optim == "adamw_8bit" else 8 * trained
     moments = 0 if offload else (moment_bytes + float32_weights) // moment_shards
-    reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16)
+    reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16) + layout.teacher_bytes
     # Two layers are gathered at a time; embeddings and output layer stay gathered for the whole pass.
     gathered = (
         weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if weight_shards > 1 else 0
@@ -309,12 +312,27 @@ def _estimate_reference(shape: ModelShape, config: GRPOConfig, ranks: int, *, in
         return 0
     if config.reference == "auto" and (config.lora_rank > 0 or shape.adapter > 0):
         return 0  # the policy without its adapter
+    whole = _count_frozen_bytes(shape, config, in_bfloat16=in_bfloat16)
     if in_bfloat16:
-        return 2 * shape.parameters
-    bfloat16 = config.dtype == "bfloat16"
-    whole = 2 * (shape.body + shape.head) + 4 * shape.embedding if bfloat16 else 4 * shape.parameters
+        return whole
     is_sharded = config.shard_parameters and config.updater != "deepspeed"  # FSDP2 shards it too
     return whole // (ranks if is_sharded else 1)
+
+
+def count_teacher_bytes(shape: ModelShape, config: GRPOConfig) -> int:
+    """Return the bytes of the weights of a teacher of this ``shape`` on the device of a run; 0 with teacher_offload."""
+    if config.teacher_offload:
+        return 0
+    stages = config.split()
+    in_bfloat16 = stores_bfloat16(stages.update, stages.sharding, has_adapter=config.lora_rank > 0)
+    return _count_frozen_bytes(shape, config, in_bfloat16=in_bfloat16)
+
+
+def _count_frozen_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bool) -> int:
+    """Return the bytes of a frozen model: with bfloat16 arithmetic, its linear layers or all weights are bfloat16."""
+    if in_bfloat16:
+        return 2 * shape.parameters
+    return 2 * (shape.body + shape.head) + 4 * shape.embedding if config.dtype == "bfloat16" else 4 * shape.parameters
 
 
 def _count_saved_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bool) -> int:

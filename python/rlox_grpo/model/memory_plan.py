@@ -15,7 +15,14 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.log_probs import CPU_STORED_BYTES, CPU_TILE, GPU_TILE_BYTES
-from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
+from rlox_grpo.model.memory import (
+    ModelShape,
+    UpdateLayout,
+    UpdateMemory,
+    count_teacher_bytes,
+    estimate_update,
+    measure_shape,
+)
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.vision_memory import estimate_vision
 
@@ -78,6 +85,7 @@ def estimate_run(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
+    teacher_bytes: int = 0,
     on_cpu: bool = False,
 ) -> RunMemory:
     """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``, or on CPUs of as much memory.
@@ -90,6 +98,7 @@ def estimate_run(
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
         picture_tokens: those of these tokens that are tokens of pictures.
+        teacher_bytes: weights of teachers on each device, which stay there.
         on_cpu: whether the run is on a CPU, whose tiles of logits have another size.
     """
     # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
@@ -108,6 +117,7 @@ def estimate_run(
         tile_bytes=tile_bytes,
         stored_bytes=CPU_STORED_BYTES if on_cpu else 0,
         picture_tokens=groups * picture_tokens,
+        teacher_bytes=teacher_bytes,
     )
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
@@ -183,7 +193,7 @@ def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
 
 
 def choose_checkpointing(
-    shape: ModelShape | None, config: GRPOConfig, gpu_bytes: int | None, *, ranks: int = 1
+    shape: ModelShape | None, config: GRPOConfig, gpu_bytes: int | None, *, ranks: int = 1, teacher_bytes: int = 0
 ) -> bool:
     """Return whether to recompute activations. ``"auto"`` does so only if the run does not fit otherwise.
 
@@ -192,12 +202,13 @@ def choose_checkpointing(
         config: all options.
         gpu_bytes: memory of the GPU; None if there is none.
         ranks: number of ranks.
+        teacher_bytes: see :func:`estimate_run`.
     """
     if config.gradient_checkpointing != "auto":
         return bool(config.gradient_checkpointing)
     if shape is None or gpu_bytes is None:
         return False
-    total = estimate_run(shape, config, gpu_bytes, checkpointing=False, ranks=ranks).total
+    total = estimate_run(shape, config, gpu_bytes, checkpointing=False, ranks=ranks, teacher_bytes=teacher_bytes).total
     return total > USABLE * gpu_bytes
 
 
@@ -209,6 +220,7 @@ def check_fit(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
+    teacher_bytes: int = 0,
 ) -> None:
     """Warn if the run is estimated not to fit on this process's GPU. Without a GPU, do nothing.
 
@@ -227,16 +239,19 @@ def check_fit(
         ranks=ranks,
         prompt_tokens=prompt_tokens,
         picture_tokens=picture_tokens,
+        teacher_bytes=teacher_bytes,
     )
     # The memory that no change of the batch can reduce.
     least = memory.update.held + memory.update.gradients
     if memory.total <= gpu_bytes:
         return
-    changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks)
+    changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks, teacher_bytes=teacher_bytes)
     advice = "; ".join(describe_changes(change) for change in changes) or "a larger GPU, or more GPUs"
+    teachers = f", of which teachers {teacher_bytes / GIB:.1f}" if teacher_bytes else ""
     text = (
         f"of a GPU's {gpu_bytes / GIB:.1f} GiB this run needs about {memory.total / GIB:.1f} (weights, gradients and "
-        f"moments {least / GIB:.1f}). Any of these would fit: {advice}. `rlox-grpo memory MODEL` prints the table"
+        f"moments {least / GIB:.1f}{teachers}). Any of these would fit: {advice}. `rlox-grpo memory MODEL` prints the "
+        "table"
     )
     if least > gpu_bytes:
         raise ConfigError(text)
@@ -247,6 +262,8 @@ CHANGES: Sequence[Mapping[str, Any]] = (
     {"dtype": "bfloat16"},
     {"gradient_checkpointing": True},
     {"dtype": "bfloat16", "gradient_checkpointing": True},
+    {"teacher_offload": True},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "teacher_offload": True},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 4096},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "optim": "adamw_8bit"},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "offload_optimizer": True},
@@ -258,13 +275,15 @@ CHANGES: Sequence[Mapping[str, Any]] = (
 
 
 def find_fitting_changes(
-    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, most: int = 3
+    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, teacher_bytes: int = 0, most: int = 3
 ) -> list[Mapping[str, Any]]:
     """Return the first :data:`CHANGES` that make the run fit, without those that only extend an earlier one of them."""
     fitting: list[Mapping[str, Any]] = []
     for change in CHANGES:
         # The options that the change adds; none, if all of them are set already.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
+        if not teacher_bytes and "teacher_offload" in changed:
+            continue
         if changed.get("micro_batch_tokens", 0) > (config.micro_batch_tokens or MOST_TOKENS):
             del changed["micro_batch_tokens"]
         if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer", "optim"} & changed.keys():
@@ -277,8 +296,10 @@ def find_fitting_changes(
         if not changed or any(smaller.items() <= changed.items() for smaller in fitting):
             continue
         other = config.model_copy(update=changed)
-        checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks)
-        if estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks).total <= USABLE * gpu_bytes:
+        beside = 0 if other.teacher_offload else teacher_bytes
+        checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks, teacher_bytes=beside)
+        memory = estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks, teacher_bytes=beside)
+        if memory.total <= USABLE * gpu_bytes:
             fitting.append(changed)
     return fitting[:most]
 
@@ -318,6 +339,7 @@ def format_table(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
+    teacher: ModelShape | None = None,
     on_cpu: bool = False,
 ) -> str:
     """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end.
@@ -327,7 +349,10 @@ def format_table(
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
     lines = [f"{'GiB of host memory' if on_cpu else 'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
     for label, options, count in [("these options", config, ranks)] if on_cpu else list_rows(config, ranks):
-        checkpointing = choose_checkpointing(shape, options, None if on_cpu else gpu_bytes, ranks=count)
+        teacher_bytes = 0 if teacher is None else count_teacher_bytes(teacher, options)
+        checkpointing = choose_checkpointing(
+            shape, options, None if on_cpu else gpu_bytes, ranks=count, teacher_bytes=teacher_bytes
+        )
         memory = estimate_run(
             shape,
             options,
@@ -336,6 +361,7 @@ def format_table(
             ranks=count,
             prompt_tokens=prompt_tokens,
             picture_tokens=picture_tokens,
+            teacher_bytes=teacher_bytes,
             on_cpu=on_cpu,
         )
         update = memory.update

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.load import count_sampled_ids, count_vocabulary, load_policy
+from rlox_grpo.model.load import count_sampled_ids, count_vocabulary, load_scorer
 from rlox_grpo.model.load_checks import refuse_other_architectures
 from rlox_grpo.model.policy import Policy
 
@@ -23,7 +22,7 @@ def is_url(source: object) -> bool:
 
 
 def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
-    """Load the model of a path (a folder or a GGUF file) or hub id, in float32.
+    """Load the model of a path (a folder or a GGUF file) or hub id, in float32 in host memory.
 
     Args:
         name: the argument, for errors: ``ref_model`` or ``teacher``.
@@ -35,14 +34,14 @@ def load_frozen(name: str, source: str | Path, policy: Policy) -> nn.Module:
         ValueError: there is no such model.
     """
     try:
-        loaded = load_policy(source, None, GRPOConfig.create(dtype="float32"))
+        model, tokenizer = load_scorer(source)
     except ValueError as error:
         message = str(error).replace("model=", f"{name}=", 1).replace("model is a ", f"{name} is a ", 1)
         # The tokenizer of the policy, GRPO's argument, cannot stand for that of another model.
         remedy = "save its tokenizer there by save_pretrained, so that it can be compared with the policy's"
         raise ValueError(message.replace("pass tokenizer=", remedy)) from error
-    _refuse_other_tokens(name, policy.tokenizer, loaded.tokenizer)
-    return loaded.model
+    _refuse_other_tokens(name, policy.tokenizer, tokenizer)
+    return model
 
 
 def refuse_unfit_model(name: str, model: nn.Module, policy: Policy, instead: str) -> None:

@@ -76,8 +76,8 @@ def make_reference(
         every, share = config.reference_refresh_steps, config.reference_mix
         return follow_policy(policy, every=every, share=share, offload=offload, **forward_options)
     if ref_model is not None:
-        frozen = ref_model.to(find_device(policy.model))
-        return freeze_model(frozen, in_bfloat16=in_bfloat16, offload=offload, **forward_options)
+        device = find_device(policy.model)
+        return freeze_model(ref_model, device=device, in_bfloat16=in_bfloat16, offload=offload, **forward_options)
     is_whole = policy.shards is None and policy.stored is None
     if not is_whole and not offload:
         return _make_sharded(policy, ranks or Ranks(), policy_forward, forward_options)
@@ -89,6 +89,7 @@ def make_reference(
 def freeze_model(
     model: nn.Module,
     *,
+    device: torch.device | None = None,
     masters: Mapping[str, Tensor] = MappingProxyType({}),
     in_bfloat16: bool,
     offload: bool,
@@ -97,7 +98,8 @@ def freeze_model(
     """Return a reference with the weights of ``model``, which is frozen in place.
 
     Args:
-        model: the model, on the device of its forward passes.
+        model: the model.
+        device: the device of its forward passes; None: the one where it is.
         masters: the float32 weights that ``model`` holds rounded, by name, for the fingerprint.
         in_bfloat16: whether all weights are stored in the autocast dtype; otherwise those of linear layers are.
         offload: whether the model is in host memory between the forward passes of two steps.
@@ -105,16 +107,25 @@ def freeze_model(
     """
     model.eval().requires_grad_(False)
     digest = fingerprint_model(model, masters)
-    in_use = _offload_to_host(model) if offload else nullcontext
-    forward = make_forward(model, **forward_options)  # tries the model in its own dtype
-    if (dtype := forward_options.get("autocast_dtype")) is not None:
+
+    def round_weights() -> None:
+        if (dtype := forward_options.get("autocast_dtype")) is None:
+            return
         if in_bfloat16:
             cast_weights(model, dtype, trained=False)
         else:
             cast_frozen_layers(model, dtype)
+
+    if device is not None and device != find_device(model):
+        round_weights()  # before the move, so that a GPU never stores a large teacher in float32
+        model.to(device)
+    forward = make_forward(model, **forward_options)  # on a CPU, tries the model in its own dtype
+    round_weights()
+    in_use = _offload_to_host(model) if offload else nullcontext
     positions = find_max_positions(model)
     compute, distributions = _without_gradient(forward, positions=positions)
-    return Reference(compute, digest, distributions, in_use, max_positions=positions)
+    held_bytes = 0 if offload else _count_bytes(model)
+    return Reference(compute, digest, distributions, in_use, max_positions=positions, held_bytes=held_bytes)
 
 
 def follow_policy(policy: Policy, *, every: int, share: float, offload: bool, **forward_options: Any) -> Reference:
@@ -149,6 +160,7 @@ def follow_policy(policy: Policy, *, every: int, share: float, offload: bool, **
         follow,
         state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in copied.named_parameters()},
         load_state_dict=lambda state: _mix(copied, state.items(), 1.0),
+        held_bytes=0 if offload else _count_bytes(copied),
     )
 
 
@@ -243,6 +255,10 @@ def _without_gradient(
             return forward.distributions(batch)
 
     return compute, distributions
+
+
+def _count_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _offload_to_host(model: nn.Module) -> Callable[[], Any]:

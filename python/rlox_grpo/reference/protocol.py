@@ -38,6 +38,7 @@ class Reference:
         load_state_dict: loads the result of ``state_dict``.
         takes_mask: whether its log-probs are normalised over the ids of the batch's sampling mask, if there is one.
         max_positions: maximum number of tokens of a prompt and its completion; None: no limit, or a server's own.
+        held_bytes: bytes of weights of its own on the device between two steps.
     """
 
     compute: Callable[[Batch], Tensor]
@@ -49,6 +50,7 @@ class Reference:
     load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
     takes_mask: bool = True
     max_positions: int | None = None
+    held_bytes: int = 0
 
     def __call__(self, batch: Batch) -> Tensor:
         """Run the reference over ``batch``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from rlox_grpo.batch.other_prompts import number_loss_tokens
 from rlox_grpo.config.records.loss import ReferenceConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.forward import Forward, scatter_to_rectangle, select_mask, take_log_probs
-from rlox_grpo.model.load import count_sampled_ids, find_max_positions
+from rlox_grpo.model.load import count_sampled_ids, find_max_positions, read_settings
 from rlox_grpo.model.log_probs import is_most_likely
+from rlox_grpo.model.memory import count_teacher_bytes, measure_shape, read_shape
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.client import connect
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_unfit_model
@@ -61,6 +63,11 @@ class Teacher:
     def max_positions(self) -> int | None:
         """Maximum number of tokens of a prompt and its completion; None: no limit, or a server's own."""
         return self.reference.max_positions
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights of its own on the device between two steps."""
+        return self.reference.held_bytes
 
     @property
     def moving(self) -> Reference | None:
@@ -189,7 +196,8 @@ def make_teacher(
         )
     refuse_unfit_model(argument, teacher, policy, "teacher='self' with teacher_prompt")
     reference = freeze_model(
-        teacher.to(find_device(policy.model)),
+        teacher,
+        device=find_device(policy.model),
         in_bfloat16=in_bfloat16,
         offload=config.teacher_offload,
         **{**forward_options, "vocabulary": vocabulary},
@@ -205,6 +213,25 @@ def make_teacher(
             f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
         )
     return Teacher(reference, temperature, is_full, has_distributions=True)
+
+
+def estimate_teachers(teacher: TeacherLike | Mapping[str, TeacherLike] | None, config: GRPOConfig) -> int:
+    """Return the bytes that the weights of teachers will take on the device, before they are loaded.
+
+    A teacher whose sizes are unknown counts 0, and so does a moving average of the policy.
+    """
+    if isinstance(teacher, Mapping):
+        return sum(estimate_teachers(each, config) for each in teacher.values())
+    if teacher is None or teacher in (SELF, EMA) or is_url(teacher):
+        return 0
+    if isinstance(teacher, nn.Module):
+        shape = measure_shape(teacher)
+    else:
+        try:
+            shape = read_shape(read_settings(teacher))
+        except (OSError, ValueError):  # what loads it says why
+            shape = None
+    return 0 if shape is None else count_teacher_bytes(shape, config)
 
 
 def _fingerprint_policy(policy: Policy) -> str | None:

@@ -32,6 +32,11 @@ class Teachers:
         return {name: teacher.fingerprint for name, teacher in sorted(self.by_name.items())}
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights of all teachers on the device between two steps."""
+        return sum(teacher.held_bytes for teacher in self.by_name.values())
+
+    @property
     def moving(self) -> Reference | None:
         """Return None: none of several teachers takes over the policy's weights."""
         return None

@@ -20,7 +20,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
-from rlox_grpo.model.blank import find_device
+from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
@@ -34,7 +34,7 @@ from rlox_grpo.prompts.teacher_prompts import TeacherPrompts
 from rlox_grpo.reference.load import load_frozen, refuse_unfit_model
 from rlox_grpo.reference.local import choose_reference, make_reference
 from rlox_grpo.reference.protocol import Reference
-from rlox_grpo.reference.teacher import SELF, Teacher, TeacherLike, make_teacher
+from rlox_grpo.reference.teacher import SELF, Teacher, TeacherLike, estimate_teachers, make_teacher
 from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.by_source import Scorer
@@ -102,7 +102,8 @@ def build_step(
     stages = config.split()
     reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
-    policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor)
+    teacher_bytes = estimate_teachers(teacher, config) if find_gpu() is not None else 0
+    policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor, teacher_bytes=teacher_bytes)
     refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")

@@ -414,6 +414,7 @@ class GRPO:
                 picture_tokens=max(
                     sum(picture.num_features for picture in prompt.pictures) for prompt in train_prompts
                 ),
+                teacher_bytes=0 if (teacher := self._step.fixed_tensors.teacher) is None else teacher.held_bytes,
             )
         # After the checks, so that a call that they refuse changes nothing of an interrupted one.
         fingerprints = {**digest_data(train_prompts), **data.describe()}
