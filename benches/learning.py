@@ -73,6 +73,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "temperature_high": {"temperature": 1.2},
     "curriculum": {"curriculum": "pass_rate"},
     "float32": {"dtype": "float32"},
+    "fp32_lm_head": {"dtype": "bfloat16", "fp32_lm_head": True},
     "linear": {"lr_schedule": "linear", "warmup_steps": 0},
     "linear_rate_double": {"lr_schedule": "linear", "warmup_steps": 0, "learning_rate": 2.0},
     "trl_preset": {"preset": "trl", "lr_schedule": "linear", "warmup_steps": 0},
@@ -99,7 +100,7 @@ FROM_SCRATCH = tuple(name for name in TASKS if name not in PRETRAINED)
 
 ONLY = {
     **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
-    **dict.fromkeys(("float32", "linear", "linear_rate_double", "trl_preset"), PRETRAINED),
+    **dict.fromkeys(("float32", "fp32_lm_head", "linear", "linear_rate_double", "trl_preset"), PRETRAINED),
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),

@@ -340,12 +340,14 @@ class OutputHead:
         bias: ``[V]`` or None.
         scale: multiplies the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         softcap: logits become softcap · tanh(logits / softcap) (Gemma 2's ``final_logit_softcapping``).
+        in_float32: whether the product of operands of 16 bits is kept in float32, instead of being rounded to 16 bits.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+    in_float32: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -654,18 +655,27 @@ def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
     assert "pip install vllm (the extra 'vllm' of rlox-grpo)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ({"tie_word_embeddings": False}, []),
-        ({"tie_word_embeddings": True}, ["--hf-overrides", '{"tie_word_embeddings": false}', "--load-format", "dummy"]),
-    ],
-)
-def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, make_tiny_model, tmp_path):
-    from rlox_grpo.rollout.engines.vllm.serve import _untie_arguments
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("words", [[], ["--fp32-lm-head"]])
+def test_serve_gives_a_tied_model_an_output_layer_of_its_own(is_tied, words, make_tiny_model, tmp_path, monkeypatch):
+    """And float32 logits where they are asked for: vLLM takes one argument with all changes of the config."""
+    from rlox_grpo.rollout.engines.vllm import server_process
+    from rlox_grpo.rollout.engines.vllm.serve import find_device_settings
 
-    config = make_tiny_model("qwen2", **model).config
-    assert _untie_arguments(str(tmp_path), config) == expected
+    make_tiny_model("qwen2", tie_word_embeddings=is_tied).config.save_pretrained(tmp_path)
+    expected = {"tie_word_embeddings": False} if is_tied else {}
+    expected |= {"head_dtype": "float32"} if words else {}
+    found, _ = find_device_settings(["--model", str(tmp_path), *words])
+    given = [json.loads(after) for word, after in pairwise(found) if word == "--hf-overrides"]
+    assert given == ([expected] if expected else [])
+    assert ("dummy" in found) is is_tied
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(server_process, "fork_engine", lambda: None)
+    monkeypatch.setattr("sys.argv", ["server", "--model", str(tmp_path), *words])
+    server_process.use_device_settings()
+    assert "--fp32-lm-head" not in sys.argv
+    assert sys.argv[-2:] == ["--model", str(tmp_path)]
 
 
 def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch):

@@ -11,6 +11,8 @@ import torch
 import toy
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.float32_head import float32_logits
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.precision import cast_frozen_layers, resolve_dtype
@@ -75,6 +77,65 @@ def test_tiles_have_float32_logits_and_log_probs():
     expected = exact.gather(-1, token_ids[:, None])[:, 0]
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)  # float32 at log-probs near -30
     torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+def _sharpen(model):
+    """Make logits as large as those of a pretrained model, where bfloat16 rounds them by up to 0.06."""
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20 / model(torch.arange(8)[None]).logits.abs().max())
+    return model
+
+
+def test_fp32_lm_head_gives_the_float32_product_of_the_hidden_states(make_tiny_model):
+    """Values and gradients, in the update and in the engine; without the option, logits are rounded to bfloat16."""
+    model = _sharpen(make_tiny_model("qwen2", tie_word_embeddings=False))
+    prompts = [Prompt(np.arange(3, 3 + length), index) for index, length in enumerate((9, 4))]
+    groups = HFEngine(model, autocast_dtype=torch.bfloat16).generate(prompts, 4, Sampling(8), seed=0)
+    batch = build_batch([ScoredGroup(group, np.zeros(4, np.float32), {}) for group in groups], np.ones(8, np.float32))
+
+    def run(**options):
+        model.zero_grad()
+        forward = make_forward(model, autocast_dtype=torch.bfloat16, share_prompts=False, **options)
+        hidden = forward.distributions(batch).hidden.detach().float()
+        weight = model.lm_head.weight.detach().clone().requires_grad_()
+        ids = batch.completion_ids[batch.loss_mask]
+        expected = (hidden @ weight.t()).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+        expected.sum().backward()
+        found = forward(batch)[0][batch.loss_mask]
+        found.sum().backward()
+        return (found - expected).abs().max(), (model.lm_head.weight.grad - weight.grad).abs().max()
+
+    assert max(run(fp32_lm_head=True)) < 1e-4
+    assert min(run()) > 5e-3
+
+    seen = []
+    handle = model.lm_head.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with float32_logits(model, torch.bfloat16):
+            logits = model(torch.arange(8)[None]).logits
+        assert model(torch.arange(8)[None]).logits.dtype == torch.bfloat16  # and its own again
+    handle.remove()
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, seen[0].float() @ model.lm_head.weight.t())
+
+
+def test_fp32_lm_head_brings_the_trainer_nearer_to_the_sampler(make_tiny_model):
+    def train(**options):
+        model = _sharpen(make_tiny_model("qwen2", tie_word_embeddings=False))
+        sizes = toy.options(max_steps=1, group_size=16, max_new_tokens=24)
+        trainer = GRPO(model, toy.even_share, dtype="bfloat16", **sizes, **options)
+        return trainer.train(torch.arange(24).reshape(4, 6) % 50 + 2)["mismatch/gap_mean"]
+
+    without = train()
+    assert train(fp32_lm_head=True) < 0.97 * without
+    assert train(fp32_lm_head=True, async_steps=1) < 0.97 * without
+    assert train(fp32_lm_head=True, lora_rank=2) < 0.97 * train(lora_rank=2)
+
+
+def test_fp32_lm_head_needs_a_plain_output_layer(make_tiny_model):
+    adapted = {"lora_rank": 2, "lora_target_modules": ("q_proj", "lm_head"), "dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match="fp32_lm_head=True and the output layer of .* has an adapter"):
+        GRPO(make_tiny_model("qwen2"), toy.even_share, **toy.options(), **adapted, fp32_lm_head=True)
 
 
 @pytest.mark.parametrize(

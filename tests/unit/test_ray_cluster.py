@@ -226,13 +226,17 @@ def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatc
     for name in ("RLOX_GRPO_SERVER_TOKEN", "RLOX_GRPO_REFERENCE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     text = "[layout]\nengines = 2\ntensor_parallel_size = 2\nreference = 'actor'\n"
-    overrides = {"kl_coef": 0.1, "engine_max_length": 64, "dtype": "bfloat16", "output_dir": str(tmp_path / "run")}
+    overrides = {
+        **{"kl_coef": 0.1, "engine_max_length": 64, "dtype": "bfloat16", "fp32_lm_head": True},
+        "output_dir": str(tmp_path / "run"),
+    }
     origin, config = read_run_file(run_file(text), overrides)
     assert (config.engine, config.reference) == ("vllm_server", "server")
     sizes, servers = read_layout(origin, config)
     assert (sizes.engines, sizes.gpus_per_engine, sizes.references) == (2, 2, 1)
     assert " ".join(servers.commands["engines"]) == (
-        "-m rlox_grpo serve model --host {host} --port {port} --dtype bfloat16 --max-length 64 --tensor-parallel-size 2"
+        "-m rlox_grpo serve model --host {host} --port {port} --dtype bfloat16 --max-length 64 --fp32-lm-head "
+        "--tensor-parallel-size 2"
     )
     assert all(len(token) > 20 for token in servers.variables.values())
     found = servers.find({"engines": ["http://10.0.0.2:7"], "reference": ["http://10.0.0.1:8"]}, ROOM)

@@ -64,6 +64,7 @@ def add_commands(commands: Commands) -> None:
     )
     serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
+    serve.add_argument("--fp32-lm-head", action="store_true", help="as the trainer's fp32_lm_head")
     serve.set_defaults(run=_serve)
     serve.others = "any"
 

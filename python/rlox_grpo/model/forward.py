@@ -116,6 +116,7 @@ class SplitModel:
     scale: float
     softcap: float | None
     excluded_ids: tuple[int, ...] = ()
+    in_float32: bool = False
 
     def output_head(self, vocabulary: int | None, *, has_all_ids: bool = False) -> OutputHead:
         """The head over the first ``vocabulary`` ids, made at each call, because an updater may replace parameters.
@@ -132,7 +133,7 @@ class SplitModel:
             bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
             inside = [index for index in self.excluded_ids if index < len(weight)]
             bias = bias.index_fill(0, torch.tensor(inside, device=bias.device), EXCLUDED)
-        return OutputHead(weight, bias, self.scale, self.softcap)
+        return OutputHead(weight, bias, self.scale, self.softcap, self.in_float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +250,12 @@ class _ForwardPass:
             # [M, ids] logits of the tokens under the mask, float32 or float64.
             logits = _select_predicting_logits(logits, batch)[:, :rows]
             return TokenDistributions(logits if logits.dtype == torch.float64 else logits.float(), None), None
-        # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype.
-        hidden = hidden if self.autocast_dtype is None else hidden.to(self.autocast_dtype)
+        # The last norm may give float32 under autocast; the output layer's products run in the autocast dtype. On a
+        # CPU, float32 products have float32 operands.
+        if split.in_float32 and hidden.device.type == "cpu":
+            hidden = hidden.float()
+        elif self.autocast_dtype is not None:
+            hidden = hidden.to(self.autocast_dtype)
         return TokenDistributions(hidden, split.output_head(rows, has_all_ids=has_all_ids)), row
 
 
@@ -270,6 +275,7 @@ def make_forward(
     reader: PictureReader | None = None,
     watch_routers: bool = False,
     replay: bool = False,
+    fp32_lm_head: bool = False,
 ) -> Forward:
     """Choose the forward pass that fits ``model``.
 
@@ -290,10 +296,12 @@ def make_forward(
         reader: reads the pictures of prompts; its excluded ids have the probability 0.
         watch_routers: record what the routers of a mixture of experts do.
         replay: also check that their choices can be replayed.
+        fp32_lm_head: keep the output layer's products in float32 where ``autocast_dtype`` has 16 bits.
 
     Raises:
         ConfigError: there is a ``reader``, and the model takes no pictures, or its output layer is not linear; or with
-            ``replay``, the model has no routers whose choices can be replayed.
+            ``replay``, the model has no routers whose choices can be replayed; or with ``fp32_lm_head``, the output
+            layer is not a plain linear one.
     """
     vision = make_vision(model, reader)
     routers = find_routers(model) if watch_routers else None
@@ -321,6 +329,13 @@ def make_forward(
             )
         split = replace(split, excluded_ids=vision.reader.excluded_ids)
         vision.reader.tower_use.take()  # without the pictures of the trials
+    if fp32_lm_head and autocast_dtype is not None:
+        if split is None:
+            raise ConfigError(
+                f"fp32_lm_head=True and the output layer of {type(model).__name__} is not a plain linear layer, or has "
+                "an adapter: leave fp32_lm_head out"
+            )
+        split = replace(split, in_float32=True)
     if split is not None and torch_compile:
         # The decoder is compiled after the trials, which set its attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)

@@ -95,8 +95,12 @@ def token_log_probs_and_kl(
         entropy_gradient,
         *tile,
         count_stored_tokens(policy.hidden, policy.head, stored_bytes),
+        in_float32=policy.head.in_float32,
     )
-    ref_settings = TileSettings(reference.head.scale, reference.head.softcap, temperature, False, False, *tile)
+    ref_head = reference.head
+    ref_settings = TileSettings(
+        ref_head.scale, ref_head.softcap, temperature, False, False, *tile, in_float32=ref_head.in_float32
+    )
     hidden, ref_hidden, order = policy.hidden, reference.hidden, None
     if sampling_mask is not None:
         order, sampling_mask = sort_by_size(sampling_mask)

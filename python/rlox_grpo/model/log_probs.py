@@ -36,6 +36,16 @@ The size does not depend on free memory, so that the results do not depend on it
 a kernel launch costs more than the memory traffic that smaller tiles save."""
 
 
+def multiply_in_float32(hidden: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return ``hidden [M, H] @ weightᵀ [H, V]`` of operands of 16 bits in float32, without rounding to 16 bits.
+
+    On a GPU the product's kernel writes its float32 sums. A CPU has no such kernel, and multiplies copies in float32.
+    """
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=out)
+    return torch.mm(hidden.float(), weight.float().t(), out=out)
+
+
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
     """Return the numbers of tokens and vocabulary rows for which logits exist at a time on ``device``."""
     if device.type == "cpu":
@@ -95,7 +105,10 @@ def token_log_probs(
     refuse_unknown_ids(token_ids, vocabulary)
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
     stored_tokens = count_stored_tokens(hidden, head, stored_bytes)
-    settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, stored_tokens)
+    sizes = (*tile, stored_tokens)
+    settings = TileSettings(
+        head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *sizes, in_float32=head.in_float32
+    )
     order = None
     if sampling_mask is not None:
         order, sampling_mask = sort_by_size(sampling_mask)
@@ -158,7 +171,7 @@ def score_norms(
         probs = torch.softmax(exclude_ids(hidden.float(), sampling_mask) / temperature, dim=-1)
         return 1 - 2 * probs.gather(-1, token_ids[:, None]).squeeze(-1) + probs.square().sum(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
-    settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
+    settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile, in_float32=head.in_float32)
     order = None
     if sampling_mask is not None:
         order, sampling_mask = sort_by_size(sampling_mask)
@@ -198,7 +211,8 @@ def is_most_likely(
     if head is None:
         return hidden.gather(-1, token_ids[:, None]).squeeze(-1) >= hidden.amax(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
-    tiles = Tiles(hidden, head.weight, head.bias, TileSettings(head.scale, head.softcap, 1.0, False, False, *tile))
+    settings = TileSettings(head.scale, head.softcap, 1.0, False, False, *tile, in_float32=head.in_float32)
+    tiles = Tiles(hidden, head.weight, head.bias, settings)
     is_top = torch.empty(hidden.shape[0], dtype=torch.bool, device=hidden.device)
     for rows in tiles.token_slices():
         top = torch.full((len(token_ids[rows]),), -torch.inf, dtype=tiles.dtype, device=hidden.device)
@@ -214,7 +228,7 @@ def is_most_likely(
 
 @dataclass(frozen=True)
 class TileSettings:
-    """Scaling of the logits, the wanted outputs, and the sizes of a tile."""
+    """Scaling of the logits, the wanted outputs, the sizes of a tile, and the precision of the product."""
 
     scale: float
     softcap: float | None
@@ -224,6 +238,7 @@ class TileSettings:
     tile_tokens: int
     tile_rows: int
     stored_tokens: int = 0
+    in_float32: bool = False
 
     @property
     def factor(self) -> float:
@@ -338,9 +353,10 @@ class Tiles:
         self._hidden, self._settings = hidden, settings
         self._bias = None if bias is None else bias.to(self.dtype)
         # torch.mm writes in the dtype of its operands: for hidden states of 16 bits the product has a buffer of its
-        # own, and the logits are a copy in float32. Otherwise both are the same buffer.
+        # own, and the logits are a copy in float32. Otherwise both are the same buffer, and with `in_float32` too.
         self._logits = self.buffer()
-        self._product = self._logits if hidden.dtype == self.dtype else self.buffer(hidden.dtype)
+        self._is_direct = hidden.dtype == self.dtype or settings.in_float32
+        self._product = self._logits if self._is_direct else self.buffer(hidden.dtype)
 
     def buffer(self, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a buffer for one tile."""
@@ -373,8 +389,11 @@ class Tiles:
         shape = (hidden.shape[0], weight.shape[0])
         size = shape[0] * shape[1]
         logits, product = self._logits[:size].view(shape), self._product[:size].view(shape)
-        torch.mm(hidden, weight.t(), out=product)
-        if product is not logits:
+        if hidden.dtype != product.dtype:
+            multiply_in_float32(hidden, weight, out=product)
+        else:
+            torch.mm(hidden, weight.t(), out=product)
+        if not self._is_direct:
             logits.copy_(product)
         if self._bias is not None:
             logits.add_(self._bias[columns.index])

@@ -245,6 +245,7 @@ def build_update(
         "vocabulary": policy.vocabulary,
         "autocast_dtype": torch.bfloat16 if stages.update.dtype == "bfloat16" else None,
         "torch_compile": stages.update.torch_compile,
+        "fp32_lm_head": stages.update.fp32_lm_head,
         "reader": policy.reader,
     }
     plain = make_forward(

@@ -33,6 +33,13 @@ class UpdateConfig(Record, title="Update"):
         "run keeps its precision.",
         source="TRL",
     )
+    fp32_lm_head: bool = option(
+        False,
+        "With bfloat16 arithmetic, keep the products of the output layer in float32, in the update, the reference, the "
+        "teacher and the engine, instead of rounding logits to bfloat16. vLLM servers need "
+        "`rlox-grpo serve --fp32-lm-head`.",
+        source="ScaleRL (arXiv:2510.13786), section 3.2, after MiniMax-M1 (arXiv:2506.13585)",
+    )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",
         "Recompute activations in the backward pass, to save memory. auto: only on a GPU whose memory is too small "

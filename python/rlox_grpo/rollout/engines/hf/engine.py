@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device
+from rlox_grpo.model.float32_head import float32_logits
 from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.model.routing import find_routers
 from rlox_grpo.model.vision import make_vision
@@ -95,6 +96,7 @@ class HFEngine:
         takes_weights: bool = False,
         cuda_graphs: bool = True,
         reader: PictureReader | None = None,
+        fp32_lm_head: bool = False,
     ) -> None:
         """Store the model; nothing is allocated before ``generate``.
 
@@ -109,6 +111,7 @@ class HFEngine:
             takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
             cuda_graphs: replay decoding steps on a GPU as CUDA graphs, if a test of a few steps gives equal logits.
             reader: reads the pictures of prompts; ids of pictures and videos are never sampled then.
+            fp32_lm_head: keep the output layer's products in float32 where ``autocast_dtype`` has 16 bits.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -120,6 +123,7 @@ class HFEngine:
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
+        self._fp32_lm_head = fp32_lm_head
         self.takes_weights = takes_weights
         self.max_length = find_max_positions(model)
         self._limits = Limits(_find_vocab_size(model), self.max_length, has_tokenizer=tokenizer is not None)
@@ -251,10 +255,14 @@ class HFEngine:
         vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         return StopStrings(self._tokenizer, stop, vocabulary, find_device(self._model))
 
-    def _autocast(self) -> torch.autocast | nullcontext[None]:
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
         if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(find_device(self._model).type, dtype=self._autocast_dtype)
+            yield
+            return
+        head = float32_logits(self._model, self._autocast_dtype) if self._fp32_lm_head else nullcontext()
+        with torch.autocast(find_device(self._model).type, dtype=self._autocast_dtype), head:
+            yield
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     read_prompt_log_probs,
 )
 from rlox_grpo.rollout.engines.vllm.startup import (
+    FP32_HEAD,
     check_vllm_version,
     choose_runner,
     has_newer_runner,
@@ -124,6 +125,7 @@ class VLLMEngine:
         router_layers: Sequence[int] = (),
         return_masks: bool = False,
         reader: PictureReader | None = None,
+        fp32_lm_head: bool = False,
     ) -> None:
         """Check that vLLM can serve ``model``; ``load_weights`` starts it.
 
@@ -147,6 +149,7 @@ class VLLMEngine:
                 ``Sampling.return_sampling_mask`` asks for it. vLLM returns masks only on a GPU, with its newer model
                 runner.
             reader: reads the pictures of prompts; ids of pictures and videos are never sampled then.
+            fp32_lm_head: keep the output layer's products in float32.
 
         Raises:
             ImportError: vLLM is missing or its version is not supported; the message names the extra.
@@ -190,6 +193,8 @@ class VLLMEngine:
             "skip_tokenizer_init": tokenizer is None,
             "seed": 0,
         }
+        if fp32_lm_head:
+            self._settings["hf_overrides"] = FP32_HEAD
         if hasattr(self._config, "vision_config"):
             refuse_model(self._config)
             self._settings |= make_picture_settings(reader)

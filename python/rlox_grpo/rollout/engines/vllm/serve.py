@@ -13,7 +13,10 @@ from typing import Any, NoReturn
 from rlox_grpo.model.gguf import refuse_gguf
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
-from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
+from rlox_grpo.rollout.engines.vllm.startup import FP32_HEAD, check_vllm_version
+
+FP32_LM_HEAD = "--fp32-lm-head"
+"""Argument of the server's process that vLLM does not have: :data:`~.startup.FP32_HEAD` for its model."""
 
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
@@ -23,7 +26,14 @@ NO_DOMAIN = "rlox-grpo.invalid"
 
 
 def serve(
-    model: str, *, host: str, port: int, dtype: str, max_length: int | None, vllm_arguments: Sequence[str]
+    model: str,
+    *,
+    host: str,
+    port: int,
+    dtype: str,
+    max_length: int | None,
+    fp32_lm_head: bool,
+    vllm_arguments: Sequence[str],
 ) -> NoReturn:
     """Replace this process by a vLLM server of ``model``.
 
@@ -38,6 +48,7 @@ def serve(
         dtype: The dtype of vLLM's computation; the trainer's option ``dtype``. ``auto``: bfloat16 on a GPU that
             computes in bfloat16, otherwise float32.
         max_length: Maximum number of tokens of a prompt with its completion.
+        fp32_lm_head: Keep the output layer's products in float32; the trainer's option ``fp32_lm_head``.
         vllm_arguments: Other arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
 
     Raises:
@@ -54,7 +65,8 @@ def serve(
             f"export {TOKEN_VARIABLE}=$(openssl rand -hex 32)"
         )
     _refuse_taken(host, port)
-    command = _command(model, host, port, dtype, max_length, vllm_arguments)
+    arguments = [*vllm_arguments, *([FP32_LM_HEAD] if fp32_lm_head else [])]
+    command = _command(model, host, port, dtype, max_length, arguments)
     print(f"rlox-grpo: vLLM is starting; it will listen on {host}:{port}", file=sys.stderr, flush=True)
     os.execve(command[0], command, _environment(token))
 
@@ -65,7 +77,8 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     The server's own process calls this function, because it imports torch and transformers in any case.
 
     Args:
-        words: the server's arguments, which take precedence if they come after the returned arguments.
+        words: the server's arguments, which take precedence if they come after the returned arguments; all but
+            :data:`FP32_LM_HEAD` are vLLM's.
 
     Raises:
         ValueError: on the CPU, a multimodal model whose output layer is tied to its embeddings.
@@ -78,6 +91,7 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
     config = _read_config(models[0]) if models else None
     arguments += [] if config is None else _list_picture_arguments(config)
     if _has_gpu():
+        arguments += _list_overrides({}, words)
         return [*arguments, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
     # vLLM 0.32 resets the random generator of a seeded request after each part of its prompt, which is not possible
     # on the CPU.
@@ -89,7 +103,8 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
         "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probs waits for a C++ compiler
     }
-    return [*arguments, *([] if config is None else _untie_arguments(models[0], config))], variables
+    overrides, loading = ({}, []) if config is None else _untie(models[0], config)
+    return [*arguments, *_list_overrides(overrides, words), *loading], variables
 
 
 def _command(
@@ -145,21 +160,27 @@ def _list_picture_arguments(config: Any) -> list[str]:
     return ["--enable-scale-out", "--limit-mm-per-prompt", limits, "--allowed-media-domains", NO_DOMAIN]
 
 
-def _untie_arguments(model: str, config: Any) -> list[str]:
-    """Return arguments that give vLLM a separate output layer if the model ties it to its embeddings.
+def _list_overrides(overrides: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Return the argument with which vLLM changes the model's config; vLLM takes only one of them."""
+    overrides = {**overrides, **(FP32_HEAD if FP32_LM_HEAD in words else {})}
+    return ["--hf-overrides", json.dumps(overrides)] if overrides else []
+
+
+def _untie(model: str, config: Any) -> tuple[Mapping[str, Any], list[str]]:
+    """Return overrides and arguments that give vLLM a separate output layer if the model ties it to its embeddings.
 
     See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for that layer, so vLLM starts with dummy
     weights, and the first weight sync replaces all of them.
     """
     text_config = config.get_text_config(decoder=True)
     if not getattr(text_config, "tie_word_embeddings", False):
-        return []
+        return {}, []
     if text_config is not config:
         raise ValueError(
             f"{model} ties the output layer of its text model to its embeddings, and on the CPU vLLM would keep "
             "sampling from the first output layer: use engine='vllm' or a text-only model"
         )
-    return ["--hf-overrides", json.dumps({"tie_word_embeddings": False}), "--load-format", "dummy"]
+    return {"tie_word_embeddings": False}, ["--load-format", "dummy"]
 
 
 def _has_gpu() -> bool:

@@ -24,6 +24,10 @@ TESTED_VLLM = {
 """The supported versions of vLLM, and how each was tested. Another version raises ImportError."""
 
 
+FP32_HEAD = {"head_dtype": "float32"}
+"""Override of a model's config with which vLLM keeps the products of the output layer in float32."""
+
+
 def check_vllm_version() -> None:
     """Raise ImportError if vLLM is missing or its version is not in :data:`TESTED_VLLM`, without importing it."""
     installed, tested = None, " and ".join(TESTED_VLLM)
