@@ -38,7 +38,7 @@ class UpdateConfig(Record, title="Update"):
         "With bfloat16 arithmetic, keep the products of the output layer in float32, in the update, the reference, the "
         "teacher and the engine, instead of rounding logits to bfloat16. vLLM servers need "
         "`rlox-grpo serve --fp32-lm-head`.",
-        source="ScaleRL (arXiv:2510.13786), section 3.2, after MiniMax-M1 (arXiv:2506.13585)",
+        source="ScaleRL (arXiv:2510.13786), after MiniMax-M1 (arXiv:2506.13585)",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",
