@@ -135,7 +135,7 @@ def test_models_of_the_user_move_to_the_ranks_device(gpu):
         pytest.param(_model, {"async_steps": 1}, id="async"),
         pytest.param(_model, {"lora_rank": 4, "dtype": "bfloat16"}, id="LoRA"),
         pytest.param(_model, {"offload_optimizer": True, "dtype": "bfloat16"}, id="offloaded weights"),
-        pytest.param(_model, {"fp32_lm_head": True, "dtype": "bfloat16"}, id="float32 logits"),
+        pytest.param(_model, {"fp32_lm_head": False, "dtype": "bfloat16"}, id="logits of 16 bits"),
         pytest.param(toy.ToyLM, {}, id="a module of the user's"),
     ],
 )

@@ -656,15 +656,15 @@ def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("words", [[], ["--fp32-lm-head"]])
+@pytest.mark.parametrize("words", [[], ["--no-fp32-lm-head"]])
 def test_serve_gives_a_tied_model_an_output_layer_of_its_own(is_tied, words, make_tiny_model, tmp_path, monkeypatch):
-    """And float32 logits where they are asked for: vLLM takes one argument with all changes of the config."""
+    """And float32 logits unless they are not wanted: vLLM takes one argument with all changes of the config."""
     from rlox_grpo.rollout.engines.vllm import server_process
     from rlox_grpo.rollout.engines.vllm.serve import find_device_settings
 
     make_tiny_model("qwen2", tie_word_embeddings=is_tied).config.save_pretrained(tmp_path)
     expected = {"tie_word_embeddings": False} if is_tied else {}
-    expected |= {"head_dtype": "float32"} if words else {}
+    expected |= {} if words else {"head_dtype": "float32"}
     found, _ = find_device_settings(["--model", str(tmp_path), *words])
     given = [json.loads(after) for word, after in pairwise(found) if word == "--hf-overrides"]
     assert given == ([expected] if expected else [])
@@ -674,7 +674,7 @@ def test_serve_gives_a_tied_model_an_output_layer_of_its_own(is_tied, words, mak
     monkeypatch.setattr(server_process, "fork_engine", lambda: None)
     monkeypatch.setattr("sys.argv", ["server", "--model", str(tmp_path), *words])
     server_process.use_device_settings()
-    assert "--fp32-lm-head" not in sys.argv
+    assert "--no-fp32-lm-head" not in sys.argv
     assert sys.argv[-2:] == ["--model", str(tmp_path)]
 
 

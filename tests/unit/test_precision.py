@@ -126,16 +126,21 @@ def test_fp32_lm_head_brings_the_trainer_nearer_to_the_sampler(make_tiny_model):
         trainer = GRPO(model, toy.even_share, dtype="bfloat16", **sizes, **options)
         return trainer.train(torch.arange(24).reshape(4, 6) % 50 + 2)["mismatch/gap_mean"]
 
-    without = train()
-    assert train(fp32_lm_head=True) < 0.97 * without
+    without = train(fp32_lm_head=False)
+    assert train() < 0.97 * without  # "auto"
     assert train(fp32_lm_head=True, async_steps=1) < 0.97 * without
-    assert train(fp32_lm_head=True, lora_rank=2) < 0.97 * train(lora_rank=2)
+    assert train(lora_rank=2) < 0.97 * train(lora_rank=2, fp32_lm_head=False)
 
 
 def test_fp32_lm_head_needs_a_plain_output_layer(make_tiny_model):
     adapted = {"lora_rank": 2, "lora_target_modules": ("q_proj", "lm_head"), "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="fp32_lm_head=True and the output layer of .* has an adapter"):
         GRPO(make_tiny_model("qwen2"), toy.even_share, **toy.options(), **adapted, fp32_lm_head=True)
+    automatic = GRPO(make_tiny_model("qwen2"), toy.even_share, **toy.options(), **adapted)
+    assert automatic.config.fp32_lm_head is False
+    assert GRPO(make_tiny_model("qwen2"), toy.even_share, **toy.options(dtype="bfloat16")).config.fp32_lm_head is True
+    in_float32 = GRPO(make_tiny_model("qwen2"), toy.even_share, **toy.options(dtype="float32", fp32_lm_head=True))
+    assert in_float32.config.fp32_lm_head is False
 
 
 @pytest.mark.parametrize(

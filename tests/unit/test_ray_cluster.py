@@ -227,7 +227,7 @@ def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatc
         monkeypatch.delenv(name, raising=False)
     text = "[layout]\nengines = 2\ntensor_parallel_size = 2\nreference = 'actor'\n"
     overrides = {
-        **{"kl_coef": 0.1, "engine_max_length": 64, "dtype": "bfloat16", "fp32_lm_head": True},
+        **{"kl_coef": 0.1, "engine_max_length": 64, "dtype": "bfloat16", "fp32_lm_head": False},
         "output_dir": str(tmp_path / "run"),
     }
     origin, config = read_run_file(run_file(text), overrides)
@@ -235,7 +235,7 @@ def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatc
     sizes, servers = read_layout(origin, config)
     assert (sizes.engines, sizes.gpus_per_engine, sizes.references) == (2, 2, 1)
     assert " ".join(servers.commands["engines"]) == (
-        "-m rlox_grpo serve model --host {host} --port {port} --dtype bfloat16 --max-length 64 --fp32-lm-head "
+        "-m rlox_grpo serve model --host {host} --port {port} --dtype bfloat16 --max-length 64 --no-fp32-lm-head "
         "--tensor-parallel-size 2"
     )
     assert all(len(token) > 20 for token in servers.variables.values())

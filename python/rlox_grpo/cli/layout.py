@@ -38,8 +38,8 @@ def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
     engine = ["serve", origin.model, "--host", HOST, "--port", PORT, "--dtype", config.dtype]
     if config.engine_max_length is not None:
         engine += ["--max-length", str(config.engine_max_length)]
-    if config.fp32_lm_head:
-        engine += ["--fp32-lm-head"]
+    if config.fp32_lm_head is False:
+        engine += ["--no-fp32-lm-head"]
     if layout.tensor_parallel_size > 1:
         engine += ["--tensor-parallel-size", str(layout.tensor_parallel_size)]
     reference = ["serve-reference", origin.model, "--host", HOST, "--port", PORT]

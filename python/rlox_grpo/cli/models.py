@@ -64,7 +64,12 @@ def add_commands(commands: Commands) -> None:
     )
     serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
-    serve.add_argument("--fp32-lm-head", action="store_true", help="as the trainer's fp32_lm_head")
+    serve.add_argument(
+        "--fp32-lm-head",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="logits in float32, as the trainer's fp32_lm_head (default: %(default)s)",
+    )
     serve.set_defaults(run=_serve)
     serve.others = "any"
 

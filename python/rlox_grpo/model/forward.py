@@ -296,12 +296,11 @@ def make_forward(
         reader: reads the pictures of prompts; its excluded ids have the probability 0.
         watch_routers: record what the routers of a mixture of experts do.
         replay: also check that their choices can be replayed.
-        fp32_lm_head: keep the output layer's products in float32 where ``autocast_dtype`` has 16 bits.
+        fp32_lm_head: keep the products of a linear output layer in float32, if its operands have 16 bits.
 
     Raises:
         ConfigError: there is a ``reader``, and the model takes no pictures, or its output layer is not linear; or with
-            ``replay``, the model has no routers whose choices can be replayed; or with ``fp32_lm_head``, the output
-            layer is not a plain linear one.
+            ``replay``, the model has no routers whose choices can be replayed.
     """
     vision = make_vision(model, reader)
     routers = find_routers(model) if watch_routers else None
@@ -329,13 +328,8 @@ def make_forward(
             )
         split = replace(split, excluded_ids=vision.reader.excluded_ids)
         vision.reader.tower_use.take()  # without the pictures of the trials
-    if fp32_lm_head and autocast_dtype is not None:
-        if split is None:
-            raise ConfigError(
-                f"fp32_lm_head=True and the output layer of {type(model).__name__} is not a plain linear layer, or has "
-                "an adapter: leave fp32_lm_head out"
-            )
-        split = replace(split, in_float32=True)
+    if split is not None:
+        split = replace(split, in_float32=fp32_lm_head)
     if split is not None and torch_compile:
         # The decoder is compiled after the trials, which set its attention.
         compiled: Any = torch.compile(split.decoder, dynamic=True)

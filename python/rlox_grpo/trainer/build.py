@@ -22,6 +22,7 @@ from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.cpu_precision import choose_on_cpu
+from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import count_sampled_ids, load_policy
@@ -109,7 +110,8 @@ def build_step(
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
     if chooses_dtype:
         config = config.model_copy(update={"dtype": choose_on_cpu(config, policy.model, ranks)})
-        stages = config.split()
+    config = config.model_copy(update={"fp32_lm_head": choose_float32_logits(config, policy.model)})
+    stages = config.split()
     if policy.shards is None and policy.stored is None:
         ranks.broadcast(policy.model, policy.masters)
     connect_rewards(reward_fns, policy.model, config.output_dir, ranks.size)

@@ -139,7 +139,8 @@ class GRPO:
             chooses_dtype=asked.dtype == "auto" and recorded is None,
         )
         step.token_rows.is_on = self.callbacks.reads("on_tokens")
-        self.config = self.config.model_copy(update={"dtype": step.stages.update.dtype})
+        chosen = step.stages.update.dtype, step.stages.update.fp32_lm_head
+        self.config = self.config.model_copy(update=dict(zip(("dtype", "fp32_lm_head"), chosen, strict=True)))
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
         if recorded is not None and self.ranks.is_first:
             usual = choose_on_cpu(resolve_dtype(asked), self.model, self.ranks)

@@ -33,11 +33,11 @@ class UpdateConfig(Record, title="Update"):
         "run keeps its precision.",
         source="TRL",
     )
-    fp32_lm_head: bool = option(
-        False,
+    fp32_lm_head: bool | Literal["auto"] = option(
+        "auto",
         "With bfloat16 arithmetic, keep the products of the output layer in float32, in the update, the reference, the "
-        "teacher and the engine, instead of rounding logits to bfloat16. vLLM servers need "
-        "`rlox-grpo serve --fp32-lm-head`.",
+        "teacher and the engine, instead of rounding logits to bfloat16. auto: unless the output layer has an adapter "
+        "or is not a linear one. Without it, start vLLM servers with `rlox-grpo serve --no-fp32-lm-head`.",
         source="ScaleRL (arXiv:2510.13786), after MiniMax-M1 (arXiv:2506.13585)",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(

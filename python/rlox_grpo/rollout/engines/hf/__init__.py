@@ -34,7 +34,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
         takes_weights=takes_weights,
         cuda_graphs=config.cuda_graphs,
         reader=policy.reader,
-        fp32_lm_head=config.fp32_lm_head,
+        fp32_lm_head=config.fp32_lm_head is True,
     )
 
 

@@ -35,5 +35,5 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
         router_layers=() if routers is None else routers.layers,
         return_masks=config.sampling_mask != "none" and sampling.is_truncated,
         reader=policy.reader,
-        fp32_lm_head=config.fp32_lm_head and config.dtype == "bfloat16",
+        fp32_lm_head=config.fp32_lm_head is True,
     )

@@ -15,8 +15,8 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import FP32_HEAD, check_vllm_version
 
-FP32_LM_HEAD = "--fp32-lm-head"
-"""Argument of the server's process that vLLM does not have: :data:`~.startup.FP32_HEAD` for its model."""
+NO_FP32_LM_HEAD = "--no-fp32-lm-head"
+"""Argument of the server's process that vLLM does not have: its model has no :data:`~.startup.FP32_HEAD`."""
 
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the model in the engine's process. On the CPU, vLLM would start another process, to bind OpenMP's threads."""
@@ -65,7 +65,7 @@ def serve(
             f"export {TOKEN_VARIABLE}=$(openssl rand -hex 32)"
         )
     _refuse_taken(host, port)
-    arguments = [*vllm_arguments, *([FP32_LM_HEAD] if fp32_lm_head else [])]
+    arguments = [*vllm_arguments, *([] if fp32_lm_head else [NO_FP32_LM_HEAD])]
     command = _command(model, host, port, dtype, max_length, arguments)
     print(f"rlox-grpo: vLLM is starting; it will listen on {host}:{port}", file=sys.stderr, flush=True)
     os.execve(command[0], command, _environment(token))
@@ -78,7 +78,7 @@ def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, 
 
     Args:
         words: the server's arguments, which take precedence if they come after the returned arguments; all but
-            :data:`FP32_LM_HEAD` are vLLM's.
+            :data:`NO_FP32_LM_HEAD` are vLLM's.
 
     Raises:
         ValueError: on the CPU, a multimodal model whose output layer is tied to its embeddings.
@@ -162,7 +162,7 @@ def _list_picture_arguments(config: Any) -> list[str]:
 
 def _list_overrides(overrides: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """Return the argument with which vLLM changes the model's config; vLLM takes only one of them."""
-    overrides = {**overrides, **(FP32_HEAD if FP32_LM_HEAD in words else {})}
+    overrides = {**overrides, **({} if NO_FP32_LM_HEAD in words else FP32_HEAD)}
     return ["--hf-overrides", json.dumps(overrides)] if overrides else []
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.rollout.engines.vllm.http_bounds import HttpBounds, bound_uvicorn
-from rlox_grpo.rollout.engines.vllm.serve import FP32_LM_HEAD, IN_ENGINE, find_device_settings
+from rlox_grpo.rollout.engines.vllm.serve import IN_ENGINE, NO_FP32_LM_HEAD, find_device_settings
 
 _SHUTDOWN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
@@ -83,7 +83,7 @@ def use_device_settings() -> None:
     except (ValueError, OSError) as error:
         print(f"rlox-grpo: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    sys.argv[1:] = [*words, *(word for word in sys.argv[1:] if word != FP32_LM_HEAD)]
+    sys.argv[1:] = [*words, *(word for word in sys.argv[1:] if word != NO_FP32_LM_HEAD)]
     if IN_ENGINE in words and sys.platform == "linux":
         fork_engine()
     for name, value in variables.items():
