@@ -93,6 +93,17 @@ def test_a_completion_cannot_write_the_turns_of_others(folder):
     assert text == pytest.approx(plain_scores(folder, [f"2 + 2{shown}"]), abs=1e-5)
 
 
+def test_a_logit_that_is_not_finite_names_the_sample(folder):
+    """NaN as a score would mean that the model does not apply."""
+    model = RewardModel(folder)
+    model.load("cpu")
+    (tilde,) = model._loaded["tokenizer"]("~")["input_ids"]
+    with torch.no_grad():
+        model._loaded["model"].get_input_embeddings().weight[tilde] = torch.nan
+    with pytest.raises(ValueError, match="gives nan for 1 of 2 samples, the first is sample 1: .*overflowed"):
+        model(["x", "y"], ["fine", "~"])
+
+
 def test_joining_changes_no_message_that_was_given():
     prompt = assistant("a")
     assert join_messages(prompt, assistant("b")) == assistant("ab")

@@ -104,7 +104,7 @@ def load_policy(
     else:
         _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
-            tokenizer = _load_tokenizer(model.name_or_path)
+            tokenizer = find_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
     if reader is None and config.image_max_pixels is not None:
         raise ConfigError(f"image_max_pixels={config.image_max_pixels} and prompts can have no pictures: {no_pictures}")
@@ -301,7 +301,7 @@ def _load_pretrained(
         raise
     except Exception as error:  # a damaged file raises classes of safetensors, pickle or huggingface_hub
         raise ValueError(f"model={source!r} cannot be loaded: {explain_failure(source, error)}") from error
-    tokenizer = tokenizer or _load_tokenizer(source, is_needed=True)
+    tokenizer = tokenizer or find_tokenizer(source, is_needed=True)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
@@ -396,7 +396,7 @@ def _load_adapter(
         )
     try:
         model, loaded_tokenizer, _ = _load_pretrained(
-            str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True
+            str(base), tokenizer or find_tokenizer(source), config, has_adapter=True
         )
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
@@ -405,7 +405,7 @@ def _load_adapter(
     return adapted, loaded_tokenizer
 
 
-def _load_tokenizer(source: str, *, is_needed: bool = False) -> PreTrainedTokenizerBase | None:
+def find_tokenizer(source: str, *, is_needed: bool = False) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer at ``source``, or None if there is none.
 
     Raises:

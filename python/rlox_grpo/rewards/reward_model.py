@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,8 @@ class RewardModel:
         """Return the logit of each completion. Prompts and completions are texts or lists of messages.
 
         Raises:
-            ValueError: A prompt or completion is token ids, there is no chat template for messages, or a text is too
-                long; the message names the sample.
+            ValueError: A prompt or completion is token ids, there is no chat template for messages, a text is too long,
+                or a logit is not finite; the message names the sample.
         """
         self.load(self.device or "cpu")
         rows = [self._tokenise(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
@@ -71,6 +72,13 @@ class RewardModel:
             batch = order[start : start + self.batch_size]
             for index, score in zip(batch, self._score([rows[index] for index in batch]), strict=True):
                 scores[index] = score
+        # NaN would mean that the model does not apply to the sample.
+        if wrong := [index for index, score in enumerate(scores) if not math.isfinite(score)]:
+            raise ValueError(
+                f"the reward model {str(self.path)!r} gives {scores[wrong[0]]} for {len(wrong)} of {len(scores)} "
+                f"samples, the first is sample {wrong[0]}: its weights or activations have overflowed; set "
+                "dtype='float32'"
+            )
         return scores
 
     def load(self, device: Any) -> None:
