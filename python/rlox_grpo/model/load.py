@@ -255,6 +255,22 @@ def checkpoint_activations(model: Any) -> None:
         model.enable_input_require_grads()
 
 
+def turn_off_dropout(model: nn.Module, *, recomputes: bool) -> None:
+    """Put a model that is trained in evaluation mode: the policy in training must be the policy that sampled.
+
+    Args:
+        model: the model.
+        recomputes: whether :func:`checkpoint_activations` has changed it. transformers recomputes only layers in
+            training mode, so these layers are, but not the modules in them; a dropout of their own becomes 0.
+    """
+    model.eval()
+    for module in model.modules() if recomputes else ():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+                setattr(module, name, 0.0)  # OPT's layers have such numbers
+
+
 def _load_pretrained(
     source: str,
     tokenizer: PreTrainedTokenizerBase | None,
