@@ -158,11 +158,11 @@ def connect(
     """
     client = Client(url, read_token(token_file), timeout)
     about = client.health()
-    known, fingerprint, positions = (about.get(name) for name in ("vocabulary", "fingerprint", "positions"))
-    if type(known) is not int or not isinstance(fingerprint, str):
+    served_ids, fingerprint, positions = (about.get(name) for name in ("vocabulary", "fingerprint", "positions"))
+    if type(served_ids) is not int or not isinstance(fingerprint, str):
         raise ReferenceServerError(f"{client.shown} answered nonsense to /health: {str(about)[:200]}")
-    if vocabulary is not None and vocabulary > known:
-        raise ReferenceServerError(f"{client.shown} knows {known} ids and the policy samples {vocabulary}")
+    if vocabulary is not None and vocabulary > served_ids:
+        raise ReferenceServerError(f"{client.shown} knows {served_ids} ids and the policy samples {vocabulary}")
     tokens = about.get("tokens")
     if tokenizer is not None and tokens is not None and tokens != fingerprint_tokens(tokenizer):
         raise ConfigError(
