@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from sizes import MODELS
-from transformers import AutoConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
@@ -151,7 +151,34 @@ def test_auto_switches_it_on_for_a_small_gpu(make_tiny_model, monkeypatch):
     assert not load.load_policy(unable, None, GRPOConfig()).recomputes
     trainer = GRPO(make_tiny_model("qwen2"), even_share, log_to=(), lora_rank=2)
     assert trainer.policy.recomputes
-    assert trainer.model.training
+    assert not trainer.model.training
+
+
+def tiny_opt():
+    config = AutoConfig.for_model(
+        "opt", vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, dropout=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "opt"])
+def test_dropout_is_off_where_activations_are_computed_again(make_tiny_model, family):
+    """transformers does so in training mode alone, in which an adapter and a layer of OPT have dropout."""
+    model = make_tiny_model("qwen2", attention_dropout=0.5) if family == "qwen2" else tiny_opt()
+    if family == "qwen2":
+        peft = pytest.importorskip("peft")
+        targets = peft.LoraConfig(r=2, lora_dropout=0.5, init_lora_weights=False, target_modules=["q_proj"])
+        model = peft.get_peft_model(model, targets)
+    trainer = GRPO(model, even_share, log_to=(), gradient_checkpointing=True)
+    calls = []
+    attention = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0.self_attn"))
+    attention.register_forward_hook(lambda *_: calls.append(1))
+    ids = torch.arange(8)[None]
+    logits, again = (trainer.model(input_ids=ids, use_cache=False).logits for _ in range(2))
+    assert torch.equal(logits, again)
+    logits.sum().backward()
+    assert len(calls) == 3  # two forward passes, and a third in the backward pass
 
 
 def test_the_whole_is_never_less_than_what_is_held(shape_7b):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import queue
@@ -17,8 +18,10 @@ import torch
 
 import ranked
 from rlox_grpo.distributed.http_server import Bounds
-from rlox_grpo.errors import ReferenceServerError
-from rlox_grpo.reference.client import Client, Question, unpack_question
+from rlox_grpo.errors import ConfigError, ReferenceServerError
+from rlox_grpo.reference import TOKEN_VARIABLE
+from rlox_grpo.reference.client import Client, Question, connect, unpack_question
+from rlox_grpo.reference.protocol import fingerprint_tokens
 from rlox_grpo.reference.server import Measuring, make_server
 
 TOKEN = "a-token"
@@ -33,10 +36,12 @@ QUESTION = Question(
     vocabulary=0,
 )
 
+ABOUT = {"vocabulary": 61, "fingerprint": "f"}
+
 
 def answer_ones(question: Question) -> Future[torch.Tensor]:
     answer: Future[torch.Tensor] = Future()
-    answer.set_result(torch.ones(question.loss_mask.shape))
+    answer.set_result(-torch.ones(question.loss_mask.shape))
     return answer
 
 
@@ -45,9 +50,9 @@ def serve():
     """``serve(submit, **bounds)``: the port of a running server; all are stopped at the end."""
     servers = []
 
-    def run(submit=answer_ones, **bounds):
+    def run(submit=answer_ones, about=ABOUT, **bounds):
         limits = replace(Bounds(discard_seconds=0.2), **bounds)
-        server = make_server(submit, {"vocabulary": 61, "fingerprint": "f"}, TOKEN, bounds=limits)
+        server = make_server(submit, about, TOKEN, bounds=limits)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)
         return server.server_address[1]
@@ -88,7 +93,7 @@ def client(port, timeout=10.0):
 
 
 def test_a_question_is_answered(serve):
-    assert torch.equal(client(serve()).ask(QUESTION), torch.ones(1, 2))
+    assert torch.equal(client(serve()).ask(QUESTION), -torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_bodies_in_memory_have_a_bound(serve):
     assert announce(port, len(body)) == (503, "other requests fill the memory for requests")
     go_on.set()
     first.join()
-    assert torch.equal(client(port).ask(QUESTION), torch.ones(1, 2))
+    assert torch.equal(client(port).ask(QUESTION), -torch.ones(1, 2))
 
 
 def test_too_many_questions_and_late_answers_are_told_to_come_back(serve):
@@ -292,6 +297,71 @@ def test_what_is_the_clients_own_error_is_not(scripted, statuses, tries, monkeyp
     monkeypatch.setattr("rlox_grpo.reference.client._PAUSE_S", 0.01)
     with pytest.raises(ReferenceServerError, match=f"HTTP {statuses[0]}: because"):
         client(scripted(statuses)).health()
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"[" * 100_000, b'{"status": "ok"}'])
+def test_another_kind_of_server_is_named(body, monkeypatch):
+    """An empty answer is that of vLLM."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.raises(ReferenceServerError, match=r"the reference server http.* answered nonsense to /health"):
+            connect(f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+
+
+def test_a_served_model_with_other_tokens_is_refused(serve, byte_tokenizer, monkeypatch):
+    """By the digest that the server sends; a model without a tokenizer has none."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+    def connect_to(tokens):
+        about = {**ABOUT, "positions": 64, "tokens": tokens}
+        return connect(f"http://127.0.0.1:{serve(about=about)}", tokenizer=byte_tokenizer)
+
+    digest = fingerprint_tokens(byte_tokenizer)
+    assert connect_to(digest).max_positions == connect_to(None).max_positions == 64
+    byte_tokenizer = copy.deepcopy(byte_tokenizer)
+    byte_tokenizer.add_tokens(["<another>"])
+    with pytest.raises(ConfigError, match="has another vocabulary: its tokens differ from those of the policy's"):
+        connect_to(digest)
+
+
+def test_a_server_that_serves_other_weights_now_is_refused(serve):
+    """Started again in the middle of a run; the fingerprint comes with each answer."""
+    about = dict(ABOUT)
+    port = serve(about=about)
+    assert torch.equal(client(port).ask(QUESTION, "f"), -torch.ones(1, 2))
+    about["fingerprint"] = "g"
+    with pytest.raises(ReferenceServerError, match=r"has other weights than at the start .*fingerprint g, and was f"):
+        client(port).ask(QUESTION, "f")
+
+
+def test_a_log_prob_above_0_is_nonsense(serve):
+    def submit(question):
+        answer: Future[torch.Tensor] = Future()
+        answer.set_result(torch.tensor([[-1.0, 0.5]]))
+        return answer
+
+    with pytest.raises(ReferenceServerError, match=r"answered a log-prob of 0\.5: none is above 0"):
+        client(serve(submit)).ask(QUESTION)
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@127.0.0.1:8450", "http://127.0.0.1:secret"])
+def test_a_url_with_a_password_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError, match="the URL of the reference server") as raised:
+        Client(url, TOKEN, 1.0)
+    assert "user:secret" not in str(raised.value)
 
 
 def test_questions_survive_their_bytes():

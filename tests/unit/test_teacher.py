@@ -404,6 +404,21 @@ def test_a_teacher_that_overflows_names_the_sample(options: dict[str, Any]) -> N
     assert trainer.train(toy.PROMPTS[:2])["teacher/kl"] > 0
 
 
+def test_a_reference_that_overflows_costs_no_completion_its_reward() -> None:
+    """Of prompts[1] it gives NaN, which a reward must not become: a completion without a reward is left out."""
+    reference, policy = make_teacher_model(), toy.ToyLM()
+    with torch.no_grad():
+        reference.embedding.weight[5] = torch.nan
+        policy.head.bias[5] = -100.0
+    given = toy.options(group_size=2, max_steps=1, kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    trainer = GRPO(policy, toy.share_of_target, ref_model=reference, **given)
+    before = copy.deepcopy(policy)
+    with pytest.raises(NonFiniteError, match=r"step 1: the KL of the rewards .* not finite in rows \[2") as raised:
+        trainer.train(toy.PROMPTS[:2])
+    assert "row 2 is completion 0 of prompts[1]" in str(raised.value)
+    assert all(torch.equal(old, new) for old, new in zip(before.parameters(), policy.parameters(), strict=True))
+
+
 def test_a_teacher_that_excludes_an_id_has_no_kl_over_the_vocabulary() -> None:
     """Of sampled tokens its signal is clamped; over the vocabulary the KL is infinite, which the error says."""
     teacher = make_teacher_model()

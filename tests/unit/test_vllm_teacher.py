@@ -161,6 +161,21 @@ def drop_last(server: Server) -> None:
     server.answers["/v1/completions"] = answer
 
 
+def negate(server: Server) -> None:
+    """Answer losses in place of log-probs."""
+    complete = server.complete
+
+    def answer(body: Any) -> tuple[int, Any]:
+        status, document = complete(body)
+        for choice in document["choices"]:
+            for entry in choice["prompt_logprobs"][1:]:
+                for record in entry.values():
+                    record["logprob"] *= -1
+        return status, document
+
+    server.answers["/v1/completions"] = answer
+
+
 TOO_LONG = {"error": {"message": "This model's maximum context length is 4", "type": "BadRequestError", "code": 400}}
 
 
@@ -179,6 +194,7 @@ TOO_LONG = {"error": {"message": "This model's maximum context length is 4", "ty
         (lambda s: fail(s, "/v1/completions", 200, [1]), "answered list: expected a JSON object"),
         (lambda s: fail(s, "/v1/completions", 200, b"[" * 100_000), "answered no JSON"),
         (drop_last, "prompt_logprobs is no list of"),
+        (negate, "a log-prob is .*: none is above 0"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(server: Server, spoil: Any, said: str) -> None:
@@ -190,6 +206,15 @@ def test_an_answer_that_is_none_is_an_error(server: Server, spoil: Any, said: st
 def test_adapters_are_no_models_of_their_own(server: Server) -> None:
     fail(server, "/v1/models", 200, {"data": [ADAPTER, *MODELS["data"]]})
     assert connect_to_vllm(server.url + "/", timeout=20).fingerprint == "vllm big"
+
+
+def test_a_row_beyond_the_servers_positions_is_refused_before_the_run(server: Server) -> None:
+    """A request generates one token, so that a row has one less."""
+    options = ranked.options(None, kl_coef=0.0, max_steps=1)
+    longest = max(len(prompt) for prompt in ranked.PROMPTS) + options["max_new_tokens"]
+    fail(server, "/v1/models", 200, {"data": [{**MODELS["data"][0], "max_model_len": longest}]})
+    with pytest.raises(ValueError, match=f"it passes the teacher's {longest - 1} positions"):
+        GRPO(ranked.tiny_policy(), teacher=server.url, **options).train(ranked.PROMPTS)
 
 
 def test_another_tokenizer_is_refused(server: Server, byte_tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.config.records.loss import LossConfig
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
 from rlox_grpo.types import Batch
 
 SURPRISE = -5.0
@@ -49,7 +49,8 @@ def add_teacher_advantages(advantages: Tensor, old_log_probs: Tensor, batch: Bat
 def teacher_loss(log_probs: Tensor, batch: Batch, options: LossConfig, distribution_kl: Tensor | None) -> Tensor | None:
     """Return ``teacher_coef`` · KL(π ‖ q) of each token ``[N, T]`` with gradient, or None if there is no such term.
 
-    ``teacher_kl="sampled"`` is (log q − log π)²/2, whose gradient is that of the KL in expectation.
+    ``teacher_kl="sampled"`` is d²/2 of d = log q − log π, whose gradient −d ∇log π is that of the KL in expectation. d
+    is clamped to ±20 in the value and in the gradient: a token that the teacher excludes becomes rarer.
 
     Args:
         log_probs: ``[N, T]`` with gradient, the policy's; 0 outside ``loss_mask``.
@@ -61,7 +62,11 @@ def teacher_loss(log_probs: Tensor, batch: Batch, options: LossConfig, distribut
         return options.teacher_coef * torch.where(batch.loss_mask, distribution_kl, 0)
     if batch.log_probs.teacher is None or options.teacher_in == "advantage":
         return None
-    return options.teacher_coef * kl_penalty(log_probs, torch.where(batch.loss_mask, batch.log_probs.teacher, 0), "k2")
+    gap = teacher_gap(log_probs, batch)
+    # Not k2 of rlox_grpo.loss.kl, whose clamp leaves a token beyond it without gradient. The difference is 0, and has
+    # the gradient of log π; it is masked, because 0 · inf would make the gradient NaN.
+    change = torch.where(batch.loss_mask, log_probs - log_probs.detach(), 0)
+    return options.teacher_coef * (gap.square() / 2 - gap * change)
 
 
 def measure_teacher(log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def load_policy(
     else:
         _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
-            tokenizer = _load_tokenizer(model.name_or_path)
+            tokenizer = find_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
     if reader is None and config.image_max_pixels is not None:
         raise ConfigError(f"image_max_pixels={config.image_max_pixels} and prompts can have no pictures: {no_pictures}")
@@ -280,6 +280,22 @@ def checkpoint_activations(model: Any) -> None:
         model.enable_input_require_grads()
 
 
+def turn_off_dropout(model: nn.Module, *, recomputes: bool) -> None:
+    """Put a model that is trained in evaluation mode: the policy in training must be the policy that sampled.
+
+    Args:
+        model: the model.
+        recomputes: whether :func:`checkpoint_activations` has changed it. transformers recomputes only layers in
+            training mode, so these layers are, but not the modules in them; a dropout of their own becomes 0.
+    """
+    model.eval()
+    for module in model.modules() if recomputes else ():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+                setattr(module, name, 0.0)  # OPT's layers have such numbers
+
+
 def _load_pretrained(
     source: str,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -326,7 +342,7 @@ def _load_pretrained(
         raise
     except Exception as error:  # a damaged file raises classes of safetensors, pickle or huggingface_hub
         raise ValueError(f"model={source!r} cannot be loaded: {explain_failure(source, error)}") from error
-    tokenizer = tokenizer or _load_tokenizer(source, is_needed=True)
+    tokenizer = tokenizer or find_tokenizer(source, is_needed=True)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer, None if made is None else made[1]
@@ -421,7 +437,7 @@ def _load_adapter(
         )
     try:
         model, loaded_tokenizer, _ = _load_pretrained(
-            str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True
+            str(base), tokenizer or find_tokenizer(source), config, has_adapter=True
         )
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
@@ -430,7 +446,7 @@ def _load_adapter(
     return adapted, loaded_tokenizer
 
 
-def _load_tokenizer(source: str, *, is_needed: bool = False) -> PreTrainedTokenizerBase | None:
+def find_tokenizer(source: str, *, is_needed: bool = False) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer at ``source``, or None if there is none.
 
     Raises:

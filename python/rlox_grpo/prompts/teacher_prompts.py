@@ -22,6 +22,7 @@ from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
 from rlox_grpo.rewards.import_callable import import_callable
+from rlox_grpo.rewards.special_tokens import make_splitter
 from rlox_grpo.rewards.verdicts import STATUSES
 from rlox_grpo.types import Episode, Int64Array, Prompt, ScoredGroup
 
@@ -118,14 +119,7 @@ class TeacherPrompts:
         """Return the verdict without special tokens in its texts: the policy must not write roles into a chat."""
         if self.tokenizer is None:
             return verdict
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        pattern = re.compile("|".join(re.escape(token) for token in special if len(token) > 1) or r"\b\B")
-
-        def split(text: str) -> str:
-            while pattern.search(text):  # the pieces of two tokens can form a third
-                text = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-            return text
-
+        split = make_splitter(self.tokenizer)
         completion = split(verdict.completion) if isinstance(verdict.completion, str) else verdict.completion
         return replace(
             verdict,

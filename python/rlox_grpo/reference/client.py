@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +20,14 @@ from torch import Tensor
 
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.reference import TOKEN_VARIABLE as TOKEN_VARIABLE
-from rlox_grpo.reference.protocol import Reference
+from rlox_grpo.reference.protocol import Reference, fingerprint_tokens
 from rlox_grpo.types import Batch, SamplingMask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROUNDING = 1e-3
+"""How far above 0 a log-prob may be by rounding."""
 
 _PAUSE_S = 0.5
 _TRY_AGAIN = (408, 429, 502, 503, 504)
@@ -131,19 +138,36 @@ def connect(
     *,
     temperature: float = 1.0,
     vocabulary: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Reference:
-    """Connect to a reference server, which must answer now; ``timeout`` is the seconds of a call with its retries.
+    """Connect to a reference server, which must answer now.
+
+    Args:
+        url: ``http://host:port``.
+        token_file: file with the bearer token; None: the environment variable ``RLOX_GRPO_REFERENCE_TOKEN``.
+        timeout: seconds of a call with its retries.
+        temperature: the sampling temperature of the run.
+        vocabulary: number of ids that the policy samples; None: unknown.
+        tokenizer: the policy's. The model that is served must have the same tokens; None: they are not compared, and
+            neither are those of a model that is served without a tokenizer.
 
     Raises:
-        ReferenceServerError: the server does not answer within ``timeout``, refuses the token, or has fewer ids than
-            the policy.
-        ConfigError: there is no token, in neither the environment nor the file.
+        ReferenceServerError: the server does not answer within ``timeout``, refuses the token, is another kind of
+            server, or has fewer ids than the policy.
+        ConfigError: there is no token, in neither the environment nor the file, or the server has other tokens.
     """
     client = Client(url, read_token(token_file), timeout)
     about = client.health()
-    if vocabulary is not None and vocabulary > int(about["vocabulary"]):
-        raise ReferenceServerError(
-            f"the reference server {url} knows {about['vocabulary']} ids and the policy samples {vocabulary}"
+    served_ids, fingerprint, positions = (about.get(name) for name in ("vocabulary", "fingerprint", "positions"))
+    if type(served_ids) is not int or not isinstance(fingerprint, str):
+        raise ReferenceServerError(f"{client.shown} answered nonsense to /health: {str(about)[:200]}")
+    if vocabulary is not None and vocabulary > served_ids:
+        raise ReferenceServerError(f"{client.shown} knows {served_ids} ids and the policy samples {vocabulary}")
+    tokens = about.get("tokens")
+    if tokenizer is not None and tokens is not None and tokens != fingerprint_tokens(tokenizer):
+        raise ConfigError(
+            f"{client.shown} has another vocabulary: its tokens differ from those of the policy's tokenizer. The "
+            "policy's tokens are scored as they are, so both need the same tokenizer"
         )
 
     def compute(batch: Batch) -> Tensor:
@@ -159,10 +183,10 @@ def connect(
             if batch.sampling_mask is None
             else SamplingMask(batch.sampling_mask.sizes.cpu(), batch.sampling_mask.token_ids.cpu()),
         )
-        answer = client.ask(question)
+        answer = client.ask(question, fingerprint)
         return answer.to(batch.input_ids.device)
 
-    return Reference(compute, fingerprint=str(about["fingerprint"]))
+    return Reference(compute, fingerprint, max_positions=positions if type(positions) is int else None)
 
 
 def read_token(token_file: str | Path | None) -> str:
@@ -193,11 +217,15 @@ class Client:
         token: the bearer token; None: no token is sent.
         timeout: seconds of a call with its retries.
         shown: what errors call the server.
+
+    Raises:
+        ConfigError: the URL has a user or a password, which errors would show, or cannot be read.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float, shown: str = "reference server") -> None:
         import httpx
 
+        _check_url(url, shown)
         self.shown = f"the {shown} {url}"
         self._url, self._timeout = url.rstrip("/"), timeout
         self._failures = httpx.TransportError
@@ -212,21 +240,47 @@ class Client:
         )
 
     def health(self) -> dict[str, Any]:
-        """The reference server's health record: vocabulary and fingerprint."""
-        about: dict[str, Any] = json.loads(self.call("GET", "/health", b""))
+        """The reference server's health record: vocabulary, fingerprint, positions and the digest of its tokens.
+
+        Raises:
+            ReferenceServerError: the answer is not a record.
+        """
+        answer = self.call("GET", "/health", b"")
+        try:
+            about = json.loads(answer)
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict):
+            raise ReferenceServerError(
+                f"{self.shown} answered nonsense to /health: {answer[:100]!r}. rlox-grpo serve-reference answers a "
+                "record; the URL of a vLLM server as teacher ends in /v1"
+            )
         return about
 
-    def ask(self, question: Question) -> Tensor:
-        """``float32 [N, T]``, zeros outside the mask."""
+    def ask(self, question: Question, fingerprint: str | None = None) -> Tensor:
+        """``float32 [N, T]``, zeros outside the mask.
+
+        Raises:
+            ReferenceServerError: there is no such answer, or the server has other weights than ``fingerprint``: it was
+                started again with another model.
+        """
+        answer = self.call("POST", "/log_probs", question.pack())
         try:
-            log_probs = load(self.call("POST", "/log_probs", question.pack()))["log_probs"]
+            log_probs, now = load(answer)["log_probs"], _read_fingerprint(answer)
         except (SafetensorError, KeyError) as error:
             raise ReferenceServerError(f"{self.shown} answered nonsense: {error}") from error
+        if None not in (fingerprint, now) and fingerprint != now:
+            raise ReferenceServerError(
+                f"{self.shown} has other weights than at the start of the run (fingerprint {now}, and was "
+                f"{fingerprint}): serve the same model again, and resume"
+            )
         if log_probs.shape != question.loss_mask.shape or log_probs.dtype != torch.float32:
             raise ReferenceServerError(
                 f"{self.shown} answered {log_probs.dtype} {tuple(log_probs.shape)} for a mask of "
                 f"{tuple(question.loss_mask.shape)}"
             )
+        if bool((log_probs > ROUNDING).any()):
+            raise ReferenceServerError(f"{self.shown} answered a log-prob of {float(log_probs.max())}: none is above 0")
         return log_probs
 
     def call(self, method: str, path: str, body: bytes = b"", kind: str = "application/octet-stream") -> bytes:
@@ -260,6 +314,26 @@ class Client:
             time.sleep(min(_PAUSE_S * 2 ** min(tries - 1, 4), max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(
             f"{self.shown} did not answer {method} {path} within {self._timeout:g} s ({tries} tries; the last: {last})"
+        )
+
+
+def _read_fingerprint(answer: bytes) -> str | None:
+    """Return the fingerprint in an answer in the safetensors format; None: the server sends none."""
+    size = int.from_bytes(answer[:8], "little")
+    fingerprint: str | None = json.loads(answer[8 : 8 + size]).get("__metadata__", {}).get("fingerprint")
+    return fingerprint
+
+
+def _check_url(url: str, shown: str) -> None:
+    try:
+        split = urllib.parse.urlsplit(url)
+        host, _ = split.hostname, split.port
+    except ValueError as error:
+        raise ConfigError(f"the URL of the {shown} cannot be read: {error}") from None
+    if "@" in split.netloc:  # the URL is not shown: it may have a password
+        raise ConfigError(
+            f"the URL of the {shown} has a user or a password for the host {host}: leave it out. The token comes from "
+            f"{TOKEN_VARIABLE}, or from a file"
         )
 
 

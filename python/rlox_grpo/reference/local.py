@@ -50,7 +50,8 @@ def make_reference(
 
     Raises:
         ValueError: ``ref_model`` with a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
-        ReferenceServerError: the server does not answer, or serves another vocabulary.
+        ReferenceServerError: the server does not answer, or has fewer ids than the policy.
+        ConfigError: the server has other tokens than the policy.
     """
     kind = choose_reference(config, policy.model, kl_coef, ref_model)
     if kind == "none":
@@ -69,6 +70,7 @@ def make_reference(
             config.reference_timeout,
             temperature=forward_options.get("temperature", 1.0),
             vocabulary=forward_options.get("vocabulary"),
+            tokenizer=policy.tokenizer,
         )
     offload = config.reference_offload
     if kind == "periodic":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from rlox_grpo.distributed.shards import gather_shards
 from rlox_grpo.model.forward import refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def _refuse_state(state: Mapping[str, Tensor]) -> None:
@@ -89,3 +93,9 @@ def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
                 sums[index] += int(numbers.sum(dtype=torch.int64))
         digest.update(f"{name}{tuple(weight.shape)}{sums}".encode())
     return digest.hexdigest()[:16]
+
+
+def fingerprint_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a digest of the tokens and their ids, equal for tokenizers whose ids stand for the same tokens."""
+    pairs = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]

@@ -30,9 +30,9 @@ from rlox_grpo.batch.sampling_mask import split_mask
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.gguf import find_gguf, load_gguf
-from rlox_grpo.model.load import explain_failure, find_max_positions, refuse_random_weights
+from rlox_grpo.model.load import explain_failure, find_max_positions, find_tokenizer, refuse_random_weights
 from rlox_grpo.reference.client import Question, read_token, unpack_question
-from rlox_grpo.reference.protocol import fingerprint_model
+from rlox_grpo.reference.protocol import fingerprint_model, fingerprint_tokens
 from rlox_grpo.types import Int32Array, SamplingMask, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -202,8 +202,14 @@ def serve(model: str, *, host: str, port: int, token_file: str | None, token_bud
             raise ValueError(f"model={model!r} cannot be loaded: {explain_failure(model, error)}") from error
     if torch.cuda.is_available():
         loaded = loaded.to("cuda")
+    tokenizer = find_tokenizer(model)
     measuring = Measuring(loaded, token_budget=token_budget)
-    about = {"vocabulary": measuring.vocabulary, "fingerprint": measuring.fingerprint}
+    about = {
+        "vocabulary": measuring.vocabulary,
+        "fingerprint": measuring.fingerprint,
+        "positions": measuring.max_length,
+        "tokens": None if tokenizer is None else fingerprint_tokens(tokenizer),
+    }
     server = make_server(measuring.submit, about, token, host=host, port=port)
     with server:
         print(f"reference server of {model} at http://{host}:{server.server_address[1]}", flush=True)
@@ -221,7 +227,8 @@ def make_server(
 ) -> ThreadingHTTPServer:
     """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it.
 
-    ``GET /health`` answers ``about``, ``POST /log_probs`` takes a :class:`Question` and answers what ``submit`` gives.
+    ``GET /health`` answers ``about``, ``POST /log_probs`` takes a :class:`Question` and answers what ``submit`` gives,
+    with the fingerprint of ``about``.
 
     Args:
         submit: Queues a question. Raises ValueError for one that the model cannot answer, and queue.Full if too many
@@ -253,7 +260,8 @@ def make_server(
             return refuse(503, f"there was no answer within {limits.answer_seconds:g} s")
         except RuntimeError as error:
             return refuse(500, str(error))
-        return Answer(200, save({"log_probs": log_probs}), "application/octet-stream")
+        written = save({"log_probs": log_probs}, metadata={"fingerprint": str(about["fingerprint"])})
+        return Answer(200, written, "application/octet-stream")
 
     service = Service(authorize, get, post, frozenset({"/log_probs"}))
     return make_bounded_server(service, host=host, port=port, bounds=limits)

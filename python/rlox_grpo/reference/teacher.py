@@ -186,7 +186,14 @@ def make_teacher(
         if is_vllm(url):
             reference = connect_to_vllm(url, token_file, timeout, temperature=temperature, tokenizer=policy.tokenizer)
         else:
-            reference = connect(url, token_file, timeout, temperature=temperature, vocabulary=vocabulary)
+            reference = connect(
+                url,
+                token_file,
+                timeout,
+                temperature=temperature,
+                vocabulary=vocabulary,
+                tokenizer=policy.tokenizer,
+            )
         return Teacher(reference, temperature, is_full=False, has_distributions=False)
     if isinstance(teacher, (str, Path)):
         teacher = load_frozen(argument, teacher, policy)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.reference import TOKEN_VARIABLE
-from rlox_grpo.reference.client import Client, read_token
+from rlox_grpo.reference.client import ROUNDING, Client, read_token
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.types import Batch
 
@@ -65,7 +65,7 @@ def connect_to_vllm(
     client = Client(
         url.rstrip("/").removesuffix("/v1"), read_token(token_file) if has_token else None, timeout, "vLLM server"
     )
-    model = _find_model(client)
+    model, longest = _find_model(client)
     if tokenizer is not None:
         _refuse_other_ids(client, model, tokenizer)
 
@@ -83,19 +83,26 @@ def connect_to_vllm(
             log_probs[row, steps] = torch.tensor([values[starts[row] + step] for step in steps.tolist()])
         return log_probs.to(batch.input_ids.device)
 
-    return Reference(compute, fingerprint=f"vllm {model}", takes_mask=False)
+    # A request generates a token after those that are scored.
+    positions = None if longest is None else longest - 1
+    return Reference(compute, fingerprint=f"vllm {model}", takes_mask=False, max_positions=positions)
 
 
-def _find_model(client: Client) -> str:
-    """Return the name of the one model that the server serves; adapters, which have a parent, are left out."""
+def _find_model(client: Client) -> tuple[str, int | None]:
+    """Return the name of the one model that the server serves, and the most tokens of a request; None: unknown.
+
+    Adapters, which have a parent, are left out.
+    """
     served = _read(client, client.call("GET", "/v1/models"))
     try:
-        names = [str(entry["id"]) for entry in served["data"] if entry.get("parent") is None]
+        models = [entry for entry in served["data"] if entry.get("parent") is None]
+        names, limits = ([entry.get(key) for entry in models] for key in ("id", "max_model_len"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ReferenceServerError(f"{client.shown} answered nonsense to /v1/models: {error!r}") from error
-    if len(names) != 1:
-        raise ReferenceServerError(f"{client.shown} serves {len(names)} models ({', '.join(names)}): expected one")
-    return names[0]
+    if len(names) != 1 or names[0] is None:
+        shown = ", ".join(map(str, names))
+        raise ReferenceServerError(f"{client.shown} serves {len(names)} models ({shown}): expected one")
+    return str(names[0]), limits[0] if type(limits[0]) is int else None
 
 
 def _refuse_other_ids(client: Client, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -129,6 +136,8 @@ def _read_row(entries: Any, ids: list[int]) -> list[float]:
     if not isinstance(entries, list) or len(entries) != len(ids):
         raise ValueError(f"prompt_logprobs is no list of {len(ids)} entries")
     values = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], ids[1:], strict=True)]
+    if wrong := [value for value in values if value > ROUNDING]:
+        raise ValueError(f"a log-prob is {wrong[0]}: none is above 0")
     return [0.0, *(-math.inf if value <= EXCLUDED else value for value in values)]
 
 

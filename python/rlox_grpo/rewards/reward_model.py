@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rlox_grpo.rewards.special_tokens import make_splitter
 from rlox_grpo.rewards.verdicts import check_choice, reduce_settings
 
 
@@ -16,7 +18,9 @@ class RewardModel:
 
     The model reads the prompt with the completion. Chat prompts and episodes are formatted by the chat template of the
     reward model's tokenizer, as one conversation. Text prompts and completions are concatenated. Texts are sorted by
-    length, padded on the right and scored in batches. The name in metrics is the last part of the path.
+    length, padded on the right and scored in batches. The name in metrics is the last part of the path. Special tokens
+    of the reward model that a completion spells out are split by a space, so that the policy cannot write the turns of
+    others.
 
     Args:
         path: A folder or a hub id, with the model and its tokenizer.
@@ -57,8 +61,8 @@ class RewardModel:
         """Return the logit of each completion. Prompts and completions are texts or lists of messages.
 
         Raises:
-            ValueError: A prompt or completion is token ids, there is no chat template for messages, or a text is too
-                long; the message names the sample.
+            ValueError: A prompt or completion is token ids, there is no chat template for messages, a text is too long,
+                or a logit is not finite; the message names the sample.
         """
         self.load(self.device or "cpu")
         rows = [self._tokenise(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
@@ -68,6 +72,13 @@ class RewardModel:
             batch = order[start : start + self.batch_size]
             for index, score in zip(batch, self._score([rows[index] for index in batch]), strict=True):
                 scores[index] = score
+        # NaN would mean that the model does not apply to the sample.
+        if wrong := [index for index, score in enumerate(scores) if not math.isfinite(score)]:
+            raise ValueError(
+                f"the reward model {str(self.path)!r} gives {scores[wrong[0]]} for {len(wrong)} of {len(scores)} "
+                f"samples, the first is sample {wrong[0]}: its weights or activations have overflowed; set "
+                "dtype='float32'"
+            )
         return scores
 
     def load(self, device: Any) -> None:
@@ -113,20 +124,21 @@ class RewardModel:
             )
         model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
         model.requires_grad_(False)
-        self._loaded.update(model=model.to(self.device or device).eval(), tokenizer=tokenizer)
+        model = model.to(self.device or device).eval()
+        self._loaded.update(model=model, tokenizer=tokenizer, split=make_splitter(tokenizer))
 
     def _tokenise(self, index: int, prompt: Any, completion: Any) -> list[int]:
         """Token ids of a prompt and its completion."""
-        tokenizer = self._loaded["tokenizer"]
+        tokenizer, split = self._loaded["tokenizer"], self._loaded["split"]
         if isinstance(prompt, str) and isinstance(completion, str):
-            ids = tokenizer(prompt + completion)["input_ids"]
+            ids = tokenizer(prompt + split(completion))["input_ids"]
         elif _is_conversation(prompt) and _is_conversation(completion):
             if getattr(tokenizer, "chat_template", None) is None:
                 raise ValueError(
                     f"sample {index} is chat messages and the tokenizer of the reward model {str(self.path)!r} has no "
                     "chat_template"
                 )
-            text = tokenizer.apply_chat_template(join_messages(prompt, completion), tokenize=False)
+            text = tokenizer.apply_chat_template(join_messages(prompt, split(completion)), tokenize=False)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template writes its own
         else:
             raise ValueError(

@@ -25,7 +25,7 @@ from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.load import count_sampled_ids, load_policy
+from rlox_grpo.model.load import count_sampled_ids, load_policy, turn_off_dropout
 from rlox_grpo.model.memory_plan import find_micro_batch_tokens
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
@@ -318,8 +318,7 @@ def build_update(
         and not stages.sharding.shards_weights
     ):
         cast_frozen_layers(policy.model, torch.bfloat16)
-    # No dropout: the policy in training must be the policy that sampled.
-    policy.model.train(policy.recomputes)
+    turn_off_dropout(policy.model, recomputes=policy.recomputes)
     return forward, reference, distiller, updater
 
 

@@ -237,10 +237,10 @@ class TrainStep:
         # and replays.
         scored = rollout.chosen
 
-        with clock("advantages"):
+        updates: list[UpdateStats] = []
+        with clock("advantages"), self._naming_samples(scored, updates):
             # float32 [N] of the completions, [N, K] of their turns, or a list of arrays [T_i] of their tokens.
             penalised, advantages = self.compute_advantages(scored, step, total_steps)
-        updates: list[UpdateStats] = []
         with clock("batch"), self._naming_samples(scored, updates):
             prompts = self.teacher_prompts.write(scored) if self.teacher_prompts is not None else None
             hinted = None if prompts is None else find_hinted(prompts, scored)  # bool [N]
@@ -305,6 +305,7 @@ class TrainStep:
 
         Raises:
             SampleError: a custom advantage function returned a wrong result.
+            NonFiniteError: the KL of a reward is NaN.
             ConfigError: a custom advantage function returned advantages of tokens, which the policy loss cannot use.
         """
         self.kl_weight.begin(step, total_steps)

@@ -20,6 +20,7 @@ from rlox_grpo.batch.build import fill_if_empty
 from rlox_grpo.batch.other_prompts import lay_out_after
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.groups import compute_group_offsets
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
@@ -109,7 +110,12 @@ class FixedTensors:
         return with_importance_weights(batch, self.level, self.stages.importance)
 
     def penalise_rewards(self, scored: Sequence[ScoredGroup], kl_coef: float) -> list[ScoredGroup]:
-        """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``."""
+        """Return the groups with rewards minus ``kl_coef`` times the KL of each completion, if ``kl_in="reward"``.
+
+        Raises:
+            NonFiniteError: the KL of a completion is NaN, which would be taken for a completion without a reward. Every
+                rank raises the same error.
+        """
         if self.stages.loss.kl_in == "loss" or self.reference is None or not scored:
             return list(scored)
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
@@ -119,6 +125,12 @@ class FixedTensors:
         with torch.no_grad(), _in_use(self.reference):
             # float64 [N], the KL in nats of each completion of the whole step, on every rank.
             kl = sequence_kl(batches, self._compute_token_kl, num_rows=len(rewards), ranks=self.ranks)
+        if rows := np.flatnonzero(~np.isfinite(kl)).tolist():
+            raise NonFiniteError(
+                f"the KL of the rewards (kl_in='reward') is not finite in rows {rows[:8]}: the weights or activations "
+                "of the reference (ref_model, or a copy of the policy) or of the policy have overflowed",
+                rows,
+            )
         penalised = (rewards - kl_coef * kl).astype(np.float32)
         return [
             replace(group, rewards=penalised[start:stop])

@@ -14,12 +14,18 @@ from typing import Any
 
 from rlox_grpo.rewards.columns import make_encodable
 
+INVISIBLE = (
+    r"[\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e0fff]"
+)
+"""A class of characters that are invisible or reorder others: controls, formats, fillers, variation selectors, tags."""
+
 _SPECIAL = re.compile(
     r"<(?=[A-Za-z/|!?\uff5c])"  # tags and tokens; not the sign in `a < b`
     r"|\[(?=/?[A-Z_]{2,}\])"  # [INST]
-    # Characters that are invisible or reorder others: controls, formats, fillers, variation selectors, tags.
-    r"|[\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f]"
-    r"|[\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    r"|\](?=~!?b[\[\]])|\[(?=e~\[)"  # ]~b] and [e~[ of MiniMax
+    rf"|{INVISIBLE}"
 )
 
 

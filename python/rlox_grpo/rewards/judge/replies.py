@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from rlox_grpo.rewards.judge.questions import INVISIBLE
+
 Values = TypeVar("Values")
 
 _START = re.compile(r'\{\s*"(?:score|scores|winner|mark)"\s*:')
@@ -16,6 +18,9 @@ _STATED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What a judge could write as a verdict when it quotes a text: with other quotation marks, escapes or wide letters."""
+
+_FILLING = re.compile(rf"(?:\s|{INVISIBLE})+")
+"""What a judge may leave out when it quotes a text, however long it is."""
 
 _FENCED = re.compile(r"```(?:json)?\s*\Z", re.IGNORECASE)
 _REFUSED = object()
@@ -33,7 +38,8 @@ def make_mark(question: str, texts: Sequence[str]) -> str:
     could then be paid for verdicts that it states, or escape low scores. The mark is a digest of the question; a
     completion cannot contain it, because the question contains the completion.
     """
-    return hashlib.sha256(question.encode()).hexdigest()[:8] if any(map(_STATED.search, texts)) else ""
+    is_stated = any(_STATED.search(_FILLING.sub(" ", text)) for text in texts)
+    return hashlib.sha256(question.encode()).hexdigest()[:8] if is_stated else ""
 
 
 def read_verdict(reply: str, read: Callable[[Any], Values], longest: int, mark: str = "") -> tuple[Any, Values]:

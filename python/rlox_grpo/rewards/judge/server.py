@@ -158,7 +158,7 @@ class Server:
 
     async def _wait(self, attempt: int, wait_s: float, deadline: float, answer: Answer[Values]) -> bool:
         """Wait before another request; False if it could only come after the deadline."""
-        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * _RANDOM.uniform(0.5, 1.0)
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 10)) * _RANDOM.uniform(0.5, 1.0)
         if answer.is_answered:  # the server is well
             pause = 0.0
         pause = max(pause, wait_s + (_RANDOM.uniform(0.0, 0.5) if wait_s else 0.0))
