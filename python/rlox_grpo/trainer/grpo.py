@@ -261,6 +261,7 @@ class GRPO:
         _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
+            self._stop_requested = False
             restore: Path | None = None
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
@@ -277,7 +278,7 @@ class GRPO:
                     if held_out and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
-                    self._stop_requested, restore = False, None
+                    restore = None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take) | run.take_save_time()
                         self._note_draws(draws)
