@@ -422,6 +422,8 @@ class GRPO:
         if not self._is_unfinished:
             progress.start_step = progress.step
         self._run = run = self._open_run(data, fingerprints, eval_prompts, restore, is_torn=is_torn)
+        if run.rollouts is not None:  # batches of a failed first step would be trained beside those of the checkpoint
+            self.sampler.clear()
         plan = make_plan(
             data.count_epoch(self.config.prompts_per_step),
             n_epochs,
