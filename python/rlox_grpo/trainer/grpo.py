@@ -263,6 +263,7 @@ class GRPO:
         with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
             self._stop_requested = False
             restore: Path | None = None
+            caught = ""  # the signal that came before a checkpoint was restored
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
                 if self.step >= self.progress.total_steps:
@@ -275,6 +276,7 @@ class GRPO:
                     closing_sets(held_out),
                     stop_on_signal() as stop,
                 ):
+                    stop.name = stop.name or caught
                     if held_out and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
@@ -295,7 +297,8 @@ class GRPO:
                         if self._step.token_rows.is_on:
                             self.callbacks.call("on_tokens", self.step, self._step.last_token_rows)
                         self.callbacks.call("on_step", self.step, dict(metrics))
-                        if self.config.on_collapse == "restore" and not self._must_stop(stop):
+                        # After a signal too: a start from the collapsed weights would not find the collapse again.
+                        if self.config.on_collapse == "restore" and not self.ranks.any(self._stop_requested):
                             restore = run.find_checkpoint_to_restore()
                         if restore is None:
                             run.save_if_due()
@@ -303,6 +306,7 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
+                caught = stop.name
             run.announce_best()
             if self.step < self.progress.total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
