@@ -72,6 +72,21 @@ def test_a_callback_stops_the_run_and_a_rerun_goes_on(tmp_path: Path) -> None:
     assert (metrics["resumed_from_step"], metrics["steps_trained"]) == (3.0, 2.0)
 
 
+def test_a_callback_stops_the_run_before_its_first_step(tmp_path: Path) -> None:
+    class Stop(Recorder):
+        def on_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+            super().on_evaluation(step, metrics)
+            if self.trainer is not None:
+                self.trainer.stop()
+
+    stop = Stop()
+    trainer = stop.trainer = make_trainer(tmp_path, [stop])
+    assert trainer.train(PROMPTS, eval_prompts=PROMPTS)["steps_trained"] == 0.0
+    assert [event for event, _, _ in stop.events] == ["evaluation", "save"]
+    stop.trainer = None
+    assert trainer.train(PROMPTS, eval_prompts=PROMPTS)["steps_trained"] == 5.0
+
+
 def test_an_error_in_a_callback_ends_the_run_with_what_was_done_saved(tmp_path: Path) -> None:
     class Failing:
         def on_step(self, step: int, metrics: dict[str, float]) -> None:

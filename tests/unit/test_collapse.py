@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run import folder as folder_module
 from rlox_grpo.run.history import checkpoints
+from rlox_grpo.run.run import Run
 from toy import PROMPTS, VOCABULARY, ToyLM, options, share_of_target
 
 STEPS, BROKEN_AT, RATE = 40, 26, 0.004
@@ -71,6 +74,46 @@ def test_a_restored_run_equals_one_that_was_resumed_by_hand(tmp_path, changes, c
     )
     again.train(PROMPTS)
     assert torch.equal(weights(restored), weights(again))
+
+
+def test_a_signal_in_the_step_of_the_collapse_stops_after_the_restore(tmp_path, monkeypatch):
+    restores = []
+
+    def find_after_signal(run):
+        if run._has_collapsed:
+            os.kill(os.getpid(), signal.SIGTERM)
+            restores.append(find(run))
+            return restores[-1]
+        return None
+
+    find = Run.find_checkpoint_to_restore
+    monkeypatch.setattr(Run, "find_checkpoint_to_restore", find_after_signal)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM after step 20"):
+        train(tmp_path, broken=1, on_collapse="restore")
+    assert [path.name for path in restores] == ["step_000020"]
+    trainer, _ = train(tmp_path, on_collapse="restore")
+    assert (trainer.step, trainer.progress.learning_rate_factor) == (STEPS, 0.5)
+
+
+class SignalAtCollapse(Break):
+    """Breaks the weights once, and sends SIGTERM in the step whose metrics show it."""
+
+    def on_step(self, step, metrics):
+        super().on_step(step, metrics)
+        if self.trainer._run._has_collapsed:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_does_not_leave_the_collapsed_weights(tmp_path):
+    settings = options(
+        max_steps=STEPS, learning_rate=RATE, checkpoint_steps=10, on_collapse="restore", output_dir=str(tmp_path)
+    )
+    callback = SignalAtCollapse(1)
+    trainer = callback.trainer = GRPO(ToyLM(), share_of_target, callbacks=[callback], **settings)
+    callback.model = trainer.model
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM after step 20"):
+        trainer.train(PROMPTS)
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step_000010", "step_000020"]
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -195,6 +238,7 @@ def test_by_default_it_warns_and_goes_on(tmp_path, caplog):
     [
         ({"output_dir": None}, "on_collapse"),
         ({"guards": False}, "on_collapse"),
+        ({"checkpoint_steps": 0}, "no checkpoint to restore"),
     ],
     ids=str,
 )

@@ -133,6 +133,7 @@ def test_every_bad_value_is_named():
             "policy_loss='kl_cov' with bypass_old_log_probs=True",
         ),
         ({"group_size": 2, "ddof": 2}, "ddof=2 is no less than group_size=2"),
+        ({"group_size": 8, "max_group_size": 15}, "no group would be larger; set max_group_size to at least 16"),
         ({"group_size": 4, "ddof": 5, "reward_scaling": "whiten"}, "ddof=5 is no less than group_size=4"),
         (
             {"group_size": 1, "prompts_per_step": 2, "ddof": 2, "baseline": "batch", "reward_scaling": "batch"},

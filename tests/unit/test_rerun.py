@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
+from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.run.callbacks import Callbacks
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -109,6 +111,44 @@ def test_a_call_with_other_rows_begins_anew_after_an_interrupted_one():
     reward.seen.clear()
     assert trainer.train(make_rows(100, 8))["steps_trained"] == 2
     assert count_rows(reward.seen) == dict.fromkeys(range(100, 108), 2)
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+def test_a_first_step_that_failed_is_repeated_from_a_checkpoint_before_it(tmp_path, async_steps):
+    """The batches of the failed call are not trained beside those that the checkpoint's position draws."""
+
+    class StopAtStart:
+        def on_evaluation(self, step, metrics):
+            self.trainer.stop()
+
+    class FailAtStart:
+        def on_evaluation(self, step, metrics):
+            self.reward.fails = True
+
+    class Failing(Numbers):
+        fails = False
+
+        def __call__(self, completions, number):
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("no judge")
+            return super().__call__(completions, number)
+
+    reward, rows = Failing(), make_rows(0, 8)
+    settings = options(group_size=2, prompts_per_step=2, max_steps=4, async_steps=async_steps, output_dir=tmp_path)
+    stop = StopAtStart()
+    stop.trainer = GRPO(ToyLM(), reward, callbacks=[stop], **settings)
+    stop.trainer.train(rows, eval_prompts=make_rows(100, 1))
+    assert (tmp_path / "checkpoints" / "step_000000").is_dir()
+    fail = FailAtStart()
+    fail.reward = reward
+    trainer = GRPO(ToyLM(), reward, callbacks=[fail], **settings)
+    with pytest.raises(RewardError, match="no judge"):
+        trainer.train(rows, eval_prompts=make_rows(100, 1))
+    reward.seen.clear()
+    trainer.callbacks = Callbacks()
+    trainer.train(rows, eval_prompts=make_rows(100, 1))
+    assert count_rows([number for number in reward.seen if number < 100]) == dict.fromkeys(range(8), 2)
 
 
 def test_a_step_that_failed_between_updates_is_repeated_in_a_second_call(tmp_path, monkeypatch):

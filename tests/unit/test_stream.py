@@ -131,7 +131,7 @@ def test_a_generator_that_ends_stops_the_run_and_saves(tmp_path):
         ),
         ({"async_steps": 1}, "async_steps=1 with prompts that are a generator: it needs all prompts at once"),
         ({"curriculum": "pass_rate"}, "curriculum='pass_rate' with prompts that are a generator"),
-        ({"max_group_size": 9}, "max_group_size=9 with prompts that are a generator"),
+        ({"max_group_size": 16}, "max_group_size=16 with prompts that are a generator"),
     ],
 )
 def test_options_that_need_all_prompts(changes, message):

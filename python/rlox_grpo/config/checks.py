@@ -147,8 +147,12 @@ def _check_advantages(options: Options) -> Iterator[str]:
         )
     if options.group_size == 1 and baseline in ("leave_one_out", "optimal_token"):
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
-    if options.max_group_size is not None and options.max_group_size < options.group_size:
-        yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
+    if options.max_group_size is not None and options.max_group_size < 2 * options.group_size:
+        yield (
+            f"max_group_size={options.max_group_size} with group_size={options.group_size}: a larger group is a "
+            f"multiple of group_size, so no group would be larger; set max_group_size to at least "
+            f"{2 * options.group_size}, or leave it out"
+        )
     if baseline in ("batch", "moving") and options.zero_variance == "refill":
         yield (
             f"baseline={baseline!r} trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
@@ -304,5 +308,10 @@ def _check_update(options: Options) -> Iterator[str]:
             yield "shard_parameters=True with torch_compile=True was never tried: choose one of them"
     if options.updater == "deepspeed" and options.zero_stage == 0 and options.dtype == "bfloat16":
         yield "zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1"
+    if options.on_collapse == "restore" and options.checkpoint_steps == 0 and options.keep_best is None:
+        yield (
+            "on_collapse='restore' with checkpoint_steps=0: there would be no checkpoint to restore; set "
+            "checkpoint_steps"
+        )
     if options.output_dir is None and set(options.log_to) - {"console"}:
         yield f"log_to={list(options.log_to)} writes files: set output_dir"

@@ -262,7 +262,9 @@ class GRPO:
         _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
+            self._stop_requested = False
             restore: Path | None = None
+            caught = ""  # the signal that came before a checkpoint was restored
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
                 if self.step >= self.progress.total_steps:
@@ -275,10 +277,11 @@ class GRPO:
                     closing_sets(held_out),
                     stop_on_signal() as stop,
                 ):
+                    stop.name = stop.name or caught
                     if held_out and self.step == 0:
                         evaluation = self._evaluate_in_training(run, held_out)
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
-                    self._stop_requested, restore = False, None
+                    restore = None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take) | run.take_save_time()
                         self._note_draws(draws)
@@ -295,7 +298,8 @@ class GRPO:
                         if self._step.token_rows.is_on:
                             self.callbacks.call("on_tokens", self.step, self._step.last_token_rows)
                         self.callbacks.call("on_step", self.step, dict(metrics))
-                        if self.config.on_collapse == "restore" and not self._must_stop(stop):
+                        # After a signal too: a start from the collapsed weights would not find the collapse again.
+                        if self.config.on_collapse == "restore" and not self.ranks.any(self._stop_requested):
                             restore = run.find_checkpoint_to_restore()
                         if restore is None:
                             run.save_if_due()
@@ -303,6 +307,7 @@ class GRPO:
                         run.save()
                 if restore is None:
                     break
+                caught = stop.name
             run.announce_best()
             if self.step < self.progress.total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
@@ -423,6 +428,8 @@ class GRPO:
         if not self._is_unfinished:
             progress.start_step = progress.step
         self._run = run = self._open_run(data, fingerprints, eval_prompts, restore, is_torn=is_torn)
+        if run.rollouts is not None:  # batches of a failed first step would be trained beside those of the checkpoint
+            self.sampler.clear()
         plan = make_plan(
             data.count_epoch(self.config.prompts_per_step),
             n_epochs,

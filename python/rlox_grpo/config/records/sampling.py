@@ -81,8 +81,8 @@ class SamplingConfig(Record, title="Sampling"):
     )
     max_group_size: int | None = option(
         None,
-        "Maximum number of completions for prompts that are rarely or mostly solved; None: group_size for every "
-        "prompt.",
+        "Maximum number of completions for prompts that are rarely or mostly solved, in multiples of group_size; None: "
+        "group_size for every prompt.",
         ge=1,
         only_training=True,
     )
