@@ -63,17 +63,21 @@ def test_the_server_itself_finds_what_depends_on_its_device(started, monkeypatch
     server_process.use_device_settings()
     words = " ".join(sys.argv)
     assert words.startswith(f"{server_process.__name__} --dtype float32 --enforce-eager --no-enable-chunked-prefill ")
-    assert "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor --model " in words
+    executor = "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    assert f'{executor} --hf-overrides {{"head_dtype": "float32"}} --model ' in words
     assert server_process.os.environ["TORCHDYNAMO_DISABLE"] == "1"
     assert server_process.os.environ["VLLM_CPU_KVCACHE_SPACE"] == "7"  # the user's
 
 
 def test_the_user_s_settings_of_a_server_win(monkeypatch):
     monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    head = ["--hf-overrides", '{"head_dtype": "float32"}']
     words, _ = serve.find_device_settings(["--dtype", "bfloat16", "--tensor-parallel-size", "2"])
-    assert words == ["--enforce-eager", "--no-enable-chunked-prefill"]
+    assert words == ["--enforce-eager", "--no-enable-chunked-prefill", *head]
     monkeypatch.setattr(serve, "_has_gpu", lambda: True)
     words, variables = serve.find_device_settings(["--dtype", "bfloat16"])
+    assert words == [*head, "--weight-transfer-config", '{"backend": "nccl"}']
+    words, _ = serve.find_device_settings(["--dtype", "bfloat16", "--no-fp32-lm-head"])
     assert words == ["--weight-transfer-config", '{"backend": "nccl"}']
     assert not variables
 
