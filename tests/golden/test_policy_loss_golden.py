@@ -89,6 +89,24 @@ def test_sequence_ratio(kind):
     assert of.high.all()
 
 
+@pytest.mark.parametrize("kind", ["gspo", "gspo_token", "gspo_turn"])
+def test_rounding_does_not_clip_some_tokens_of_a_sequence(kind):
+    # float32 at −13 has steps of 9.5e-7. The sequence's ratio is 5e-8 below the bound 1 + 4e-4, at every token.
+    log_probs = torch.tensor([[-13.1, -0.3, -7.7, -2.9]])
+    mask, options = torch.ones(1, 4, dtype=torch.bool), LossConfig.create(policy_loss=kind, clip_high=4e-4)
+    of = make_policy_loss(kind)(
+        SimpleNamespace(
+            log_probs=log_probs.requires_grad_(),
+            log_ratio=torch.full((1, 4), 4e-4 - 1.3e-7),
+            advantages=torch.ones(1, 4),
+            mask=mask,
+            options=options,
+        )
+    )
+    assert of.ratio.unique().numel() == 1
+    assert not of.high.any()
+
+
 @pytest.mark.parametrize(
     ("kind", "clip_high", "weights"),
     [
