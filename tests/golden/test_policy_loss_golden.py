@@ -16,7 +16,7 @@ from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policies.p3o import policy_sample_size
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.step_statistics import with_step_statistics
-from rlox_grpo.types import Batch, PolicyWeights, StepTotals, TokenLogProbs
+from rlox_grpo.types import Batch, Branches, PolicyWeights, StepTotals, TokenLogProbs
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
 
@@ -347,6 +347,27 @@ def test_clip_cov_draws_the_same_tokens_in_any_layout():
         assert sum(found[0]) == 2
         drawn.add(found[0])
     assert len(drawn) == 6  # every pair of the four candidates: the third token lies outside
+
+
+def test_clip_cov_draws_the_same_tokens_of_branches_in_any_layout():
+    """Both rows belong to one sequence, so that their tokens have the same places in it."""
+    config = LossConfig.create(policy_loss="clip_cov", covariance_bounds=(-5.0, 5.0), covariance_share=0.4, clip_low=1)
+    for seed in range(20):
+        found = []
+        for pieces in ([[0, 1]], [[1], [0]]):
+            log_probs, batches = covariance_batches(pieces)
+            batches = [
+                replace(
+                    batch,
+                    row_index=torch.zeros_like(batch.row_index),
+                    branches=Branches(batch.row_index, torch.full_like(batch.row_index, 5)),
+                )
+                for batch in batches
+            ]
+            masks = covariance_masks(log_probs, batches, config, seed=(seed,))
+            order = torch.cat([batch.branches.index for batch in batches]).argsort()
+            found.append(torch.cat(masks)[order].int().tolist())
+        assert found[0] == found[1]
 
 
 def test_selection_of_nothing():
