@@ -208,6 +208,23 @@ def test_the_gradients_of_plain_forms():
         assert float(slope) == pytest.approx(expected, abs=TINY), estimator
 
 
+@pytest.mark.parametrize("reference", [-25.0, -math.inf])
+def test_the_penalty_pulls_most_where_the_policy_is_furthest_away(reference):
+    # d is clamped to −20: values and slopes by log p are those at −20, and those of published code end there.
+    slopes = {"k1": 1.0, "k2": 20.0, "k3": 1 - exp(-20), "abs": 1.0, "k1+": 20.0, "k3+": 20.0, "abs+": 20.0}
+    for estimator, expected in {**slopes, "k3_clamped": 0.0, "k1_inverted": 0.0}.items():
+        log_probs = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+        found = kl_penalty(log_probs, torch.tensor([reference], dtype=torch.float64), estimator)
+        at_limit = kl_penalty(torch.zeros(1).double(), torch.tensor([-20.0]).double(), estimator)
+        (slope,) = torch.autograd.grad(found.sum(), log_probs)
+        assert float(found.detach()) == pytest.approx(float(at_limit), rel=1e-12), estimator
+        assert float(slope) == pytest.approx(expected, abs=TINY), estimator
+    # Above 20 the slope of k3 would be −exp(20).
+    log_probs = torch.tensor([-30.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(kl_penalty(log_probs, torch.zeros(1).double(), "k3").sum(), log_probs)
+    assert float(slope) == 0.0
+
+
 # --- top entropy ---
 
 

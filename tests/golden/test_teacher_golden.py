@@ -136,12 +136,13 @@ def test_ratio_and_clip_treat_it_as_an_advantage() -> None:
     assert float(output.metrics["teacher/kl"]) == pytest.approx((math.log(0.7 / 0.8) + math.log(0.7 / 0.2)) / 2)
 
 
-def test_a_token_that_the_teacher_excludes_is_clamped_and_counted() -> None:
+@pytest.mark.parametrize("teacher_in", ["advantage", "loss"])
+def test_a_token_that_the_teacher_excludes_is_clamped_and_counted(teacher_in: Any) -> None:
     batch = lay_out([(1, 2, 3)])
     log_probs = torch.full((1, 3), -1.0, requires_grad=True)
     teacher = torch.tensor([[-torch.inf, -1.0, -7.0]])
     batch = replace(batch, log_probs=replace(batch.log_probs, teacher=teacher))
-    output = grpo_loss(log_probs, batch, loss_aggregation="sequence_sum")
+    output = grpo_loss(log_probs, batch, loss_aggregation="sequence_sum", teacher_in=teacher_in)
     output.loss.backward()
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [[20.0, 0.0, 6.0]]
