@@ -147,6 +147,12 @@ def _check_advantages(options: Options) -> Iterator[str]:
         )
     if options.group_size == 1 and baseline in ("leave_one_out", "optimal_token"):
         yield f"baseline={baseline!r} needs group_size of at least 2, got 1"
+    is_alone = group_size == 1 and options.demo_loss is None and options.replay == "none"
+    if is_alone and options.reward_variance_share < 1:
+        yield (
+            f"reward_variance_share={options.reward_variance_share:g} with group_size=1: the reward of a single "
+            "completion has no variance, so that every group would be trained; leave it out"
+        )
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
     if baseline in ("batch", "moving") and options.zero_variance == "refill":
