@@ -74,6 +74,24 @@ def test_the_reward_of_a_cross_entropy_demonstration_stays_out_of_the_baseline_u
     assert advantages.reshape(4, 9)[:, :8].max() < 0
 
 
+def test_a_demonstration_that_is_in_no_baseline_is_in_no_variance_either():
+    """Samples of row 0 vary most; in the other groups only the demonstration does."""
+    trained = set()
+
+    def record(inputs):
+        trained.update(inputs.sequences[inputs.mask.any(dim=-1)].tolist())
+        return -inputs.ratio * inputs.advantages
+
+    def reward(completions, prompts, row, **_):
+        varied = [(index % 2) * (0.01 + (at == 0)) for index, at in enumerate(row)]
+        return [10 * shown + part for shown, part in zip(all_target(completions, prompts), varied, strict=True)]
+
+    trainer, _ = train(reward, max_steps=1, demo_loss="ce", reward_variance_share=0.5, policy_loss=record)
+    groups, _ = trainer.last_rollout
+    (place,) = (at for at, scored in enumerate(groups) if scored.group.prompt.columns["row"] == 0)
+    assert trained == set(range(9 * place, 9 * place + 8))
+
+
 def test_groups_without_a_signal_train_their_demonstrations_alone():
     """The samples of such a group are not in the denominators: with and without them the step is the same."""
     _, metrics = train(max_steps=1, demo_loss="ce")

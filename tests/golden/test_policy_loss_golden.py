@@ -16,7 +16,7 @@ from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policies.p3o import policy_sample_size
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.loss.step_statistics import with_step_statistics
-from rlox_grpo.types import Batch, PolicyWeights, StepTotals, TokenLogProbs
+from rlox_grpo.types import Batch, Branches, PolicyWeights, StepTotals, TokenLogProbs
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
 
@@ -87,6 +87,24 @@ def test_sequence_ratio(kind):
     found, slope, of = term(kind, [1.5, 1.4], 2.0)
     assert (found, slope) == (pytest.approx([-2.4] * 2, abs=TINY), [0.0, 0.0])
     assert of.high.all()
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gspo_token", "gspo_turn"])
+def test_rounding_does_not_clip_some_tokens_of_a_sequence(kind):
+    # float32 at −13 has steps of 9.5e-7. The sequence's ratio is 5e-8 below the bound 1 + 4e-4, at every token.
+    log_probs = torch.tensor([[-13.1, -0.3, -7.7, -2.9]])
+    mask, options = torch.ones(1, 4, dtype=torch.bool), LossConfig.create(policy_loss=kind, clip_high=4e-4)
+    of = make_policy_loss(kind)(
+        SimpleNamespace(
+            log_probs=log_probs.requires_grad_(),
+            log_ratio=torch.full((1, 4), 4e-4 - 1.3e-7),
+            advantages=torch.ones(1, 4),
+            mask=mask,
+            options=options,
+        )
+    )
+    assert of.ratio.unique().numel() == 1
+    assert not of.high.any()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +206,23 @@ def test_the_gradients_of_plain_forms():
         log_probs = torch.tensor([0.5]).double().log().requires_grad_()
         (slope,) = torch.autograd.grad(kl_penalty(log_probs, torch.tensor([0.25]).double().log(), estimator), log_probs)
         assert float(slope) == pytest.approx(expected, abs=TINY), estimator
+
+
+@pytest.mark.parametrize("reference", [-25.0, -math.inf])
+def test_the_penalty_pulls_most_where_the_policy_is_furthest_away(reference):
+    # d is clamped to −20: values and slopes by log p are those at −20, and those of published code end there.
+    slopes = {"k1": 1.0, "k2": 20.0, "k3": 1 - exp(-20), "abs": 1.0, "k1+": 20.0, "k3+": 20.0, "abs+": 20.0}
+    for estimator, expected in {**slopes, "k3_clamped": 0.0, "k1_inverted": 0.0}.items():
+        log_probs = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+        found = kl_penalty(log_probs, torch.tensor([reference], dtype=torch.float64), estimator)
+        at_limit = kl_penalty(torch.zeros(1).double(), torch.tensor([-20.0]).double(), estimator)
+        (slope,) = torch.autograd.grad(found.sum(), log_probs)
+        assert float(found.detach()) == pytest.approx(float(at_limit), rel=1e-12), estimator
+        assert float(slope) == pytest.approx(expected, abs=TINY), estimator
+    # Above 20 the slope of k3 would be −exp(20).
+    log_probs = torch.tensor([-30.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(kl_penalty(log_probs, torch.zeros(1).double(), "k3").sum(), log_probs)
+    assert float(slope) == 0.0
 
 
 # --- top entropy ---
@@ -329,6 +364,27 @@ def test_clip_cov_draws_the_same_tokens_in_any_layout():
         assert sum(found[0]) == 2
         drawn.add(found[0])
     assert len(drawn) == 6  # every pair of the four candidates: the third token lies outside
+
+
+def test_clip_cov_draws_the_same_tokens_of_branches_in_any_layout():
+    """Both rows belong to one sequence, so that their tokens have the same places in it."""
+    config = LossConfig.create(policy_loss="clip_cov", covariance_bounds=(-5.0, 5.0), covariance_share=0.4, clip_low=1)
+    for seed in range(20):
+        found = []
+        for pieces in ([[0, 1]], [[1], [0]]):
+            log_probs, batches = covariance_batches(pieces)
+            batches = [
+                replace(
+                    batch,
+                    row_index=torch.zeros_like(batch.row_index),
+                    branches=Branches(batch.row_index, torch.full_like(batch.row_index, 5)),
+                )
+                for batch in batches
+            ]
+            masks = covariance_masks(log_probs, batches, config, seed=(seed,))
+            order = torch.cat([batch.branches.index for batch in batches]).argsort()
+            found.append(torch.cat(masks)[order].int().tolist())
+        assert found[0] == found[1]
 
 
 def test_selection_of_nothing():

@@ -137,7 +137,7 @@ def test_ratio_and_clip_treat_it_as_an_advantage() -> None:
 
 
 @pytest.mark.parametrize("teacher_in", ["advantage", "loss"])
-def test_a_token_that_the_teacher_excludes_is_clamped_and_counted(teacher_in: str) -> None:
+def test_a_token_that_the_teacher_excludes_is_clamped_and_counted(teacher_in: Any) -> None:
     batch = lay_out([(1, 2, 3)])
     log_probs = torch.full((1, 3), -1.0, requires_grad=True)
     teacher = torch.tensor([[-torch.inf, -1.0, -7.0]])

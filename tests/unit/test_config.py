@@ -103,6 +103,10 @@ def test_every_bad_value_is_named():
             "delta=4.0 is read only with policy_loss='clip' or .*; here policy_loss='cispo_clip'",
         ),
         ({"delta": 1.1}, "delta=1.1 is no more than 1 \\+ clip_high=1.2"),
+        (
+            {"baseline": "batch", "reward_scaling": "batch", "group_size": 1, "reward_variance_share": 0.5},
+            "the reward of a single completion has no variance",
+        ),
         ({"policy_loss": "cispo_cap"}, "takes clip_high as the cap itself, about 5, got 0.2"),
         (
             {"policy_loss": "gmpo", "loss_aggregation": "token_mean"},

@@ -126,6 +126,10 @@ SAMPLE = r"row \d+ is completion \d+ of prompts\[\d+\]"
             lambda inputs: PolicyTerm(own_clip(inputs), metrics={"loss": inputs.ratio}),
             "the metric 'loss' is one of every",
         ),
+        (
+            lambda inputs: PolicyTerm(own_clip(inputs), metrics={"approx_kl": inputs.ratio}),
+            "the metric 'approx_kl' is one of every loss",
+        ),
         (lambda inputs: PolicyTerm(own_clip(inputs), metrics={"x": 3.0}), "x is float, expected a tensor"),
         (lambda inputs: PolicyTerm(own_clip(inputs), inputs.ratio / 0), "ratio is not finite at a token"),
         (lambda inputs: own_clip(inputs) + 1j, "the loss has dtype torch.complex64"),

@@ -249,6 +249,18 @@ def other_vocabulary(folder: Any) -> Any:
             "advantage_fn='zero' without a teacher: nothing is",
         ),
         ({"advantage_fn": "zero", "zero_variance": "drop_always"}, "leaves out every group: set zero_variance='drop'"),
+        (
+            {"advantage_fn": "zero", "kl_coef": 0.1, "kl_in": "reward"},
+            "kl_in='reward' with advantage_fn='zero': the penalty is subtracted from rewards, which train nothing",
+        ),
+        (
+            {"advantage_fn": "zero", "teacher_in": "loss", "top_entropy_share": 0.2},
+            "top_entropy_share=0.2 with advantage_fn='zero' and teacher_in='loss'",
+        ),
+        (
+            {"advantage_fn": "zero", "teacher_in": "loss", "importance_correction": "token"},
+            "importance_correction='token' with advantage_fn='zero' and teacher_in='loss'",
+        ),
         ({"mask_unhinted": True}, "mask_unhinted=True is read only with teacher_prompt"),
         ({"teacher_prompt": "{answer}", "mask_unhinted": True}, "set mask_unhinted=False, or advantage_fn='zero'"),
         ({"advantage_fn": "zero", "reward_scaling": "none"}, "reward_scaling='none' is ignored: advantage_fn='zero'"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
 from rlox_grpo.config.records import Options
-from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
+from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES, ZERO_WITHOUT_ADVANTAGE
 from rlox_grpo.config.records.option import SET, Condition, describe_conditions, holds
 
 _SUMMED = {"reward_aggregation": ("sum_then_normalize",)}
@@ -153,6 +153,12 @@ def _check_advantages(options: Options) -> Iterator[str]:
             f"multiple of group_size, so no group would be larger; set max_group_size to at least "
             f"{2 * options.group_size}, or leave it out"
         )
+    is_alone = group_size == 1 and options.demo_loss is None and options.replay == "none"
+    if is_alone and options.reward_variance_share < 1:
+        yield (
+            f"reward_variance_share={options.reward_variance_share:g} with group_size=1: the reward of a single "
+            "completion has no variance, so that every group would be trained; leave it out"
+        )
     if baseline in ("batch", "moving") and options.zero_variance == "refill":
         yield (
             f"baseline={baseline!r} trains groups of equal rewards too, and zero_variance='refill' replaces them: set "
@@ -277,6 +283,8 @@ def _check_kl_and_reference(options: Options) -> Iterator[str]:
 
 
 def _check_teacher(options: Options) -> Iterator[str]:
+    if options.advantage_fn == "zero":
+        yield from _check_without_rewards(options)
     if options.mask_unhinted and options.advantage_fn != "zero":
         yield (
             "mask_unhinted=True leaves completions out of the whole loss, and the advantages of their rewards with "
@@ -293,6 +301,28 @@ def _check_teacher(options: Options) -> Iterator[str]:
         yield "teacher_kl='full' reads the teacher's output layer in each update: set teacher_offload=False"
     if _gathers_by_deepspeed(options):
         yield f"teacher_kl='full' with {_ZERO_3}"
+
+
+def _check_without_rewards(options: Options) -> Iterator[str]:
+    """With ``advantage_fn="zero"`` rewards train nothing, and most policy losses need a teacher's advantage."""
+    if options.kl_coef > 0 and options.kl_in == "reward":
+        yield (
+            f"kl_coef={options.kl_coef:g} and kl_in='reward' with advantage_fn='zero': the penalty is subtracted from "
+            "rewards, which train nothing; set kl_in='loss'"
+        )
+    if options.teacher_in != "loss" or options.policy_loss not in ZERO_WITHOUT_ADVANTAGE:
+        return
+    correction = options.importance_correction
+    for option, is_set in {
+        "importance_correction": correction not in ("auto", "none"),
+        "top_entropy_share": options.top_entropy_share < 1,
+    }.items():
+        if is_set:
+            yield (
+                f"{option}={getattr(options, option)!r} with advantage_fn='zero' and teacher_in='loss': it acts on the "
+                f"policy loss {options.policy_loss!r} alone, which is 0 without advantages; leave it out, or set "
+                "teacher_in='advantage'"
+            )
 
 
 def _check_update(options: Options) -> Iterator[str]:

@@ -72,14 +72,15 @@ def _count_selected(options: LossConfig, covariances: NDArray[np.float64]) -> in
 def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
     """Return ``bool [N, T]`` for each micro-batch of this rank, of a selection over the whole step."""
     token_stats = [_read_tokens(inputs) for inputs in step.micro_batches]
-    # float64 [5, tokens]: row of the step, index in the row, log-prob, advantage, whether the ratio is clipped.
-    mine: NDArray[np.float64] = np.concatenate(token_stats, axis=1) if token_stats else np.zeros((5, 0))
-    # One array [5, n] for each rank.
-    gathered = [values.reshape(5, -1) for values in step.gather(mine.reshape(-1))]
+    # float64 [6, tokens]: sequence of the step, branch, index in the row, log-prob, advantage, whether the ratio is
+    # clipped.
+    mine: NDArray[np.float64] = np.concatenate(token_stats, axis=1) if token_stats else np.zeros((6, 0))
+    # One array [6, n] for each rank.
+    gathered = [values.reshape(6, -1) for values in step.gather(mine.reshape(-1))]
     tokens = np.concatenate(gathered, axis=1)
     # Sort into the order of the step's rows, which does not depend on ranks or micro-batches.
-    order = np.lexsort((tokens[1], tokens[0]))
-    _, _, log_probs, advantages, clipped = tokens[:, order]
+    order = np.lexsort((tokens[2], tokens[1], tokens[0]))
+    _, _, _, log_probs, advantages, clipped = tokens[:, order]
     # Example: log-probs -1 -3 -2 and advantages 1 1 -2. The means are -2 and 0, so the covariances are 1 -1 0.
     # bool [tokens] in the order of the step's rows; `chosen` has the same in the order of ranks and micro-batches.
     ordered = np.zeros(tokens.shape[1], dtype=bool)
@@ -100,9 +101,9 @@ def _select_tokens(step: StepInputs, select: _Select) -> list[Tensor]:
 
 
 def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
-    """``float64 [5, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`_select_tokens`."""
+    """``float64 [6, n]`` of the n loss tokens of a micro-batch, in row order; see :func:`_select_tokens`."""
     mask, options = inputs.mask, inputs.options
-    # Five arrays float64 [n]: float64 holds float32 values exactly, so that one array can hold all five.
+    # Six arrays float64 [n]: float64 holds float32 values exactly, so that one array can hold all six.
     now = inputs.log_probs.detach()[mask].double()
     gains = inputs.advantages[mask].double()
     ratio = (now - inputs.old_log_probs[mask].double()).exp()
@@ -110,5 +111,5 @@ def _read_tokens(inputs: LossInputs) -> NDArray[np.float64]:
     over, under = ratio > 1 + options.clip_high, ratio < 1 - options.clip_low
     clipped = ((over & (gains > 0)) | (under & (gains < 0))).double()
     rows, columns = mask.nonzero(as_tuple=True)
-    numbers = inputs.sequences.to(rows.device)[rows].double()
-    return torch.stack([numbers, columns.double(), now, gains, clipped]).cpu().numpy()
+    numbers, branches = (values.to(rows.device)[rows].double() for values in (inputs.sequences, inputs.branches))
+    return torch.stack([numbers, branches, columns.double(), now, gains, clipped]).cpu().numpy()

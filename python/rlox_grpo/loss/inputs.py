@@ -35,6 +35,8 @@ class LossInputs:
         mask: ``bool [N, T]``, the tokens that are trained on: a subset of those that the policy sampled.
         sequences: ``int64 [N]``, the number of the sequence that each row belongs to. The branches of an episode have
             the same number.
+        branches: ``int64 [N]``, the number of each row in its sequence: 0 for a completion itself, and from 1 for its
+            branches.
         totals: the denominators of the whole optimizer step.
         options: the options of the loss: ``clip_low``, ``clip_high`` and so on.
         measured: what the ``measure`` method of the loss returned for this micro-batch; None without such a method.
@@ -46,6 +48,7 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     sequences: Tensor
+    branches: Tensor
     totals: StepTotals
     options: LossConfig
     measured: Any = None
@@ -158,6 +161,7 @@ def make_loss_inputs(log_probs: Tensor, batch: Batch, options: LossConfig) -> Lo
         # A copy, because a loss of the user may write into the array.
         mask=mask.clone(),
         sequences=batch.row_index,
+        branches=torch.zeros_like(batch.row_index) if batch.branches is None else batch.branches.index,
         totals=batch.totals,
         options=options,
         measured=batch.policy.measured,

@@ -42,13 +42,21 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
     - ``k1_inverted`` and ``k3_clamped`` reproduce published code: :mod:`rlox_grpo.loss.published`.
 
+    The clamp bounds the value. Below −20, where the policy is furthest from the reference, the gradient of an estimator
+    that does not reproduce published code is that at −20; above 20 it is 0, because that of k3 would be −exp(20).
+
     ``full`` is not an estimate from log-probs: :func:`.token_log_probs_and_kl` computes the KL over the
     whole vocabulary.
 
     Raises:
         ValueError: unknown ``estimator``, or ``full``.
     """
-    difference = (ref_log_probs - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    unbounded = ref_log_probs - log_probs
+    if estimator in KL_ESTIMATORS:
+        return KL_ESTIMATORS[estimator](unbounded.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    # A token that the reference excludes has −inf. The number −20 − (x − sg(x)) is −20 and keeps the gradient.
+    lowest = -LOG_RATIO_LIMIT - (log_probs - log_probs.detach())
+    difference = torch.where(unbounded < -LOG_RATIO_LIMIT, lowest, unbounded.clamp(max=LOG_RATIO_LIMIT))
     if estimator == "k1":
         return -difference
     if estimator == "k2":
@@ -62,8 +70,6 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         # The value of one estimator with the gradient of another: slope - sg(slope) is 0 and keeps its gradient.
         value, slope = kl_penalty(log_probs, ref_log_probs, plain[estimator]), difference.square() / 2
         return value.detach() + (slope - slope.detach())
-    if estimator in KL_ESTIMATORS:
-        return KL_ESTIMATORS[estimator](difference)
     choices = ", ".join(name for name in get_args(KLEstimator) if name != "full")
     raise ValueError(f"estimator is {estimator!r}: expected one of {choices}")
 

@@ -43,9 +43,13 @@ def call_custom_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> PolicyTerm:
 
 
 RESERVED = frozenset(
-    ("loss", "ratio", "low", "high", "ratio_mean", "clip_fraction_low", "clip_fraction_high", "kl", "entropy")
+    (
+        *("loss", "ratio", "low", "high", "ratio_mean", "approx_kl", "clip_fraction_low", "clip_fraction_high"),
+        *("kl", "kl_coef", "entropy", "environment_loss"),
+    )
 )
-"""Names of the metrics that every policy loss reports."""
+"""Names of the metrics ``policy/<name>`` that the objective reports with any policy loss, and of fields of PolicyTerm.
+"""
 
 
 def _check_term(name: str, term: PolicyTerm, inputs: LossInputs) -> None:

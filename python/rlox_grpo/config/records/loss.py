@@ -20,6 +20,9 @@ DEMO_LOSSES = tuple(
 SEQUENCE_RATIO_LOSSES = ("gspo", "gmpo")
 """Policy losses with one ratio for a sequence, which would spread the advantage of a token over all tokens."""
 
+ZERO_WITHOUT_ADVANTAGE = tuple(name for name in POLICY_LOSSES if name not in ("dro", "kl_cov", "p3o"))
+"""Built-in policy losses that are 0 where the advantage is 0; the others have a penalty of their own."""
+
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]

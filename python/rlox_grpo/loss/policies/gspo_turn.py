@@ -13,5 +13,6 @@ def gspo_turn(inputs: LossInputs) -> PolicyTerm:
     """
     o = inputs.options
     shared = average_turns(inputs.log_ratio, inputs.mask).detach()  # [N, T], equal within a turn
-    log_ratio = shared + inputs.log_probs - inputs.log_probs.detach()
+    # The difference is exactly 0. Added to a log-prob first, the mean would lose digits that the clipping range needs.
+    log_ratio = shared + (inputs.log_probs - inputs.log_probs.detach())
     return clipped(log_ratio, inputs.advantages, o.clip_low, o.clip_high, delta=o.delta)
