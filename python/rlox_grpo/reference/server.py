@@ -138,8 +138,8 @@ class Measuring:
         return [answer[:, :width].contiguous() for answer, width in zip(by_question, widths, strict=True)]
 
     def _make_forward(self, temperature: float, vocabulary: int) -> Forward:
-        options = {"temperature": temperature, "vocabulary": vocabulary or None}
-        return make_forward(self._model, **options, fp32_lm_head=True)
+        ids = vocabulary or None
+        return make_forward(self._model, temperature=temperature, vocabulary=ids, fp32_lm_head=True)
 
 
 def _fit_together(jobs: Sequence[_Job], budget: int) -> bool:
