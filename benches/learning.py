@@ -73,7 +73,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "temperature_high": {"temperature": 1.2},
     "curriculum": {"curriculum": "pass_rate"},
     "float32": {"dtype": "float32"},
-    "fp32_lm_head": {"dtype": "bfloat16", "fp32_lm_head": True},
+    "fp32_lm_head": {"fp32_lm_head": True},
     "linear": {"lr_schedule": "linear", "warmup_steps": 0},
     "linear_rate_double": {"lr_schedule": "linear", "warmup_steps": 0, "learning_rate": 2.0},
     "trl_preset": {"preset": "trl", "lr_schedule": "linear", "warmup_steps": 0},

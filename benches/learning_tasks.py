@@ -140,7 +140,13 @@ def pretrained(
     return Task(
         prepare,
         trainer=lambda: {"reward_fn": [reward_fn()]},
-        settings={"group_size": 8, "prompts_per_step": 8, "max_new_tokens": 32, "learning_rate": 1e-5},
+        settings={
+            "group_size": 8,
+            "prompts_per_step": 8,
+            "max_new_tokens": 32,
+            "learning_rate": 1e-5,
+            "fp32_lm_head": False,  # the variants but for one were run before the option
+        },
         completions=steps * 64,
     )
 
