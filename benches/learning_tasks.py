@@ -145,7 +145,8 @@ def pretrained(
             "prompts_per_step": 8,
             "max_new_tokens": 32,
             "learning_rate": 1e-5,
-            "fp32_lm_head": False,  # the variants but for one were run before the option
+            "dtype": "bfloat16",  # what dtype="auto" chose when the first variants were run, and rounded logits
+            "fp32_lm_head": False,
         },
         completions=steps * 64,
     )

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlox_grpo.config.schema import GRPOConfig as OurConfig
-from rlox_grpo.model.cpu_precision import LEAST_WIDTH
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import load_prompts
 from step_systems import TRL_ALONE
@@ -70,7 +69,7 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     model = AutoModelForCausalLM.from_pretrained(policy)
-    is_wide = model.config.hidden_size >= LEAST_WIDTH  # of a pretrained model, and of none from scratch
+    is_wide = model.config.hidden_size >= 256  # of a pretrained model, and of none from scratch
     passes = 2 if is_wide else 1  # all activations of a pretrained model in one backward pass are 13 GB
     arguments = {
         "num_generations": settings["group_size"],
@@ -90,7 +89,7 @@ def train(
         reward_funcs=list(reward_fn),
         args=GRPOConfig(
             output_dir=str(folder),
-            bf16=torch.cuda.is_available() or is_wide,  # as this library's default; TRL's own is bfloat16 for all
+            bf16=torch.cuda.is_available() or is_wide,  # as this library's cells; TRL's own is bfloat16 for all
             logging_steps=1,
             **{**TRL_ALONE, "use_cpu": not torch.cuda.is_available()},
             **arguments,

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 def resolve_dtype(config: GRPOConfig, recorded: Literal["float32", "bfloat16"] | None = None) -> GRPOConfig:
     """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
 
-    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32. On a CPU,
-    :func:`~rlox_grpo.model.cpu_precision.choose_on_cpu` may choose bfloat16 when the model is loaded.
+    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
 
     ``recorded`` is the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
     """

@@ -21,7 +21,6 @@ from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
 from rlox_grpo.model.blank import find_device, find_gpu
-from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
@@ -83,14 +82,12 @@ def build_step(
     processor: Any,
     optimizer: OptimizerFactory | None,
     on_episodes: Callable[[int, int], None],
-    chooses_dtype: bool,
 ) -> tuple[TrainStep, EpisodeRunner | None]:
     """Build the step and, for an environment or tools, what runs the episodes.
 
     Args:
         config: the options.
         on_episodes: called with the numbers of finished and of all episodes of a batch, as episodes finish.
-        chooses_dtype: whether the model, once loaded, may choose a precision other than the options'.
         model, reward_fn, ref_model, environment, tools, teacher, tokenizer, processor, optimizer: see
             :class:`rlox_grpo.GRPO`, which has the errors too.
     """
@@ -108,8 +105,6 @@ def build_step(
     refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
-    if chooses_dtype:
-        config = config.model_copy(update={"dtype": choose_on_cpu(config, policy.model, ranks)})
     config = config.model_copy(update={"fp32_lm_head": choose_float32_logits(config, policy.model)})
     stages = config.split()
     if policy.shards is None and policy.stored is None:

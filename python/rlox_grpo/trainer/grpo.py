@@ -22,7 +22,6 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
-from rlox_grpo.model.cpu_precision import choose_on_cpu
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
@@ -136,14 +135,12 @@ class GRPO:
             processor=processor,
             optimizer=optimizer,
             on_episodes=self._show_episodes,
-            chooses_dtype=asked.dtype == "auto" and recorded is None,
         )
         step.token_rows.is_on = self.callbacks.reads("on_tokens")
-        chosen = step.stages.update.dtype, step.stages.update.fp32_lm_head
-        self.config = self.config.model_copy(update=dict(zip(("dtype", "fp32_lm_head"), chosen, strict=True)))
+        self.config = self.config.model_copy(update={"fp32_lm_head": step.stages.update.fp32_lm_head})
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
         if recorded is not None and self.ranks.is_first:
-            usual = choose_on_cpu(resolve_dtype(asked), self.model, self.ranks)
+            usual = resolve_dtype(asked).dtype
             if usual != recorded:
                 logger.warning(
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",

@@ -28,9 +28,7 @@ class UpdateConfig(Record, title="Update"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the forward and backward passes; weights in training and optimizer state stay float32. auto: "
-        "bfloat16 on a GPU that computes in bfloat16 and, for full training of one process with the built-in engine, "
-        "on a CPU where a trial at the start is at least 1.5 times as fast in bfloat16; otherwise float32. A resumed "
-        "run keeps its precision.",
+        "bfloat16 on a GPU that computes in bfloat16, otherwise float32. A resumed run keeps its precision.",
         source="TRL",
     )
     fp32_lm_head: bool | Literal["auto"] = option(
