@@ -177,7 +177,8 @@ def refuse_foreign_run(origin: Origin, config: GRPOConfig) -> None:
         then, now = theirs.model_dump(exclude=_CHANGEABLE), origin.model_dump(exclude=_CHANGEABLE)
         differing = [name for name in now if then[name] != now[name]]
         options = find_changed_options(saved.model_dump(mode="json"), config)
-        differing += [name for name in options if not is_resumable(name)]
+        # A run records what "auto" stood for, which its resumption chooses again.
+        differing += [name for name in options if not is_resumable(name) and getattr(config, name) != "auto"]
     if others := [name for name in differing if name not in config.resume_changes]:
         raise ConfigError(
             f"{config.output_dir} holds a run with another {', '.join(others)}, and this run names no output_dir: add "
