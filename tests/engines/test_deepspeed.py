@@ -44,8 +44,10 @@ RUNS = {
     "zero3 evaluated": {"zero_stage": 3, "resume": "zero3", "evaluate_first": True},
     "offload2": {"zero_stage": 2, "offload_optimizer": True, **SHORT},
     "offload3": {"zero_stage": 3, "offload_optimizer": True, "offload_params": True, **SHORT},
-    "bfloat1": {"zero_stage": 1, "dtype": "bfloat16", **ONE_STEP},
-    "bfloat2": {"zero_stage": 2, "dtype": "bfloat16", **ONE_STEP},
+    # With rounded logits, because a completion that float32 does not sample is another step, and at seed 0 there is one
+    # of 20. With float32 logits there are two; other seeds have 1 to 6.
+    "bfloat1": {"zero_stage": 1, "dtype": "bfloat16", "fp32_lm_head": False, **ONE_STEP},
+    "bfloat2": {"zero_stage": 2, "dtype": "bfloat16", "fp32_lm_head": False, **ONE_STEP},
     "bfloat3": {"zero_stage": 3, "dtype": "bfloat16", **ONE_STEP},
     "twice3": {"zero_stage": 3, "updates_per_batch": 2, **SHORT},
     # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
