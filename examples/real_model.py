@@ -52,7 +52,7 @@ def find_model() -> Path:
 
 
 def choose_dtype() -> str:
-    """Return bfloat16 for a processor with instructions for it: a step is faster, and these sums are learned as well."""
+    """Return bfloat16 for a processor with instructions for it: a step is faster, and sums are learned as well."""
     info = Path("/proc/cpuinfo")
     words = info.read_text().split() if info.exists() else []
     return "bfloat16" if {"avx512_bf16", "amx_bf16"}.intersection(words) else "auto"
