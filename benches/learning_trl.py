@@ -69,8 +69,8 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     model = AutoModelForCausalLM.from_pretrained(policy)
-    is_wide = model.config.hidden_size >= 256  # of a pretrained model, and of none from scratch
-    passes = 2 if is_wide else 1  # all activations of a pretrained model in one backward pass are 13 GB
+    in_bfloat16 = settings.get("dtype") == "bfloat16"  # of a pretrained model, and of none from scratch
+    passes = 2 if in_bfloat16 else 1  # all activations of a pretrained model in one backward pass are 13 GB
     arguments = {
         "num_generations": settings["group_size"],
         "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"] // passes,
@@ -89,7 +89,7 @@ def train(
         reward_funcs=list(reward_fn),
         args=GRPOConfig(
             output_dir=str(folder),
-            bf16=torch.cuda.is_available() or is_wide,  # as this library's cells; TRL's own is bfloat16 for all
+            bf16=torch.cuda.is_available() or in_bfloat16,  # as this library's cells; TRL's own is bfloat16 for all
             logging_steps=1,
             **{**TRL_ALONE, "use_cpu": not torch.cuda.is_available()},
             **arguments,

@@ -63,7 +63,7 @@ def teacher_loss(log_probs: Tensor, batch: Batch, options: LossConfig, distribut
     if batch.log_probs.teacher is None or options.teacher_in == "advantage":
         return None
     gap = teacher_gap(log_probs, batch)
-    # Not k2 of rlox_grpo.loss.kl, whose clamp leaves a token beyond it without gradient. The difference is 0, and has
+    # Not k2 of rlox_grpo.loss.kl, whose clamp leaves a token above it without gradient. The difference is 0, and has
     # the gradient of log π; it is masked, because 0 · inf would make the gradient NaN.
     change = torch.where(batch.loss_mask, log_probs - log_probs.detach(), 0)
     return options.teacher_coef * (gap.square() / 2 - gap * change)

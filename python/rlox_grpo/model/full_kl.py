@@ -87,20 +87,15 @@ def token_log_probs_and_kl(
     vocabulary = shapes[0][1]
     refuse_unknown_ids(token_ids, vocabulary)
     tile = tile_shape(vocabulary, policy.hidden.device) if tile is None else tile
-    settings = TileSettings(
-        policy.head.scale,
-        policy.head.softcap,
+    settings = TileSettings.from_head(
+        policy.head,
         temperature,
-        with_entropy,
-        entropy_gradient,
-        *tile,
-        count_stored_tokens(policy.hidden, policy.head, stored_bytes),
-        in_float32=policy.head.in_float32,
+        tile,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        stored_tokens=count_stored_tokens(policy.hidden, policy.head, stored_bytes),
     )
-    ref_head = reference.head
-    ref_settings = TileSettings(
-        ref_head.scale, ref_head.softcap, temperature, False, False, *tile, in_float32=ref_head.in_float32
-    )
+    ref_settings = TileSettings.from_head(reference.head, temperature, tile)
     hidden, ref_hidden, order = policy.hidden, reference.hidden, None
     if sampling_mask is not None:
         order, sampling_mask = sort_by_size(sampling_mask)

@@ -105,9 +105,13 @@ def token_log_probs(
     refuse_unknown_ids(token_ids, vocabulary)
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
     stored_tokens = count_stored_tokens(hidden, head, stored_bytes)
-    sizes = (*tile, stored_tokens)
-    settings = TileSettings(
-        head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *sizes, in_float32=head.in_float32
+    settings = TileSettings.from_head(
+        head,
+        temperature,
+        tile,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        stored_tokens=stored_tokens,
     )
     order = None
     if sampling_mask is not None:
@@ -171,7 +175,7 @@ def score_norms(
         probs = torch.softmax(exclude_ids(hidden.float(), sampling_mask) / temperature, dim=-1)
         return 1 - 2 * probs.gather(-1, token_ids[:, None]).squeeze(-1) + probs.square().sum(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
-    settings = TileSettings(head.scale, head.softcap, temperature, False, False, *tile, in_float32=head.in_float32)
+    settings = TileSettings.from_head(head, temperature, tile)
     order = None
     if sampling_mask is not None:
         order, sampling_mask = sort_by_size(sampling_mask)
@@ -211,8 +215,7 @@ def is_most_likely(
     if head is None:
         return hidden.gather(-1, token_ids[:, None]).squeeze(-1) >= hidden.amax(dim=-1)
     tile = tile_shape(head.weight.shape[0], hidden.device) if tile is None else tile
-    settings = TileSettings(head.scale, head.softcap, 1.0, False, False, *tile, in_float32=head.in_float32)
-    tiles = Tiles(hidden, head.weight, head.bias, settings)
+    tiles = Tiles(hidden, head.weight, head.bias, TileSettings.from_head(head, 1.0, tile))
     is_top = torch.empty(hidden.shape[0], dtype=torch.bool, device=hidden.device)
     for rows in tiles.token_slices():
         top = torch.full((len(token_ids[rows]),), -torch.inf, dtype=tiles.dtype, device=hidden.device)
@@ -239,6 +242,21 @@ class TileSettings:
     tile_rows: int
     stored_tokens: int = 0
     in_float32: bool = False
+
+    @classmethod
+    def from_head(
+        cls,
+        head: OutputHead,
+        temperature: float,
+        tile: tuple[int, int],
+        *,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+        stored_tokens: int = 0,
+    ) -> TileSettings:
+        """Return the settings for the logits of ``head``, in tiles of so many tokens and vocabulary rows."""
+        outputs = with_entropy, entropy_gradient
+        return cls(head.scale, head.softcap, temperature, *outputs, *tile, stored_tokens, head.in_float32)
 
     @property
     def factor(self) -> float:
@@ -352,11 +370,11 @@ class Tiles:
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
         self._bias = None if bias is None else bias.to(self.dtype)
-        # torch.mm writes in the dtype of its operands: for hidden states of 16 bits the product has a buffer of its
-        # own, and the logits are a copy in float32. Otherwise both are the same buffer, and with `in_float32` too.
         self._logits = self.buffer()
-        self._is_direct = hidden.dtype == self.dtype or settings.in_float32
-        self._product = self._logits if self._is_direct else self.buffer(hidden.dtype)
+        # torch.mm writes in the dtype of its operands: for hidden states of 16 bits the product has a buffer of its
+        # own, of which the logits are a copy in float32. None: the product is written into the logits' buffer.
+        is_rounded = hidden.dtype != self.dtype and not settings.in_float32
+        self._rounded = self.buffer(hidden.dtype) if is_rounded else None
 
     def buffer(self, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a buffer for one tile."""
@@ -388,13 +406,13 @@ class Tiles:
         hidden, weight, settings = self._hidden[rows], self.weight[columns.index], self._settings
         shape = (hidden.shape[0], weight.shape[0])
         size = shape[0] * shape[1]
-        logits, product = self._logits[:size].view(shape), self._product[:size].view(shape)
-        if hidden.dtype != product.dtype:
-            multiply_in_float32(hidden, weight, out=product)
+        logits = self._logits[:size].view(shape)
+        if self._rounded is not None:
+            logits.copy_(torch.mm(hidden, weight.t(), out=self._rounded[:size].view(shape)))
+        elif hidden.dtype == logits.dtype:
+            torch.mm(hidden, weight.t(), out=logits)
         else:
-            torch.mm(hidden, weight.t(), out=product)
-        if not self._is_direct:
-            logits.copy_(product)
+            multiply_in_float32(hidden, weight, out=logits)
         if self._bias is not None:
             logits.add_(self._bias[columns.index])
         if settings.softcap is not None:

@@ -100,7 +100,9 @@ def build_step(
     stages = config.split()
     reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
-    teacher_bytes = estimate_teachers(teacher, config) if find_gpu() is not None else 0
+    # Read from the teachers' files for this option alone.
+    counts_teachers = config.gradient_checkpointing == "auto" and find_gpu() is not None
+    teacher_bytes = estimate_teachers(teacher, config) if counts_teachers else 0
     policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor, teacher_bytes=teacher_bytes)
     refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:

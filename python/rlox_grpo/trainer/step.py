@@ -244,11 +244,10 @@ class TrainStep:
         with clock("batch"), self._naming_samples(scored, updates):
             prompts = self.teacher_prompts.write(scored) if self.teacher_prompts is not None else None
             hinted = None if prompts is None else find_hinted(prompts, scored)  # bool [N]
+            # The batcher may select the groups of the largest variance, of the rewards that count.
+            rewarded = self.off_policy.hide_rewards(scored)
             # For each optimizer step, this rank's micro-batches.
-            # The groups with the rewards that count, of whose variances the batcher may select the largest.
-            mini_batches = self.batcher.make_mini_batches(
-                self.off_policy.hide_rewards(scored), advantages, step, hinted
-            )
+            mini_batches = self.batcher.make_mini_batches(rewarded, advantages, step, hinted)
         with clock("log_probs"), self._naming_samples(scored, updates):
             mini_batches = self.fixed_tensors.add(mini_batches, penalised, prompts)
             information = self._measure_information(rollout.groups, step)
