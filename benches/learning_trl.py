@@ -77,7 +77,7 @@ def train(
         "gradient_accumulation_steps": passes,
         "max_completion_length": settings["max_new_tokens"],
         "learning_rate": settings["learning_rate"],
-        "reward_weights": [rule.weight for rule in reward_fn],
+        "reward_weights": [getattr(rule, "weight", 1.0) for rule in reward_fn],  # a function of the user has none
         "max_steps": steps,
         "seed": seed,
         **VARIANTS[variant],
