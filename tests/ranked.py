@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,6 +27,7 @@ from rlox_grpo.distributed.shards import find_whole_shape
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run.checkpoint import save_learning_rate_factor
 from rlox_grpo.run.manifest import write_manifest
+from rlox_grpo.types import Completion, RolloutGroup
 
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
@@ -129,6 +131,30 @@ def options(folder, **changes):
     }
 
 
+class UniformEngine:
+    """Completions of any tokens, each as probable as the others: they depend neither on the policy nor its dtype."""
+
+    exact, takes_weights, policy_version, max_length = False, False, 0, None
+
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+        groups = []
+        for index, prompt in enumerate(prompts, first_prompt):
+            draws = np.random.default_rng([seed % 2**63, index])
+            rows = [
+                draws.integers(12, VOCABULARY, draws.integers(1, sampling.max_new_tokens)) for _ in range(group_size)
+            ]
+            log_prob = np.float32(-np.log(VOCABULARY))
+            completions = [Completion(ids, np.full(len(ids), log_prob), "length") for ids in rows]
+            groups.append(RolloutGroup(prompt, tuple(completions), self.policy_version))
+        return groups
+
+    def load_weights(self, weights, version):
+        self.policy_version = version
+
+    def close(self):
+        pass
+
+
 def breaking(policy_loss):
     """The policy loss, but NaN at step DIE_AT on the last rank."""
 
@@ -218,6 +244,7 @@ def train(
     shown=False,
     tasks=False,
     unlike=False,
+    uniform=False,
     **changes,
 ):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
@@ -233,6 +260,8 @@ def train(
         with torch.no_grad():
             teacher["second"].lm_head.weight.mul_(3.0)
         rows = [{"prompt": prompt, "teacher": ("first", "second")[at % 3 % 2]} for at, prompt in enumerate(PROMPTS)]
+    if uniform:
+        changes |= {"engine": UniformEngine(), "importance_correction": "none"}
     trainer = GRPO(policy, reward, optimizer=sgd, callbacks=broken, teacher=teacher, **options(folder, **changes))
     for callback in broken:
         callback.trainer = trainer
