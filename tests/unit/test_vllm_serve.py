@@ -135,18 +135,18 @@ ENGINE = """
 import os, time
 
 def engine():
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())  # in one piece, which print is not with PYTHONUNBUFFERED
     time.sleep(600)
 """
 SERVER = """
-import multiprocessing, time
+import multiprocessing, os, time
 from vllm.engine import engine
 
 print("the server is imported", flush=True)
 if __name__ == "__main__":
     children = [multiprocessing.get_context(how).Process(target=engine) for how in ("spawn", "fork")]
     for child in children:
-        print(type(child).__name__, flush=True)
+        os.write(1, f"{type(child).__name__}\\n".encode())
         child.start()
     time.sleep(600)
 """
@@ -180,12 +180,17 @@ def test_the_engines_of_a_killed_server_end(tmp_path, words, spawned):
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == "the server is imported\n"
-        said = [server.stdout.readline().strip() for _ in range(4)]
-        assert sorted(word for word in said if not word.isdigit()) == sorted([f"{spawned}Process", "ForkProcess"])
-        engines = [word for word in said if word.isdigit()]
-        assert all(is_alive(engine) for engine in engines)
-        server.kill()
+        limit = threading.Timer(240, server.kill)  # the reads below end with the server
+        limit.start()
+        try:
+            assert server.stdout.readline() == "the server is imported\n"
+            said = [server.stdout.readline().strip() for _ in range(4)]
+            assert sorted(word for word in said if not word.isdigit()) == sorted([f"{spawned}Process", "ForkProcess"])
+            engines = [word for word in said if word.isdigit()]
+            assert all(is_alive(engine) for engine in engines)
+        finally:
+            limit.cancel()
+            server.kill()
         server.wait()
         deadline = time.monotonic() + 60
         while any(is_alive(engine) for engine in engines):
