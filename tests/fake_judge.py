@@ -73,8 +73,8 @@ def completion_body(reply: Any, **choice: Any) -> bytes:
 
 
 @contextmanager
-def fake_judge(answers: Callable[[dict[str, Any], int], Any] | FakeJudge) -> Iterator[FakeJudge]:
-    """Run a judge, or one that replies as ``answers``, on a free port of this machine."""
+def fake_judge(answers: Callable[[dict[str, Any], int], Any] | FakeJudge, port: int = 0) -> Iterator[FakeJudge]:
+    """Run a judge, or one that replies as ``answers``, on ``port`` or a free port of this machine."""
     judge = answers if isinstance(answers, FakeJudge) else FakeJudge(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -105,7 +105,7 @@ def fake_judge(answers: Callable[[dict[str, Any], int], Any] | FakeJudge) -> Ite
         def handle_error(self, *_: Any) -> None:
             pass  # a client that has gone away
 
-    server = Quiet(("127.0.0.1", 0), Handler)
+    server = Quiet(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
 import unicodedata
 from collections import Counter
@@ -735,6 +736,7 @@ def test_a_pause_that_others_extend_ends_at_the_deadline(monkeypatch: pytest.Mon
             pace=pace,
             retries=0,
             timeout=9.0,
+            max_outage=0.0,
         ) as server:
             with pytest.raises(Unanswered, match="asks to wait 2 s more"):
                 await server._wait_for_resume(109.0)
@@ -921,6 +923,8 @@ def test_a_missing_key_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatc
         ({"max_concurrent": True}, "max_concurrent"),
         ({"max_per_minute": 0}, "max_per_minute"),
         ({"retries": -1}, "retries"),
+        ({"max_outage": -1.0}, "max_outage"),
+        ({"max_outage": float("inf")}, "max_outage"),
         ({"timeout": float("nan")}, "timeout"),
         ({"max_reply_tokens": 0}, "max_reply_tokens"),
         ({"max_comparisons": 1}, "max_comparisons"),
@@ -992,6 +996,79 @@ def test_retries_are_within_the_requests_of_a_minute() -> None:
     with fake_judge(lambda data, before: '{"score": 0.5}' if before else (500, {}, b"")) as judge:
         assert names(ask(make(judge, max_per_minute=1, timeout=0.5), ["a"])) == ["unanswered"]
         assert len(judge.questions) == 1
+
+
+@pytest.fixture
+def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LONGEST_PAUSE_S", 0.02)
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_questions_wait_for_a_server_that_restarts(caplog: pytest.LogCaptureFixture) -> None:
+    """An outage costs no retry and no time of a question."""
+    with fake_judge(lambda data, _: '{"score": 0.5}') as judge:
+        rule = make(judge, retries=1, timeout=0.5)
+        assert names(ask(rule, ["a"])) == ["ok"]
+        port = int(judge.url.rsplit(":", 1)[1].split("/")[0])
+    started = threading.Event()
+
+    def start_again() -> None:
+        time.sleep(1.0)
+        loading = iter([(503, {}, b"loading")] * 30)
+        with fake_judge(lambda data, _: next(loading, '{"score": 0.25}'), port):
+            started.wait(60.0)
+
+    thread = threading.Thread(target=start_again)
+    thread.start()
+    verdicts = ask(rule, [str(number) for number in range(40)])
+    started.set()
+    thread.join()
+    assert verdicts.scores.tolist() == [0.25] * 40
+    (warning,) = [record.message for record in caplog.records if "cannot be reached" in record.message]
+    assert "wait for up to 300 s (max_outage)" in warning
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_questions_give_up_together_when_an_outage_is_long() -> None:
+    replies = iter(['{"score": 0.5}'])
+    with fake_judge(lambda data, _: next(replies, (503, {}, b"down"))) as judge:
+        rule = make(judge, max_concurrent=2, max_outage=0.3)
+        assert names(ask(rule, ["a"])) == ["ok"]
+        start = time.monotonic()
+        assert names(ask(rule, [str(number) for number in range(30)])) == ["unanswered"] * 30
+        assert time.monotonic() - start < 4.0  # 30 questions, two at a time, would wait 4.5 s one after another
+        later = len(judge.questions)
+        assert names(ask(rule, ["b", "c"])) == ["unanswered"] * 2
+        assert len(judge.questions) == later + 2
+
+
+def test_an_outage_of_one_question_is_no_outage() -> None:
+    """A server that answers other questions meanwhile is asked as often as ``retries`` allows, and once for free."""
+
+    def answer(data: dict[str, Any], before: int) -> Any:
+        if data["completion"] != "a":
+            return '{"score": 0.5}'
+        ask(rule, [f"other {before}"])
+        return (502, {}, b"")
+
+    with fake_judge(answer) as judge:
+        rule = make(judge)
+        assert names(ask(rule, ["b"])) == ["ok"]
+        assert names(ask(rule, ["a"])) == ["unanswered"]
+        assert sum('"a"' in question for question in judge.questions) == 5
+
+
+@pytest.mark.parametrize("options", [{"max_outage": 0.0}, {}])
+def test_a_server_that_has_never_answered_is_not_waited_for(options: dict[str, float]) -> None:
+    """The address may be wrong. Without max_outage, no outage is waited for."""
+    replies = iter(['{"score": 0.5}'] if options else [])
+    with fake_judge(lambda data, _: next(replies, (503, {}, b"down"))) as judge:
+        rule = make(judge, **options)
+        if options:
+            assert names(ask(rule, ["a"])) == ["ok"]
+        judge.questions.clear()
+        assert names(ask(rule, ["b"])) == ["unanswered"]
+        assert len(judge.questions) == 4  # and three retries
 
 
 def test_a_shorter_pause_does_not_end_a_longer_one() -> None:

@@ -102,6 +102,7 @@ class Judge:
         max_per_minute: Largest number of requests in a minute, over all ranks.
         retries: Largest number of further requests for a question.
         timeout: Seconds for a question with all of its retries, after its turn has come.
+        max_outage: Seconds that questions wait for a server that has answered before and cannot be reached.
         api_key_env: Environment variable with the API key; None: no key is sent.
         temperature: Temperature of the judge; None: not sent.
         max_reply_tokens: Sent as ``max_tokens``; None: not sent.
@@ -128,6 +129,7 @@ class Judge:
     max_per_minute: float | None = field(default=None, repr=False)
     retries: int = field(default=3, repr=False)
     timeout: float = field(default=60.0, repr=False)
+    max_outage: float = field(default=300.0, repr=False)
     api_key_env: str | None = field(default=None, repr=False)
     temperature: float | None = 0.0
     max_reply_tokens: int | None = 1024
@@ -163,6 +165,8 @@ class Judge:
         for name in ("timeout", "max_per_minute"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
+        if not 0 <= self.max_outage < math.inf:
+            raise ValueError(f"max_outage is {self.max_outage!r}, expected a finite number of at least 0")
         if type(self.seed) is not int:
             raise ValueError(f"seed is {self.seed!r}, expected a whole number")
         if not 0 <= self.repeat_share <= 1:
@@ -225,6 +229,7 @@ class Judge:
             pace=self._share_pace(),
             retries=self.retries,
             timeout=self.timeout,
+            max_outage=self.max_outage,
         ) as server:
             interview = _Interview(self, server, self._open_cache(), len(samples))
             if self.mode == "absolute":

@@ -1,10 +1,12 @@
-"""Questions to a judge over OpenAI's chat API: concurrency, pace, retries, and a deadline for each question."""
+"""Questions to a judge over OpenAI's chat API: concurrency, pace, retries, outages, and the deadline of a question."""
 
 from __future__ import annotations
 
 import asyncio
 import email.utils
+import itertools
 import json
+import logging
 import os
 import random
 import re
@@ -16,12 +18,17 @@ from typing import Any, Generic, TypeVar
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.judge.replies import UnreadableReplyError
 
+logger = logging.getLogger(__name__)
+
 Values = TypeVar("Values")
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of an answer. A longer one is not read further."""
 
 _TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
+_AWAY = frozenset({502, 503, 504})
+"""HTTP statuses of a server that is down, or of the proxy before it."""
+_CONNECT_S, _WARN_EVERY_S = 10.0, 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 20.0
 _RANDOM = random.SystemRandom()  # the generators of a run's seed are not touched
 
@@ -31,11 +38,11 @@ class Unanswered(Exception):  # noqa: N818  # not an error of the run: the sampl
 
 
 class _TryAgain(Exception):  # noqa: N818
-    """A temporary failure, and the number of seconds that the server asks to wait."""
+    """A temporary failure, the number of seconds that the server asks to wait, and whether the server is down."""
 
-    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+    def __init__(self, message: str, wait_s: float = 0.0, *, is_away: bool = False) -> None:
         super().__init__(message)
-        self.wait_s = wait_s
+        self.wait_s, self.is_away = wait_s, is_away
 
 
 @dataclass
@@ -72,6 +79,8 @@ class Server:
         pace: shared by all batches.
         retries: largest number of further requests for a question.
         timeout: seconds for a question with all of its retries, after its turn has come.
+        max_outage: seconds that questions wait for a server that has answered before and cannot be reached. They count
+            neither for ``timeout`` nor as retries.
     """
 
     def __init__(
@@ -84,12 +93,13 @@ class Server:
         pace: Pace,
         retries: int,
         timeout: float,
+        max_outage: float,
     ) -> None:
         import httpx
 
         self._url, self._key = f"{url}/chat/completions", key
-        self._retries, self._timeout, self._pace = retries, timeout, pace
-        self._slots = slots
+        self._retries, self._timeout, self._max_outage = retries, timeout, max_outage
+        self._slots, self._pace = slots, pace
         # Without redirects, which could carry the key elsewhere, and without compression, which could hide the size.
         self._client = httpx.AsyncClient(
             headers={
@@ -99,8 +109,10 @@ class Server:
             },
             limits=httpx.Limits(max_connections=max_concurrent, max_keepalive_connections=max_concurrent),
             follow_redirects=False,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT_S)),
         )
         self._failures = (httpx.HTTPError, asyncio.TimeoutError, _TryAgain)
+        self._no_connection = (httpx.ConnectError, httpx.ConnectTimeout)
 
     async def __aenter__(self) -> Server:
         return self
@@ -118,8 +130,9 @@ class Server:
             await self._pace.wait()
             start = time.monotonic()
             deadline = start + self._timeout
-            for attempt in range(self._retries + 1):
-                wait_s = 0.0
+            failures, outage = 0, None
+            for attempt in itertools.count():
+                began, wait_s, waits_for_outage = time.monotonic(), 0.0, False
                 try:
                     await self._wait_for_resume(deadline)
                     left = deadline - time.monotonic()
@@ -133,16 +146,43 @@ class Server:
                     answer.is_answered = False
                     answer.trouble = self._describe(error)
                     wait_s = getattr(error, "wait_s", 0.0)
+                    if isinstance(error, self._no_connection) or getattr(error, "is_away", False):
+                        # If others were answered meanwhile, the next failure is one of this question.
+                        earlier, outage = outage, self._begin_outage(answer.trouble)
+                        waits_for_outage = outage is not None and earlier in (None, outage)
                 except Unanswered as error:
                     answer.is_answered, answer.trouble = (
                         False,
                         f"{self._describe(error)}; {answer.trouble}".rstrip("; "),
                     )
                     break
-                if attempt < self._retries and not await self._wait(attempt, wait_s, deadline, answer):
+                if waits_for_outage:
+                    assert outage is not None
+                    if not await self._wait(attempt, wait_s, outage + self._max_outage, answer):
+                        break
+                    deadline += time.monotonic() - began
+                    continue
+                failures += 1
+                if failures > self._retries or not await self._wait(attempt, wait_s, deadline, answer):
                     break
             answer.seconds = time.monotonic() - start
         return answer
+
+    def _begin_outage(self, trouble: str) -> float | None:
+        """Return when the server's outage began, such as now; None if questions do not wait for its end."""
+        if not self._pace.was_answered or not self._retries or not self._max_outage:
+            return None
+        if self._pace.away_since is None:
+            began = self._pace.away_since = time.monotonic()
+            if began >= self._pace.next_warning:
+                self._pace.next_warning = began + _WARN_EVERY_S
+                logger.warning(
+                    "the judge at %s cannot be reached (%s): questions wait for up to %g s (max_outage)",
+                    self._url,
+                    trouble,
+                    self._max_outage,
+                )
+        return self._pace.away_since
 
     async def _wait_for_resume(self, deadline: float) -> None:
         """Wait until the pause that the server asks for has ended, which other answers may extend meanwhile.
@@ -164,7 +204,8 @@ class Server:
         pause = max(pause, wait_s + (_RANDOM.uniform(0.0, 0.5) if wait_s else 0.0))
         if time.monotonic() + pause >= deadline:
             asked = f"the server asks to wait {wait_s:.3g} s, and " if wait_s else ""
-            answer.trouble += f"; {asked}no time is left for another request within {self._timeout:g} s"
+            limit = self._timeout if self._pace.away_since is None else self._max_outage
+            answer.trouble += f"; {asked}no time is left for another request within {limit:g} s"
             return False
         await asyncio.sleep(pause)
         try:
@@ -175,7 +216,7 @@ class Server:
 
     async def _take_reply(self, body: bytes, answer: Answer[Values]) -> None:
         """Send one request, and store the reply and its tokens in ``answer``."""
-        async with self._client.stream("POST", self._url, content=body, timeout=self._timeout) as response:
+        async with self._client.stream("POST", self._url, content=body) as response:
             if 300 <= response.status_code < 400:
                 raise Unanswered(
                     f"HTTP {response.status_code}, a redirect, is not followed: set url to the new address"
@@ -187,13 +228,16 @@ class Server:
                 content += chunk
                 if len(content) > LARGEST_BODY:
                     raise Unanswered(f"the answer has more than {LARGEST_BODY} bytes")
+        if response.status_code not in _AWAY:
+            self._pace.was_answered, self._pace.away_since = True, None
         if response.status_code in _TRY_AGAIN:
             wait_s = read_retry_after(response.headers.get("retry-after", ""))
             # A longer wait than any question has ends this question alone: nobody could wait it out, and a header that
             # is wrong would stop all later questions.
             if response.status_code in (429, 503) and wait_s <= self._timeout:
                 self._pace.pause(wait_s)
-            raise _TryAgain(f"HTTP {response.status_code}: {self._shorten(content)}", wait_s)
+            is_away = response.status_code in _AWAY and wait_s <= self._timeout
+            raise _TryAgain(f"HTTP {response.status_code}: {self._shorten(content)}", wait_s, is_away=is_away)
         if response.status_code != 200:
             raise Unanswered(f"HTTP {response.status_code}: {self._shorten(content)}")
         try:
@@ -218,9 +262,18 @@ class Server:
 
 
 class Pace:
-    """When the next request may be sent: at most ``per_minute``, and not before a pause that the server asks for."""
+    """When the next request may be sent: at most ``per_minute``, and not before a pause that the server asks for.
+
+    Attributes:
+        was_answered: whether the server has answered in this process.
+        away_since: the time since which the server cannot be reached, of ``time.monotonic``; None: it can.
+        next_warning: when the next outage is logged, of ``time.monotonic``.
+    """
 
     def __init__(self, per_minute: float | None) -> None:
+        self.was_answered = False
+        self.away_since: float | None = None
+        self.next_warning = 0.0
         self._interval = 0.0 if per_minute is None else 60.0 / per_minute
         self._next = self._resume = 0.0
 
