@@ -20,6 +20,7 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss import grpo_loss
+from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.memory import UpdateLayout, estimate_update, measure_shape
@@ -92,7 +93,11 @@ def _measure_update(name, layers, layout: UpdateLayout, config: GRPOConfig):
             if config.lora_rank:
                 model.enable_input_require_grads()
             model.train()
-        forward = make_forward(model, autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None)
+        forward = make_forward(
+            model,
+            autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
+            fp32_lm_head=choose_float32_logits(config, model),
+        )
         assert forward.shares_prompts
         updater = Stepping(TorchUpdater(model, forward, offload=config.offload_optimizer), grpo_loss)
         if config.lora_rank:
@@ -127,6 +132,7 @@ RECOMPUTED = replace(TOKENS, checkpointing=True)
         pytest.param("1.5B", 3, TOKENS, {"lora_rank": 16}, None, id="1.5B LoRA"),
         pytest.param("7B", 2, RECOMPUTED, {}, None, id="7B in full, float32 weights"),
         pytest.param("0.5B", 3, TOKENS, {"dtype": "float32"}, None, id="0.5B, float32 arithmetic"),
+        pytest.param("0.5B", 3, TOKENS, {"fp32_lm_head": False}, None, id="0.5B, logits rounded to bfloat16"),
         pytest.param(
             *("1.5B", 2, replace(TOKENS, accumulates=True), {"offload_optimizer": True}, None),
             id="1.5B offloaded, two micro-batches",

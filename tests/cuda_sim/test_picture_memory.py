@@ -13,6 +13,7 @@ from simulated import SimulatedCuda, swapping_parameters, to_cuda
 from rlox_grpo import GRPOConfig
 from rlox_grpo.batch.build import build_batch, group_prompt
 from rlox_grpo.loss import grpo_loss
+from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.load import checkpoint_activations
 from rlox_grpo.model.memory import UpdateLayout, estimate_update, measure_shape
@@ -50,7 +51,8 @@ def _measure_update(family, *, checkpointing, freeze, dtype):
             model.train()
         reader = PictureReader(processor, processor.tokenizer, image_token_id=mark, excluded_ids=(mark,))
         autocast = torch.bfloat16 if dtype == "bfloat16" else None
-        forward = make_forward(model, autocast_dtype=autocast, reader=reader)
+        head = choose_float32_logits(config, model)
+        forward = make_forward(model, autocast_dtype=autocast, reader=reader, fp32_lm_head=head)
         updater = Stepping(TorchUpdater(model, forward), grpo_loss)
         for parameter in updater._named.values():
             parameter.grad = torch.zeros_like(parameter)

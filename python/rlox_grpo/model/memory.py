@@ -264,7 +264,7 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     saved, layer = shape.layers * saved_layer + ends + copies, 0
     if layout.checkpointing:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
-    forward_head, backward_head = _estimate_head(shape, layout, bfloat16, weight_bytes, trains_head=not lora)
+    forward_head, backward_head = _estimate_head(shape, layout, config, weight_bytes, trains_head=not lora)
     vision = _estimate_pictures(shape, layout, config, trains_tower=not lora and not config.freeze_vision)
     held_pictures = vision.saved + vision.features
     before = gradients if layout.accumulates else 0
@@ -359,17 +359,19 @@ def _count_saved_bytes(shape: ModelShape, config: GRPOConfig, *, in_bfloat16: bo
 
 
 def _estimate_head(
-    shape: ModelShape, layout: UpdateLayout, bfloat16: bool, weight_bytes: int, *, trains_head: bool
+    shape: ModelShape, layout: UpdateLayout, config: GRPOConfig, weight_bytes: int, *, trains_head: bool
 ) -> tuple[int, int]:
     """Return the bytes of the output layer's forward and backward pass (tiles of :mod:`rlox_grpo.model.log_probs`)."""
     row = 4 * shape.vocabulary
     tile = min(layout.tile_bytes // row, layout.predicted) * row
     weight = shape.vocabulary * shape.hidden
-    product = tile // 2 if bfloat16 else 0
+    bfloat16 = config.dtype == "bfloat16"
+    cast_slope = tile // 2 if bfloat16 else 0
+    rounded = cast_slope if config.fp32_lm_head is False else 0
     cast = 2 * weight if bfloat16 and weight_bytes == 4 else 0
     stored = min(layout.stored_bytes // row, layout.predicted) * row
-    forward = 2 * tile + stored + product + cast
-    backward = tile + stored + 2 * product + cast + 4 * layout.predicted * shape.hidden
+    forward = 2 * tile + stored + rounded + cast
+    backward = tile + stored + cast_slope + rounded + cast + 4 * layout.predicted * shape.hidden
     if trains_head:
         backward += 4 * weight + (2 * weight if bfloat16 else 0) + (2 * weight if weight_bytes == 2 else 0)
     return forward, backward
