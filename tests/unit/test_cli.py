@@ -617,6 +617,18 @@ def test_memory_counts_a_teacher(make_tiny_model, tmp_path, capsys):
     assert "teacher='./none': no such folder" in capsys.readouterr().err
 
 
+def test_memory_counts_a_reward_model(make_tiny_model, tmp_path, capsys):
+    settings = make_tiny_model("qwen2", vocab_size=2**20, hidden_size=64).config
+    settings.num_labels = 1
+    settings.save_pretrained(tmp_path / "scorer")
+    make_tiny_model("qwen2").config.save_pretrained(tmp_path / "policy")
+    words = ["memory", str(tmp_path / "policy"), "--cpu", "--reward-model"]
+    assert main([*words, str(tmp_path / "scorer")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[5] == "0.3"  # 2^20 · 64 float32 weights, without a head
+    assert main([*words, "./none"]) == 2
+    assert "--reward-model './none': expected a folder or a hub id of a reward model" in capsys.readouterr().err
+
+
 def test_data_that_are_missing_are_named_before_the_model_is_loaded(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "b"}\n')

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from sizes import MODELS
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.config.schema import GRPOConfig, is_resumable
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model import load, memory_plan
-from rlox_grpo.model.memory import _find_intermediate_size, count_teacher_bytes, measure_shape, read_shape
+from rlox_grpo.model.memory import ModelsBeside, _find_intermediate_size, count_teacher_bytes, measure_shape, read_shape
 from rlox_grpo.model.memory_plan import (
     GIB,
     USABLE,
@@ -30,6 +30,9 @@ from rlox_grpo.model.memory_plan import (
     find_fitting_changes,
 )
 from rlox_grpo.reference.teacher import estimate_teachers
+from rlox_grpo.rewards import RewardModel
+from rlox_grpo.trainer import prepare_rewards
+from rlox_grpo.trainer.prepare_rewards import estimate_reward_models
 from toy import even_share
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,18 +211,18 @@ def test_a_teacher_counts_with_what_the_device_keeps(shape_7b):
     alone = estimate_run(shape_7b, config, 40 * GIB, checkpointing=True)
     teacher_bytes = count_teacher_bytes(shape_7b, config)
     assert teacher_bytes == 2 * shape_7b.parameters
-    beside = estimate_run(shape_7b, config, 40 * GIB, checkpointing=True, teacher_bytes=teacher_bytes)
+    beside = estimate_run(shape_7b, config, 40 * GIB, checkpointing=True, beside=ModelsBeside(teachers=teacher_bytes))
     assert beside.total - alone.total == beside.update.reference == teacher_bytes
     assert count_teacher_bytes(shape_7b, GRPOConfig.create(teacher_offload=True)) == 0
     assert count_teacher_bytes(shape_7b, GRPOConfig.create(dtype="float32")) == 4 * shape_7b.parameters
     gpu_bytes = beside.total - GIB
-    assert find_fitting_changes(shape_7b, config, gpu_bytes, teacher_bytes=teacher_bytes)[0] == {
+    assert find_fitting_changes(shape_7b, config, gpu_bytes, beside=ModelsBeside(teachers=teacher_bytes))[0] == {
         "teacher_offload": True
     }
     assert all("teacher_offload" not in change for change in find_fitting_changes(shape_7b, config, gpu_bytes))
     on_a_gpu = {"gpu_bytes": int(1.3 * estimate_run(shape_7b, config, GIB, checkpointing=False).total)}
     assert not choose_checkpointing(shape_7b, config, **on_a_gpu)
-    assert choose_checkpointing(shape_7b, config, **on_a_gpu, teacher_bytes=on_a_gpu["gpu_bytes"] // 2)
+    assert choose_checkpointing(shape_7b, config, **on_a_gpu, beside=ModelsBeside(teachers=on_a_gpu["gpu_bytes"] // 2))
 
 
 def test_the_teachers_of_a_run_are_measured_before_they_are_loaded(make_tiny_model, byte_tokenizer, tmp_path):
@@ -232,6 +235,33 @@ def test_the_teachers_of_a_run_are_measured_before_they_are_loaded(make_tiny_mod
     assert estimate_teachers(several, config) == 2 * expected
     trainer = GRPO(make_tiny_model("qwen2"), [], teacher=model, log_to=(), dtype="float32")
     assert trainer._step.fixed_tensors.teacher.held_bytes == expected
+
+
+def test_reward_models_count_before_and_after_they_are_loaded(make_tiny_model, byte_tokenizer, tmp_path, monkeypatch):
+    """The device is said to be a GPU while they are counted."""
+    settings = make_tiny_model("qwen2").config
+    settings.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(settings, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "scorer")
+    byte_tokenizer.save_pretrained(tmp_path / "scorer")
+    half = sum(parameter.nbytes for parameter in model.parameters())
+    rule, wide = (RewardModel(tmp_path / "scorer", dtype=dtype) for dtype in ("auto", "float32"))
+    assert (rule.count_bytes(), wide.count_bytes()) == (half, 2 * half)
+    rule.load("cpu")
+    assert rule.count_bytes() == half
+    assert RewardModel(tmp_path / "none").count_bytes() == 0
+    elsewhere = [RewardModel(tmp_path / "scorer", device=device) for device in ("cpu", "cuda:1", "cuda", "cuda:0")]
+    assert estimate_reward_models([rule, wide]) == 0  # without a GPU
+    monkeypatch.setattr(prepare_rewards, "find_gpu", lambda: torch.device("cuda", 0))
+    assert estimate_reward_models([rule, wide, *elsewhere, lambda completions: [0.0]]) == 5 * half
+
+
+def test_a_run_that_a_reward_model_makes_too_large_is_refused(make_tiny_model, monkeypatch):
+    config, model = GRPOConfig.create(dtype="float32"), make_tiny_model("qwen2")
+    monkeypatch.setattr(memory_plan, "find_gpu_bytes", lambda: GIB)
+    check_fit(model, config, checkpointing=False)
+    with pytest.raises(ConfigError, match="of which teachers 0.5 and reward models 1.0"):
+        check_fit(model, config, checkpointing=False, beside=ModelsBeside(GIB // 2, GIB))
 
 
 def test_the_advice_fits(shape_7b):

@@ -30,8 +30,11 @@ def add_commands(commands: Commands) -> None:
     memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
     memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
     memory.add_argument(
-        "--teacher", metavar="MODEL", help="a teacher in the same process; --teacher_offload true frees it"
+        "--teacher",
+        metavar="MODEL",
+        help="a teacher in the same process; --teacher_offload true keeps it in host memory",
     )
+    memory.add_argument("--reward-model", metavar="MODEL", help="a reward model on the same device")
     memory.add_argument(
         "--pictures", type=int, default=0, help="pictures of a prompt, whose tokens are added (default: %(default)s)"
     )
@@ -90,6 +93,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, find_host_bytes, format_table
+    from rlox_grpo.rewards import RewardModel
 
     if arguments.gpu_memory is not None and arguments.gpu_memory <= 0:
         raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
@@ -107,6 +111,11 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     config = GRPOConfig.create(**options)
     shape = _read_shape("model", arguments.model, config)
     teacher = None if arguments.teacher is None else _read_shape("teacher", arguments.teacher, config)
+    reward_model_bytes = 0
+    if arguments.reward_model is not None and not (
+        reward_model_bytes := RewardModel(arguments.reward_model).count_bytes()
+    ):
+        raise ConfigError(f"--reward-model {arguments.reward_model!r}: expected a folder or a hub id of a reward model")
     detected_bytes = (find_host_bytes() if arguments.cpu else find_gpu_bytes()) or 80 * GIB
     gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     kind = "host memory" if arguments.cpu else "GPU memory"
@@ -129,6 +138,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
             prompt_tokens=arguments.prompt_tokens + picture_tokens,
             picture_tokens=picture_tokens,
             teacher=teacher,
+            reward_model_bytes=reward_model_bytes,
             on_cpu=arguments.cpu,
         )
     )

@@ -45,7 +45,7 @@ from rlox_grpo.model.load_checks import (
     refuse_4_bits,
     refuse_other_architectures,
 )
-from rlox_grpo.model.memory import measure_shape
+from rlox_grpo.model.memory import NOTHING_BESIDE, ModelsBeside, measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.peft_warnings import ignoring_peft_warnings
 from rlox_grpo.model.policy import Policy
@@ -71,7 +71,7 @@ def load_policy(
     *,
     ranks: Ranks | None = None,
     processor: Any = None,
-    teacher_bytes: int = 0,
+    beside: ModelsBeside = NOTHING_BESIDE,
 ) -> Policy:
     """Load ``model`` from a path, or prepare a model object, for training.
 
@@ -81,7 +81,7 @@ def load_policy(
         config: all options.
         ranks: all ranks of the run. If the weights are sharded, each rank loads only its part.
         processor: reads the pictures of a vision-language model; None loads that of the path.
-        teacher_bytes: weights of teachers that the device will hold, for ``gradient_checkpointing="auto"``.
+        beside: teachers and reward models that the device will hold, for ``gradient_checkpointing="auto"``.
 
     Raises:
         TypeError: if the model is neither a path nor a module, or if tokenizer or processor is a path.
@@ -142,7 +142,7 @@ def load_policy(
     model = _move_to_gpu(model)
     can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
     shape = measure_shape(model, config.lora_target_modules) if can_choose else None
-    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=ranks.size, teacher_bytes=teacher_bytes)
+    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=ranks.size, beside=beside)
     if recomputes:
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")

@@ -73,6 +73,27 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class ModelsBeside:
+    """Bytes on each device of the weights of models beside the policy and its reference.
+
+    Attributes:
+        teachers: those of teachers that stay there.
+        reward_models: those of reward models.
+    """
+
+    teachers: int = 0
+    reward_models: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.teachers + self.reward_models
+
+
+NOTHING_BESIDE = ModelsBeside()
+
+
+@dataclass(frozen=True)
 class UpdateLayout:
     """What determines the memory of an update besides the options.
 
@@ -85,7 +106,7 @@ class UpdateLayout:
         tile_bytes: maximum size of a tile of float32 logits.
         stored_bytes: logits that the forward pass keeps for the backward pass, at most.
         picture_tokens: those of ``tokens`` that are tokens of distinct pictures.
-        teacher_bytes: weights of teachers on the device, which stay there.
+        beside: models beside the policy and its reference.
     """
 
     tokens: int
@@ -96,7 +117,7 @@ class UpdateLayout:
     tile_bytes: int = GPU_TILE_BYTES[1]
     stored_bytes: int = 0
     picture_tokens: int = 0
-    teacher_bytes: int = 0
+    beside: ModelsBeside = NOTHING_BESIDE
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,7 @@ class UpdateMemory:
         weights: weights of the policy.
         gradients: gradients at the end of the backward pass.
         moments: AdamW's moments on the device.
-        reference: weights of a frozen reference model and of teachers.
+        reference: weights of a frozen reference model, of teachers and of reward models.
         activations: activations saved for the backward pass, those of the vision tower too, and the working memory of
             one layer.
         logits: tiles of logits, and the gradients of the output layer's operands.
@@ -243,7 +264,7 @@ def estimate_update(shape: ModelShape, config: GRPOConfig, layout: UpdateLayout)
     # Moments of 8 bits have a float32 scale for each block of 256.
     moment_bytes = 2 * trained + 8 * trained // 256 if config.optim == "adamw_8bit" else 8 * trained
     moments = 0 if offload else (moment_bytes + float32_weights) // moment_shards
-    reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16) + layout.teacher_bytes
+    reference = _estimate_reference(shape, config, layout.ranks, in_bfloat16=in_bfloat16) + layout.beside.total
     # Two layers are gathered at a time; embeddings and output layer stay gathered for the whole pass.
     gathered = (
         weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if weight_shards > 1 else 0

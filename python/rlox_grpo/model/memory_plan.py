@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.log_probs import CPU_STORED_BYTES, CPU_TILE, GPU_TILE_BYTES
 from rlox_grpo.model.memory import (
+    NOTHING_BESIDE,
+    ModelsBeside,
     ModelShape,
     UpdateLayout,
     UpdateMemory,
@@ -85,7 +87,7 @@ def estimate_run(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
-    teacher_bytes: int = 0,
+    beside: ModelsBeside = NOTHING_BESIDE,
     on_cpu: bool = False,
 ) -> RunMemory:
     """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``, or on CPUs of as much memory.
@@ -98,7 +100,7 @@ def estimate_run(
         ranks: number of ranks, with one GPU each.
         prompt_tokens: length of the longest prompt.
         picture_tokens: those of these tokens that are tokens of pictures.
-        teacher_bytes: weights of teachers on each device, which stay there.
+        beside: models beside the policy and its reference.
         on_cpu: whether the run is on a CPU, whose tiles of logits have another size.
     """
     # A row longer than the budget is a micro-batch alone, so a micro-batch has at least the longest row.
@@ -117,7 +119,7 @@ def estimate_run(
         tile_bytes=tile_bytes,
         stored_bytes=CPU_STORED_BYTES if on_cpu else 0,
         picture_tokens=groups * picture_tokens,
-        teacher_bytes=teacher_bytes,
+        beside=beside,
     )
     update = estimate_update(shape, config, layout)
     number = 2 if config.dtype == "bfloat16" else 4
@@ -193,7 +195,12 @@ def find_micro_batch_tokens(policy: Policy, config: GRPOConfig) -> int:
 
 
 def choose_checkpointing(
-    shape: ModelShape | None, config: GRPOConfig, gpu_bytes: int | None, *, ranks: int = 1, teacher_bytes: int = 0
+    shape: ModelShape | None,
+    config: GRPOConfig,
+    gpu_bytes: int | None,
+    *,
+    ranks: int = 1,
+    beside: ModelsBeside = NOTHING_BESIDE,
 ) -> bool:
     """Return whether to recompute activations. ``"auto"`` does so only if the run does not fit otherwise.
 
@@ -202,13 +209,13 @@ def choose_checkpointing(
         config: all options.
         gpu_bytes: memory of the GPU; None if there is none.
         ranks: number of ranks.
-        teacher_bytes: see :func:`estimate_run`.
+        beside: see :func:`estimate_run`.
     """
     if config.gradient_checkpointing != "auto":
         return bool(config.gradient_checkpointing)
     if shape is None or gpu_bytes is None:
         return False
-    total = estimate_run(shape, config, gpu_bytes, checkpointing=False, ranks=ranks, teacher_bytes=teacher_bytes).total
+    total = estimate_run(shape, config, gpu_bytes, checkpointing=False, ranks=ranks, beside=beside).total
     return total > USABLE * gpu_bytes
 
 
@@ -220,7 +227,7 @@ def check_fit(
     ranks: int = 1,
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
-    teacher_bytes: int = 0,
+    beside: ModelsBeside = NOTHING_BESIDE,
 ) -> None:
     """Warn if the run is estimated not to fit on this process's GPU. Without a GPU, do nothing.
 
@@ -239,19 +246,20 @@ def check_fit(
         ranks=ranks,
         prompt_tokens=prompt_tokens,
         picture_tokens=picture_tokens,
-        teacher_bytes=teacher_bytes,
+        beside=beside,
     )
     # The memory that no change of the batch can reduce.
     least = memory.update.held + memory.update.gradients
     if memory.total <= gpu_bytes:
         return
-    changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks, teacher_bytes=teacher_bytes)
+    changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks, beside=beside)
     advice = "; ".join(describe_changes(change) for change in changes) or "a larger GPU, or more GPUs"
-    teachers = f", of which teachers {teacher_bytes / GIB:.1f}" if teacher_bytes else ""
+    shares = {"teachers": beside.teachers, "reward models": beside.reward_models}
+    named = " and ".join(f"{name} {size / GIB:.1f}" for name, size in shares.items() if size)
     text = (
         f"of a GPU's {gpu_bytes / GIB:.1f} GiB this run needs about {memory.total / GIB:.1f} (weights, gradients and "
-        f"moments {least / GIB:.1f}{teachers}). Any of these would fit: {advice}. `rlox-grpo memory MODEL` prints the "
-        "table"
+        f"moments {least / GIB:.1f}{', of which ' if named else ''}{named}). Any of these would fit: {advice}. "
+        "`rlox-grpo memory MODEL` prints the table"
     )
     if least > gpu_bytes:
         raise ConfigError(text)
@@ -275,14 +283,20 @@ CHANGES: Sequence[Mapping[str, Any]] = (
 
 
 def find_fitting_changes(
-    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, teacher_bytes: int = 0, most: int = 3
+    shape: ModelShape,
+    config: GRPOConfig,
+    gpu_bytes: int,
+    *,
+    ranks: int = 1,
+    beside: ModelsBeside = NOTHING_BESIDE,
+    most: int = 3,
 ) -> list[Mapping[str, Any]]:
     """Return the first :data:`CHANGES` that make the run fit, without those that only extend an earlier one of them."""
     fitting: list[Mapping[str, Any]] = []
     for change in CHANGES:
         # The options that the change adds; none, if all of them are set already.
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
-        if not teacher_bytes and "teacher_offload" in changed:
+        if not beside.teachers and "teacher_offload" in changed:
             continue
         if changed.get("micro_batch_tokens", 0) > (config.micro_batch_tokens or MOST_TOKENS):
             del changed["micro_batch_tokens"]
@@ -296,9 +310,9 @@ def find_fitting_changes(
         if not changed or any(smaller.items() <= changed.items() for smaller in fitting):
             continue
         other = config.model_copy(update=changed)
-        beside = 0 if other.teacher_offload else teacher_bytes
-        checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks, teacher_bytes=beside)
-        memory = estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks, teacher_bytes=beside)
+        stays = replace(beside, teachers=0) if other.teacher_offload else beside
+        checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks, beside=stays)
+        memory = estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks, beside=stays)
         if memory.total <= USABLE * gpu_bytes:
             fitting.append(changed)
     return fitting[:most]
@@ -340,6 +354,7 @@ def format_table(
     prompt_tokens: int = PROMPT_TOKENS,
     picture_tokens: int = 0,
     teacher: ModelShape | None = None,
+    reward_model_bytes: int = 0,
     on_cpu: bool = False,
 ) -> str:
     """Return the table of layouts, one on each line, in GiB for each GPU. Layouts that fit have ``fits`` at the end.
@@ -349,10 +364,9 @@ def format_table(
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
     lines = [f"{'GiB of host memory' if on_cpu else 'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
     for label, options, count in [("these options", config, ranks)] if on_cpu else list_rows(config, ranks):
-        teacher_bytes = 0 if teacher is None else count_teacher_bytes(teacher, options)
-        checkpointing = choose_checkpointing(
-            shape, options, None if on_cpu else gpu_bytes, ranks=count, teacher_bytes=teacher_bytes
-        )
+        teachers = 0 if teacher is None else count_teacher_bytes(teacher, options)
+        beside = ModelsBeside(teachers, reward_model_bytes)
+        checkpointing = choose_checkpointing(shape, options, None if on_cpu else gpu_bytes, ranks=count, beside=beside)
         memory = estimate_run(
             shape,
             options,
@@ -361,7 +375,7 @@ def format_table(
             ranks=count,
             prompt_tokens=prompt_tokens,
             picture_tokens=picture_tokens,
-            teacher_bytes=teacher_bytes,
+            beside=beside,
             on_cpu=on_cpu,
         )
         update = memory.update

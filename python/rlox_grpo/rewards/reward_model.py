@@ -127,6 +127,26 @@ class RewardModel:
         model = model.to(self.device or device).eval()
         self._loaded.update(model=model, tokenizer=tokenizer, split=make_splitter(tokenizer))
 
+    def count_bytes(self) -> int:
+        """Return the bytes of the weights, before they are loaded from the sizes in the configuration.
+
+        A model whose configuration cannot be read counts 0: :meth:`load` says why.
+        """
+        if self._loaded:
+            return sum(parameter.nbytes for parameter in self._loaded["model"].parameters())
+        import torch
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        try:
+            config = AutoConfig.from_pretrained(self.path)
+            with torch.device("meta"):
+                model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError):
+            return 0
+        stored = getattr(config, "dtype", None) if self.dtype == "auto" else getattr(torch, self.dtype)
+        width = (stored if isinstance(stored, torch.dtype) else torch.float32).itemsize
+        return width * int(model.num_parameters())
+
     def _tokenise(self, index: int, prompt: Any, completion: Any) -> list[int]:
         """Token ids of a prompt and its completion."""
         tokenizer, split = self._loaded["tokenizer"], self._loaded["split"]

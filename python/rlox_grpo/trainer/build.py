@@ -25,6 +25,7 @@ from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.flops import find_peak_flops, measure_model
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import count_sampled_ids, load_policy, turn_off_dropout
+from rlox_grpo.model.memory import NOTHING_BESIDE, ModelsBeside
 from rlox_grpo.model.memory_plan import find_micro_batch_tokens
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
@@ -56,7 +57,7 @@ from rlox_grpo.trainer.check_arguments import (
     refuse_branches,
 )
 from rlox_grpo.trainer.engine_sync import EngineSync
-from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
+from rlox_grpo.trainer.prepare_rewards import connect_rewards, estimate_reward_models, prepare_rewards
 from rlox_grpo.trainer.step import TrainStep
 from rlox_grpo.update.custom_optimizer import OptimizerFactory
 from rlox_grpo.update.expert_routing import ExpertRouting
@@ -100,10 +101,10 @@ def build_step(
     stages = config.split()
     reward_fns = prepare_rewards(reward_fn, stages)
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
-    # Read from the teachers' files for this option alone.
-    counts_teachers = config.gradient_checkpointing == "auto" and find_gpu() is not None
-    teacher_bytes = estimate_teachers(teacher, config) if counts_teachers else 0
-    policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor, teacher_bytes=teacher_bytes)
+    beside = NOTHING_BESIDE
+    if config.gradient_checkpointing == "auto" and find_gpu() is not None:  # read from files for this option alone
+        beside = ModelsBeside(estimate_teachers(teacher, config), estimate_reward_models(reward_fns))
+    policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor, beside=beside)
     refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")

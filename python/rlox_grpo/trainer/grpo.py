@@ -23,6 +23,7 @@ from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
 from rlox_grpo.model.load import count_vocabulary
+from rlox_grpo.model.memory import ModelsBeside
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.comparison import warn_about_trained_prompts
@@ -51,7 +52,7 @@ from rlox_grpo.run.resume import OPTIMIZER, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
-from rlox_grpo.trainer.prepare_rewards import connect_rewards, prepare_rewards
+from rlox_grpo.trainer.prepare_rewards import connect_rewards, estimate_reward_models, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
 from rlox_grpo.trainer.train_data import DataReader, Draws, TrainData
 from rlox_grpo.types import Float32Array, Prompt, ScoredGroup
@@ -417,7 +418,10 @@ class GRPO:
                 picture_tokens=max(
                     sum(picture.num_features for picture in prompt.pictures) for prompt in train_prompts
                 ),
-                teacher_bytes=0 if (teacher := self._step.fixed_tensors.teacher) is None else teacher.held_bytes,
+                beside=ModelsBeside(
+                    teachers=0 if (teacher := self._step.fixed_tensors.teacher) is None else teacher.held_bytes,
+                    reward_models=estimate_reward_models(self.reward_fns),
+                ),
             )
         # After the checks, so that a call that they refuse changes nothing of an interrupted one.
         fingerprints = {**digest_data(train_prompts), **data.describe()}

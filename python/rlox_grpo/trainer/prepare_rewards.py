@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.records import StageConfigs
-from rlox_grpo.model.blank import find_device
+from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers
 from rlox_grpo.rewards.registry import list_rewards
 from rlox_grpo.rewards.scoring import make_unique_names
@@ -37,6 +39,18 @@ def prepare_rewards(rewards: Any, stages: StageConfigs) -> list[RewardFn]:
         if declares_steps(function):
             refuse_other_options(stages, name)
     return functions
+
+
+def estimate_reward_models(functions: Sequence[RewardFn]) -> int:
+    """Return the bytes that the weights of reward models take on this process's GPU, also before they are loaded."""
+    gpu = find_gpu()
+    total = 0
+    for function in functions:
+        if gpu is not None and isinstance(function, RewardModel):
+            device = gpu if function.device is None else torch.device(function.device)
+            if device.type == gpu.type and device.index in (None, gpu.index):
+                total += function.count_bytes()
+    return total
 
 
 def connect_rewards(functions: Sequence[RewardFn], model: Any, output_dir: str | Path | None, num_ranks: int) -> None:
