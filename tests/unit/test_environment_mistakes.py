@@ -72,6 +72,50 @@ def test_a_factory_that_returns_one_object_is_an_error() -> None:
         play_episode(lambda: one, {}, lambda: "x", lambda line: None)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_every_instance_of_a_class_is_closed(is_async: bool) -> None:
+    """Also the one whose methods are read; a browser or a container would run on."""
+    opened: list[Any] = []
+
+    class Game:
+        def __init__(self) -> None:
+            opened.append(self)
+
+        def reset(self) -> str:
+            return "begin"
+
+        def step(self, reply: Any) -> Any:
+            return "", 1.0, True
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    class AsyncGame(Game):
+        async def close(self) -> None:  # type: ignore[override]
+            opened.remove(self)
+
+    outcome = play_episode(AsyncGame if is_async else Game, {}, lambda: "x", lambda line: None)
+    assert outcome.reward == 1.0
+    assert not opened
+
+
+def test_a_close_that_needs_a_reset_is_logged(caplog: Any) -> None:
+    class Game:
+        def reset(self) -> str:
+            self.place = 1
+            return "begin"
+
+        def step(self, reply: Any) -> Any:
+            return "", 1.0, True
+
+        def close(self) -> None:
+            del self.place
+
+    assert play_episode(Game, {}, lambda: "x", lambda line: None).reward == 1.0
+    (record,) = caplog.records
+    assert "environment Game: close() of an instance without an episode" in record.message
+
+
 def add(first: int, second: int) -> int:
     """Add two numbers.
 

@@ -23,6 +23,7 @@ from rlox_grpo.rewards.workers import is_coroutine_function
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, name_command, play_command, read_command
 from rlox_grpo.rollout.episodes.pictures import list_entries
+from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import make_schemas
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,16 @@ def _adapt_class(
         probe = make()
     except Exception as error:
         raise ConfigError(f"environment {name}() raised {type(error).__name__}: {error}") from error
+    try:
+        return _adapt_like(probe, make, name, tools, check_tools)
+    finally:
+        _close_probe(probe, name)
+
+
+def _adapt_like(
+    probe: Any, make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]], check_tools: bool
+) -> Environment:
+    """Adapt a class by the methods of an instance, ``probe``, which plays no episode."""
     if not callable(getattr(probe, "reset", None)):
         raise ConfigError(f"environment {name} has no reset method: expected reset(**row) and step(reply)")
     needs = _list_required(probe.reset)
@@ -210,6 +221,20 @@ def _adapt_class(
         tools=(*methods, *tools),
         needs=needs,
     )
+
+
+def _close_probe(probe: Any, name: str) -> None:
+    """Close an instance that was not reset. An error is logged, as an environment may expect a reset before."""
+    try:
+        run_coroutine(lambda: _close(probe))
+    except Exception as error:  # noqa: BLE001  # code of the user, whose episodes do not need it
+        logger.warning(
+            "environment %s: close() of an instance without an episode, which was made to read its methods, raised "
+            "%s: %s",
+            name,
+            type(error).__name__,
+            error,
+        )
 
 
 def _make_new(make: Callable[[], Any], name: str, probe: Any) -> Any:
