@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts
 from rlox_grpo.prompts.pictures import PictureReader, digest_picture, read_picture, shrink_picture
+from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
@@ -594,6 +596,25 @@ def test_the_cache_of_tensors_is_bounded_and_pictures_are_read_again(qwen: tuple
     draw_picture(3).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"prompts\[0\], picture 0 has changed since it was read first"):
         pictures[0].read()
+
+
+def test_two_threads_use_a_cache_of_tensors() -> None:
+    """With ``async_steps``, the engine and the update read the features of a frozen tower."""
+    cache = TensorCache(200)
+
+    def use(first: int) -> None:
+        for number in range(first, first + 20000):  # without a lock, five runs of five lost count of the bytes
+            cache.add(number % 7, "x" * 40)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(use, first) for first in (0, 3)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert cache._bytes == sum(size for _, size in cache._entries.values()) == 200
 
 
 def test_ids_of_pictures_are_never_sampled(qwen: tuple[Any, Any], reader: PictureReader) -> None:

@@ -312,9 +312,11 @@ class PictureReader:
 
         def read_tensors() -> Mapping[str, Tensor]:
             with self._lock:
-                if digest not in self._tensors:
+                tensors: Mapping[str, Tensor] | None = self._tensors.get(digest)
+                if tensors is None:
                     self._process(digest, read_again(), where)
-                tensors: Mapping[str, Tensor] = self._tensors[digest]
+                    tensors = self._tensors.get(digest)
+                assert tensors is not None  # the newest entry stays
                 return tensors
 
         picture = Picture(digest, token_ids, num_features, read_tensors, read_again)
