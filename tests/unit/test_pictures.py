@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.prompts import pictures as pictures_module
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts
 from rlox_grpo.prompts.pictures import PictureReader, digest_picture, read_picture, shrink_picture
+from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 from tiny_vlms import FAMILIES, draw_picture, make_tiny_vlm
@@ -281,6 +283,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "header alone": (lambda: ENCODED[:20], "is no picture|cannot be read|broken or cut off"),
     "line": (lambda: encode(Image.new("RGB", (40000, 1))), "40000 × 1 pixels: a side is more than 200 times the other"),
     "animated": (animate, "is animated: pass the frame"),
+    "animated GIF of PIL": (lambda: Image.open(io.BytesIO(animate())), "is animated: pass the frame"),
     # Cut after the second frame's separator: Pillow raises struct.error and IndexError where it looks for a frame.
     "cut animation": (lambda: animate()[: animate().rindex(b",\0\0\0\0") + 3], "is broken or cut off: error"),
     "scans": (repeat_scans, "is a JPEG of 21[0-9] scans: at most 100 are decoded"),
@@ -338,12 +341,35 @@ def test_colours_and_orientation() -> None:
     assert read_picture(encode(red, "JPEG", exif=exif), Path(), "p").size == (4, 8)
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_transparent_pixels_are_white(mode: str, reader: PictureReader) -> None:
+    """Black lines on a transparent background, whose pixels have the colour black too, as plots and formulas are."""
+    colours = Image.new("RGBA", (8, 4), (0, 0, 0, 0))
+    colours.paste((1, 1, 1, 255), (0, 0, 4, 4))
+    image, options = colours.convert(mode), {}
+    if mode in ("P", "RGB"):
+        options["transparency"] = image.getpixel((7, 0))
+    file = encode(image, **options)
+    (picture,) = load([{"prompt": "x", "images": [file]}], reader)[0].pictures
+    pixels = np.asarray(picture.read_image())
+    assert (pixels[:, 4:] == 255).all()
+    assert (pixels[:, :4] <= 1).all()
+    again = read_picture(pictures_module.encode_png(picture.read_image()), Path(), "p")
+    assert digest_picture(again) == picture.digest
+
+
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
 WRONG_ROWS = [
     ({"prompt": "a<image>", "images": [PICTURE] * 2}, r"prompts\[0\] has 1 tags <image> and 2 pictures"),
+    ({"prompt": "a<image>", "images": []}, r"prompts\[0\] has 1 tags <image> and 0 pictures"),
+    ({"prompt": user([{"type": "text", "text": "<image>a"}]), "image": None}, r"has 1 tags <image> and 0 pictures"),
+    (
+        {"prompt": user([{"type": "image", "image": PICTURE, "text": "which?"}])},
+        r"prompts\[0\] has an entry of the type 'image' with the text 'which\?', which would not be shown: put it in",
+    ),
     (
         {"prompt": user([{"type": "image"}]), "images": []},
         r"prompts\[0\] has 1 entries of the type 'image' without a pic",
@@ -594,6 +620,25 @@ def test_the_cache_of_tensors_is_bounded_and_pictures_are_read_again(qwen: tuple
     draw_picture(3).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"prompts\[0\], picture 0 has changed since it was read first"):
         pictures[0].read()
+
+
+def test_two_threads_use_a_cache_of_tensors() -> None:
+    """With ``async_steps``, the engine and the update read the features of a frozen tower."""
+    cache = TensorCache(200)
+
+    def use(first: int) -> None:
+        for number in range(first, first + 20000):  # without a lock, five runs of five lost count of the bytes
+            cache.add(number % 7, "x" * 40)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(use, first) for first in (0, 3)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert cache._bytes == sum(size for _, size in cache._entries.values()) == 200
 
 
 def test_ids_of_pictures_are_never_sampled(qwen: tuple[Any, Any], reader: PictureReader) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
@@ -127,6 +127,35 @@ def test_collected_weights_are_those_of_a_checkpoint(base):
         assert (collected[name] - tensor).abs().max() < 0.25  # the initial adapter adds nothing; 4 bits round
 
 
+def test_weights_given_by_name_are_unpacked_too(base):
+    """For ``save(best=True, merged=True)``: the updater's tensors do not have the scales."""
+    trainer = GRPO(base, count_words, **QLORA)
+    collected = dict(collect_weights(trainer.model, trainer.updater.weights()))
+    expected = dict(collect_weights(trainer.model))
+    assert collected.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(collected[name], tensor), name
+
+
+def test_a_model_in_8_bits_is_not_merged(base, tmp_path):
+    settings = BitsAndBytesConfig(load_in_8bit=True)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=settings)
+    trainer = GRPO(model, count_words, tokenizer=TOKENIZER, lora_rank=2, **OPTIONS)
+    with pytest.raises(ValueError, match=r"q_proj.weight is quantized to torch.int8: only weights in 4 bits .* alone"):
+        trainer.save(tmp_path / "merged", merged=True)
+
+
+def test_packed_weights_in_a_floating_point_type_are_not_cast(base):
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=settings)
+    packed = {name: parameter.clone() for name, parameter in model.named_parameters() if "proj" in name}
+    trainer = GRPO(model, count_words, tokenizer=TOKENIZER, lora_rank=2, dtype="bfloat16", **OPTIONS)
+    kept = {name.replace(".base_layer", ""): p for name, p in trainer.model.get_base_model().named_parameters()}
+    assert packed
+    for name, parameter in packed.items():
+        assert torch.equal(kept[name].view(torch.uint8), parameter.view(torch.uint8)), name
+
+
 def test_gradients_after_sampling_are_those_of_the_unpacked_weights(base):
     """bitsandbytes repacks weights in evaluation mode, for a product without a derivative, on some CPUs."""
     trainer = GRPO(base, count_words, **QLORA)
@@ -193,8 +222,6 @@ def test_the_estimate_counts_half_a_byte_for_a_weight(base):
 
 def test_a_checkpoint_in_4_bits_needs_an_adapter(base, tmp_path):
     """Without one, only embeddings and norms would be trained, and the model could not be saved."""
-    from transformers import BitsAndBytesConfig
-
     settings = BitsAndBytesConfig(load_in_4bit=True)
     AutoModelForCausalLM.from_pretrained(base, quantization_config=settings).save_pretrained(tmp_path / "packed")
     TOKENIZER.save_pretrained(tmp_path / "packed")

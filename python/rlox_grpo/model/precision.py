@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.model.blank import replace_parameters
+from rlox_grpo.model.quantize import is_packed
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,10 @@ def _cast(
     device: torch.device | None = None,
 ) -> None:
     def make(parameter: nn.Parameter) -> nn.Parameter:
-        if not parameter.is_floating_point() or parameter.dtype == dtype or not is_cast(parameter):
+        # Packed weights may be stored in a type of floating-point numbers (bitsandbytes' quant_storage).
+        if not parameter.is_floating_point() or is_packed(parameter):
+            return parameter
+        if parameter.dtype == dtype or not is_cast(parameter):
             return parameter
         # The parameter is cast before it is moved, so that the device never stores it in float32.
         return nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)

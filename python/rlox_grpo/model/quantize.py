@@ -70,6 +70,27 @@ def unpack(tensor: Tensor) -> Tensor:
     return weights
 
 
+def refuse_other_packing(model: nn.Module) -> None:
+    """Raise ValueError if quantized weights of ``model`` are in a form that :func:`unpack` does not read.
+
+    Examples are 8 bits of bitsandbytes, FP8 and GPTQ, whose layers keep ``weight`` or ``qweight`` in other types.
+    """
+    if not getattr(model, "is_quantized", False):
+        return
+    for path, layer in model.named_modules():
+        for name in ("weight", "qweight"):
+            tensor = getattr(layer, name, None)
+            if isinstance(tensor, Tensor) and not is_packed(tensor) and not _is_plain(tensor):
+                raise ValueError(
+                    f"{path}.{name} is quantized to {tensor.dtype}: only weights in 4 bits of bitsandbytes are "
+                    "unpacked, for a merge or for an engine; save the adapter alone, without merged=True"
+                )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() > 1
+
+
 def find_scales(names: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Return the names of the scales and tables of a state dict's packed weights: ``<weight>.absmax`` and so on."""
     state = dict(names)

@@ -209,7 +209,8 @@ class Vision:
         dtype = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
         cache, key = self.reader.features, (versions, dtype)
         # Read before the new features are added, which may drop others.
-        cached = {picture.digest: cache[key, picture.digest] for picture in pictures if (key, picture.digest) in cache}
+        read = {picture.digest: cache.get((key, picture.digest)) for picture in pictures}
+        cached = {digest: entry for digest, entry in read.items() if entry is not None}
         missing = [picture for picture in pictures if picture.digest not in cached]
         features: dict[str, SimpleNamespace] = {}
         if missing:

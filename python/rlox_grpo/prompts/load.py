@@ -16,7 +16,8 @@ from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table, refuse_paths
 from rlox_grpo.prompts.media import NO_PROCESSOR, find_media_in_message, refuse_media
 from rlox_grpo.prompts.picture_messages import COLUMNS as PICTURE_COLUMNS
-from rlox_grpo.prompts.picture_messages import insert_pictures, is_picture, label_pictures, list_pictures
+from rlox_grpo.prompts.picture_messages import insert_pictures, is_picture, label_pictures, list_pictures, refuse_tags
+from rlox_grpo.prompts.pictures import refuse_unfit_image
 from rlox_grpo.prompts.rows import (
     add_system_message,
     refuse_unread_variables,
@@ -138,6 +139,9 @@ def _read_pictures(
         values.append(ordered)
     if not any(values) and not any(name in row for _, row in rows for name in PICTURE_COLUMNS):
         return list(rows), [()] * len(rows)
+    for index, (source, ordered) in enumerate(zip(sources, values, strict=True)):
+        if not ordered:
+            refuse_tags(source, f"prompts[{index}]")
     pictures = [
         tuple(reader.read(value, folder, f"prompts[{index}], picture {number}") for number, value in enumerate(ordered))
         for index, ordered in enumerate(values)
@@ -256,6 +260,9 @@ def list_rows(
     warn_about_replaced_columns(entries, renamed)
     rows: list[tuple[Any, Mapping[str, Any]]] = []
     for index, entry in enumerate(entries):
+        if not no_pictures:
+            named = rename_columns(entry, renamed, index) if isinstance(entry, Mapping) else {"prompt": entry}
+            _refuse_unfit_images(named, index)
         if isinstance(entry, Mapping):
             row = rename_columns(copy_row(entry, f"prompts[{index}]"), renamed, index)
         else:
@@ -287,6 +294,16 @@ def list_rows(
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
     return rows
+
+
+def _refuse_unfit_images(row: Mapping[str, Any], index: int) -> None:
+    """Raise ValueError for a PIL image of a row that is animated, empty or too large; see `refuse_unfit_image`."""
+    where = f"prompts[{index}]"
+    values = list_pictures(row, where)
+    if isinstance(row.get("prompt"), (str, list)):
+        _, values = insert_pictures(row["prompt"], values, where)
+    for number, value in enumerate(values):
+        refuse_unfit_image(value, f"{where}, picture {number}")
 
 
 class _Text(NamedTuple):

@@ -100,9 +100,9 @@ def insert_pictures(source: Any, pictures: Sequence[Any], where: str) -> tuple[l
 
 def _write_entries(messages: list[Any], count: int, where: str) -> list[Any]:
     """Put ``count`` empty entries at the tags of the texts, or first in the first user message."""
-    tags = sum(text.count(TAG) for message in messages for text in _list_texts(message))
+    tags = _count_tags(messages)
     if tags not in (0, count):
-        raise ValueError(f"{where} has {tags} tags <image> and {count} pictures: give as many, or no tag")
+        raise _make_tag_error(tags, count, where)
     written = []
     is_first = True
     for message in messages:
@@ -121,6 +121,22 @@ def _write_entries(messages: list[Any], count: int, where: str) -> list[Any]:
     if not tags and is_first:
         raise ValueError(f"{where} has pictures and no message of the user: add it")
     return written
+
+
+def refuse_tags(source: Any, where: str) -> None:
+    """Raise ValueError if a prompt without pictures, in data with pictures, has tags ``<image>``: it has lost them."""
+    messages = [{"content": source}] if isinstance(source, str) else source
+    is_chat = isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages)
+    if is_chat and (tags := _count_tags(messages)):
+        raise _make_tag_error(tags, 0, where)
+
+
+def _count_tags(messages: Sequence[Any]) -> int:
+    return sum(text.count(TAG) for message in messages for text in _list_texts(message))
+
+
+def _make_tag_error(tags: int, count: int, where: str) -> ValueError:
+    return ValueError(f"{where} has {tags} tags <image> and {count} pictures: give as many, or no tag")
 
 
 def _split_tags(entry: Any) -> Iterator[Any]:
@@ -185,6 +201,11 @@ def _refuse_other_keys(entry: Mapping[str, Any], where: str) -> None:
         raise ValueError(
             f"{where} has an entry of the type {entry['type']!r} with the key {names[0]!r}, which is not read: put "
             "its picture under 'image', set the size of all pictures by the processor, or drop the key"
+        )
+    if entry.get("text"):
+        raise ValueError(
+            f"{where} has an entry of the type {entry['type']!r} with the text {str(entry['text'])[:40]!r}, which "
+            "would not be shown: put it in an entry of the type 'text'"
         )
 
 

@@ -55,7 +55,7 @@ _NOT_TENSORS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "t
 
 
 def read_picture(value: Any, folder: Path, where: str) -> Image:
-    """Read a picture as RGB, turned upright by its EXIF orientation.
+    """Read a picture as RGB on a white background, turned upright by its EXIF orientation.
 
     Args:
         value: a PIL image, a path, encoded bytes, ``{"bytes", "path"}``, a data URI, or an array ``uint8 [H, W, 3]``.
@@ -155,17 +155,32 @@ def _refuse_size(width: int, height: int, where: str) -> None:
         )
 
 
+def refuse_unfit_image(value: Any, where: str) -> None:
+    """Raise ValueError for a PIL image that is animated, empty or too large; other values pass.
+
+    A copy of a PIL image has the first frame alone, and all of its pixels: this check comes before the row is copied.
+    """
+    if any(base.__module__ == "PIL.Image" for base in type(value).__mro__):
+        _refuse_size(*value.size, where)
+        if _is_animated(value, where):
+            raise ValueError(f"{where} is animated: pass the frame to show")
+
+
 def _decode(opened: Image, where: str) -> Image:
-    """Return an opened picture as RGB and upright."""
-    _refuse_size(*opened.size, where)
-    if _is_animated(opened, where):
-        raise ValueError(f"{where} is animated: pass the frame to show")
+    """Return an opened picture as RGB and upright, on a white background where it is transparent."""
+    refuse_unfit_image(opened, where)
     if opened.mode not in _MODES:
         raise ValueError(f"{where} has the mode {opened.mode!r}, more than 8 bits a channel: convert it to 8 bits")
-    from PIL import ImageOps
+    import PIL.Image
+    import PIL.ImageOps
 
     with _naming(where):
-        return ImageOps.exif_transpose(opened).convert("RGB")
+        upright = PIL.ImageOps.exif_transpose(opened)
+        if not upright.has_transparency_data:
+            return upright.convert("RGB")
+        # The colour of transparent pixels, which `convert` would show, is often black: so are lines drawn over it.
+        pixels = upright.convert("RGBA")
+        return PIL.Image.alpha_composite(PIL.Image.new("RGBA", pixels.size, "white"), pixels).convert("RGB")
 
 
 def _is_animated(opened: Image, where: str) -> bool:
@@ -312,9 +327,11 @@ class PictureReader:
 
         def read_tensors() -> Mapping[str, Tensor]:
             with self._lock:
-                if digest not in self._tensors:
+                tensors: Mapping[str, Tensor] | None = self._tensors.get(digest)
+                if tensors is None:
                     self._process(digest, read_again(), where)
-                tensors: Mapping[str, Tensor] = self._tensors[digest]
+                    tensors = self._tensors.get(digest)
+                assert tensors is not None  # the newest entry stays
                 return tensors
 
         picture = Picture(digest, token_ids, num_features, read_tensors, read_again)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.model.quantize import find_scales, unpack
+from rlox_grpo.model.quantize import find_scales, is_packed, refuse_other_packing, unpack
 from rlox_grpo.model.untie import untie_config
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 
@@ -54,7 +54,8 @@ def collect_weights(
         changes: measures how much of the adapters' changes survives the merge.
 
     Raises:
-        ValueError: an adapter other than plain LoRA on linear or embedding layers, or on one of two tied layers.
+        ValueError: an adapter other than plain LoRA on linear or embedding layers, or on one of two tied layers, or
+            over weights that are quantized in another way than in 4 bits by bitsandbytes.
         EngineError: with ``changes``, no change of an adapter survived. Raised after the last weight.
     """
     adapts = hasattr(model, "peft_config")
@@ -62,23 +63,31 @@ def collect_weights(
         yield from ((name, tensor.detach()) for name, tensor in whole)
         return
     base: Any = model.get_base_model() if adapts else model  # type: ignore[operator]
-    take: Callable[[str], Tensor]
+    state: dict[str, Tensor] = base.state_dict(keep_vars=True)
+    find: Callable[[str], Tensor]
     gathered: Iterator[tuple[str, Tensor]]
     if whole is None:
-        values = {name: copies.get(id(tensor), tensor) for name, tensor in base.state_dict(keep_vars=True).items()}
-        take, gathered = values.__getitem__, iter(())
+        values = {name: copies.get(id(tensor), tensor) for name, tensor in state.items()}
+        find, gathered = values.__getitem__, iter(())
     else:
         outer = next(name for name, module in model.named_modules() if module is base) + "."
         gathered = ((name.removeprefix(outer), tensor) for name, tensor in whole)
-        take = _take_from(gathered, dict(base.named_buffers()))
+        find = _take_from(gathered, dict(base.named_buffers()))
+
+    def take(name: str) -> Tensor:
+        # Packed weights are frozen and whole, and only the parameter itself knows its scales.
+        return unpack(state[name]) if is_packed(state[name]) else find(name)
+
     modules = dict(base.named_modules(remove_duplicate=False))
     adapted = {name: module for name, module in modules.items() if hasattr(module, "base_layer")}
     whole_layers = [name for name, module in modules.items() if hasattr(module, "modules_to_save")]
     if adapts and whole_layers:
         raise ValueError(f"{whole_layers[0]} is trained whole (peft's modules_to_save): {_PLAIN}")
-    scales = find_scales(base.state_dict(keep_vars=True).items())
+    scales = find_scales(state.items())
+    if adapts:
+        refuse_other_packing(base)
     seen: dict[int, Any] = {}  # the adapted layer of each parameter, or None, by its id
-    for name, tensor in base.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         if name in scales:
             continue
         layer, inner = _find_adapted_layer(name, adapted)
@@ -91,7 +100,7 @@ def collect_weights(
             continue
         seen[id(tensor)] = layer
         if layer is None:
-            yield name, unpack(take(name)).detach()
+            yield name, take(name).detach()
         elif inner.startswith("base_layer."):
             wrapper, plain_name = _find_wrapper(name, adapted)
             value = take(name) if wrapper is None else _merge_adapters(name, wrapper, adapted[wrapper], take, changes)
@@ -339,7 +348,7 @@ def _merge_adapters(
     Stacked experts ``[E, out, in]`` have a pair of matrices each. ``layer.disable_adapters`` is ignored: the
     reference's forward sets it in the trainer's thread, possibly while the engine's thread is here.
     """
-    weight = unpack(take(name)).detach()
+    weight = take(name).detach()
     is_stacked = weight.dim() == 3 and hasattr(layer, "num_experts")
     # peft's variants, such as DoRA, and biases of B change the output by more than B A.
     if (

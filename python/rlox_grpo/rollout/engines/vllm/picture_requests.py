@@ -212,8 +212,9 @@ class RequestMaker:
     def _encode(self, picture: Picture) -> str:
         """Return a picture as a data URL, encoded once as long as it is in memory."""
         with self._lock:
-            if picture.digest not in self._urls:
+            url: str | None = self._urls.get(picture.digest)
+            if url is None:
                 png = base64.b64encode(encode_png(picture.read_image())).decode("ascii")
-                self._urls.add(picture.digest, f"data:image/png;base64,{png}")
-            url: str = self._urls[picture.digest]
+                url = f"data:image/png;base64,{png}"
+                self._urls.add(picture.digest, url)
             return url
