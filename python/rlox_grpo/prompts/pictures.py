@@ -161,7 +161,8 @@ def refuse_unfit_image(value: Any, where: str) -> None:
     A copy of a PIL image has the first frame alone, and all of its pixels: this check comes before the row is copied.
     """
     if any(base.__module__ == "PIL.Image" for base in type(value).__mro__):
-        _refuse_size(*value.size, where)
+        width, height = value.size
+        _refuse_size(width, height, where)
         if _is_animated(value, where):
             raise ValueError(f"{where} is animated: pass the frame to show")
 
