@@ -110,6 +110,14 @@ def test_arrow_adds_no_keys_to_messages_and_tools(tokenizer, tmp_path):
         assert [prompt.columns for prompt in load_rows(table)] == [prompt.columns for prompt in expected], kind
 
 
+def test_a_column_of_a_dataset_is_prompts(tokenizer):
+    """``train(dataset["prompt"])``: a column has features, as a dataset has, and its entries are no rows."""
+    texts = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}])["prompt"]
+    assert [prompt.source for prompt in load_prompts(texts, tokenizer)] == ["a", "b"]
+    messages = datasets.Dataset.from_list(CALLS)["prompt"]
+    assert [prompt.source for prompt in load_prompts(messages, tokenizer)] == [row["prompt"] for row in CALLS]
+
+
 def test_nulls_that_the_user_wrote_stay_where_arrow_adds_none(tokenizer):
     """In lists, and in columns of the type Json, in which datasets reads .jsonl files."""
     rows = [{"prompt": make_call("f", {"unit": None})}, {"prompt": make_call("h", {"year": 3})}]

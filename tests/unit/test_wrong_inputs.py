@@ -989,7 +989,7 @@ def test_held_out_prompts_that_are_trained_on_are_warned_of(train, caplog):
     assert f"eval_prompts['math']: {warned}" in caplog.text
     assert "'other'" not in caplog.text
     # Rows of an environment have no tokens: their columns are compared.
-    rows = [{"secret": value} for value in (1, 2, 3, 4, [5], [6])]
+    rows = [{"secret": value} for value in (1, 2, 3, 4, {5}, {6})]
     train_rows, others = [load_rows(chosen) for chosen in (rows[:3] + rows[4:5], rows[3:])]
     caplog.clear()
     warn_about_trained_prompts({"eval_prompts": others}, train_rows)
@@ -998,6 +998,13 @@ def test_held_out_prompts_that_are_trained_on_are_warned_of(train, caplog):
     assert (
         "eval_prompts: 1 of 2 prompts are trained on too, the first is prompts[0], which is prompts[2]" in caplog.text
     )
+    caplog.clear()
+    problems = [{"nums": [1, 2], "target": 3}, {"nums": [2, 2], "target": 4}, {"nums": [1, 2], "facts": {"x": [3]}}]
+    warn_about_trained_prompts({"eval_prompts": load_rows(problems[:1])}, load_rows(problems[1:]))
+    assert not caplog.text
+    for problem in problems:
+        warn_about_trained_prompts({"eval_prompts": load_rows([problem])}, load_rows(problems))
+    assert caplog.text.count("1 of 1 prompts are trained on too") == 3
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(train, caplog):

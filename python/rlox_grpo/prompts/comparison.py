@@ -95,9 +95,18 @@ def _read_content(prompt: Prompt) -> tuple[Any, ...] | None:
     if len(prompt.token_ids):
         return prompt.token_ids.tobytes(), *(picture.digest for picture in prompt.pictures)
     columns = {name: value for name, value in prompt.columns.items() if name != "source"}  # that of a mixture
-    if not all(isinstance(value, (str, int, float, bool, type(None))) for value in columns.values()):
+    if not all(_is_plain(value) for value in columns.values()):
         return None
     return repr(prompt.source), *sorted((name, repr(value)) for name, value in columns.items())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value, and all that it contains, is a list, a dict, text, a number or None: ``repr`` shows it whole."""
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(entry) for key, entry in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float, bool, type(None)))
 
 
 def _name_form(source: Any) -> str:

@@ -71,12 +71,14 @@ def _is_path(entry: Any) -> bool:
 def read_table(table: Any) -> Iterator[Any]:
     """Yield the rows of a table. For a ``datasets`` set or a frame, Arrow's nulls in messages and tools are left out.
 
+    The rows of a column of a ``datasets`` set are its values.
+
     Arrow stores dicts of a column with the union of their keys, and null for the keys that a dict lacked. Whether the
     user wrote such a null cannot be read from the table. In chat messages and in schemas of tools a null means that the
     key is absent, so null keys are left out there. All other columns are passed as the table has them; a warning names
     the keys that are null in some rows only.
     """
-    features: Mapping[str, Any] = {}
+    features: Any = {}
     if hasattr(table, "to_dict") and hasattr(table, "iterrows"):  # a pandas frame, which iterates over column names
         table = table.to_dict("records")
     elif hasattr(table, "features"):
@@ -87,6 +89,9 @@ def read_table(table: Any) -> Iterator[Any]:
     nulls: dict[str, int] = {}
     values: set[str] = set()
     for index, row in enumerate(table):
+        if not isinstance(row, Mapping):  # of a column, dataset["prompt"], whose features are the type of an entry
+            yield _drop_nulls(row, features) if _is_chat(row) else row
+            continue
         for name, value in row.items():
             if not _is_chat(value):
                 _list_keys(value, features.get(name), name, index, nulls, values)

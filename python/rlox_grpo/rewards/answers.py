@@ -111,11 +111,12 @@ class ExactAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
-    """1.0 if the answer is the gold letter, else 0.0. An answer with two options is ``unparseable``.
+    r"""1.0 if the answer is the gold letter, else 0.0. An answer with two options is ``unparseable``.
 
     The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``; if there is
-    none, the whole text. The option may be written as ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns:
-    ``answer``, one of the option letters.
+    none, the whole text. The option may be written as ``B``, ``(B)``, ``\textbf{(B)}``, ``**B**``, ``B. Paris``,
+    ``B - Paris``, ``option B``, and may be followed by a reason: ``B because …``. Columns: ``answer``, one of the
+    option letters.
     """
 
     weight: float = 1.0
