@@ -689,8 +689,8 @@ class GRPO:
             commit_message: None: a message with the step.
 
         Raises:
-            ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, or ``best=True``
-                without an evaluation by ``keep_best``.
+            ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, ``best=True``
+                without an evaluation by ``keep_best``, or a whole model for a repository that holds an adapter.
             huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message contains the reason.
         """
         if not hasattr(self.model, "save_pretrained"):
