@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ranked
 import warm
@@ -530,3 +532,20 @@ def test_another_model_is_named_where_its_prompts_differ(tmp_path):
     trainer.model.name_or_path = "another/model"
     with pytest.raises(CheckpointError, match="prompts: .*; the model is another one as well: ToyLM there, another"):
         trainer.train(PROMPTS.flip(1))
+
+
+def test_an_adapter_is_not_resumed_on_another_base_model(tmp_path):
+    """Its checkpoint has the adapter alone, so the run would go on with other weights beside it."""
+    settings = ranked.options(tmp_path / "run", lora_rank=2, max_steps=1)
+    ranked.save_policy(tmp_path / "base")
+    GRPO(str(tmp_path / "base"), ranked.share_of_even, **settings).train(ranked.PROMPTS)
+    longer = {**settings, "max_steps": 2}
+    shutil.copytree(tmp_path / "base", tmp_path / "other")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    name = min(weights)
+    save_file({**weights, name: weights[name] * 1.5}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="frozen weights beside the adapter: not those of the run; the model is"):
+        GRPO(str(tmp_path / "other"), ranked.share_of_even, **longer).train(ranked.PROMPTS)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    GRPO(str(tmp_path / "moved"), ranked.share_of_even, **longer).train(ranked.PROMPTS)
+    assert read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 2

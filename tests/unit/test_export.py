@@ -6,12 +6,16 @@ import re
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.demo.run import LARGEST, format_prompt, problems, solutions
 from rlox_grpo.demo.warm_start import make_model, teach
+from rlox_grpo.run.checkpoint import export_model
+from rlox_grpo.run.history import require_good
 from versions import REBUILDS_TOKENIZERS
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
@@ -147,3 +151,46 @@ def test_a_type_whose_tokenizer_is_rebuilt_is_warned_of(make_tiny_model, tmp_pat
     trainer = GRPO(make_tiny_model("qwen2", vocab_size=len(tokenizer)), score_length, tokenizer=tokenizer, log_to=())
     trainer.save(tmp_path)
     assert "AutoTokenizer builds a Qwen2Tokenizer of this tokenizer, with other ids" in caplog.text
+
+
+@pytest.mark.parametrize("first", ["in one file", "in several files"])
+def test_a_folder_with_an_earlier_model_of_another_number_of_files(make_tiny_model, tmp_path, monkeypatch, first):
+    """Every reader loads the later model: from_pretrained prefers one file, and vLLM reads the index."""
+    split = transformers.modeling_utils.split_torch_state_dict_into_shards
+    earlier, later = make_tiny_model("llama"), make_tiny_model("llama")
+    with torch.no_grad():
+        for parameter in later.parameters():
+            parameter.add_(1.0)
+    for model, is_split in ((earlier, first == "in several files"), (later, first == "in one file")):
+        size = 20_000 if is_split else 10**9
+        monkeypatch.setattr(
+            transformers.modeling_utils,
+            "split_torch_state_dict_into_shards",
+            lambda state, *, size=size, **options: split(state, **{**options, "max_shard_size": size}),
+        )
+        export_model(tmp_path, model, None)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in later.state_dict().items())
+    index = tmp_path / "model.safetensors.index.json"
+    assert index.exists() == (first == "in one file")
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == files
+
+
+def test_a_checkpoint_is_not_overwritten(make_tiny_model, byte_tokenizer, tmp_path):
+    """Its manifest would no longer be that of its files, and the run would go back to an earlier checkpoint."""
+    trainer, (_, checkpoint) = saved(make_tiny_model("llama", vocab_size=259), byte_tokenizer, tmp_path, TEXTS)
+    with pytest.raises(ValueError, match="step_000001' is a checkpoint of a run"):
+        trainer.save(checkpoint)
+    require_good(checkpoint)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_gathered_weights_are_saved_with_the_buffers(make_tiny_model, tmp_path, is_plain):
+    """DeepSeek V3 has the routers' biases in buffers, without which its experts would be chosen in another way."""
+    model = make_tiny_model("llama")
+    model.register_buffer("router_bias", torch.arange(4.0))
+    whole = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    export_model(tmp_path, torch.nn.Sequential(model) if is_plain else model, None, whole)
+    found = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found["0.router_bias" if is_plain else "router_bias"], torch.arange(4.0))

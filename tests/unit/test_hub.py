@@ -57,6 +57,14 @@ class Hub(BaseHTTPRequestHandler):
             return self._answer({"id": "me/my-model", "xetEnabled": False})
         self._answer({"error": f"unknown {self.path}"}, 404)
 
+    def do_HEAD(self):
+        has_file = self.path.rpartition("/")[2] in self.server.held
+        self.send_response(200 if has_file else 404)
+        headers = {"ETag": '"1"', "X-Repo-Commit": "abc"} if has_file else {"X-Error-Code": "EntryNotFound"}
+        for name, value in {**headers, "Content-Length": "0"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def _answer(self, content, status=200):
         data = json.dumps(content).encode()
         self.send_response(status)
@@ -72,12 +80,14 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.address, server.asked = f"http://127.0.0.1:{server.server_port}", {}
+    server.address, server.asked, server.held = f"http://127.0.0.1:{server.server_port}", {}, set()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     for module in (huggingface_hub.constants, huggingface_hub.hf_api):
         if hasattr(module, "ENDPOINT"):
             monkeypatch.setattr(module, "ENDPOINT", server.address)
+    template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     yield server
     server.shutdown()
     thread.join()
@@ -108,6 +118,14 @@ def test_the_upload_is_what_save_writes(hub, trainer, tmp_path):
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert hub.asked["files"] == written
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= written.keys()
+
+
+def test_a_whole_model_is_not_uploaded_beside_an_adapter(hub, trainer):
+    """from_pretrained would load the adapter, which an earlier upload left there, and not the model."""
+    hub.held.add("adapter_config.json")
+    with pytest.raises(ValueError, match=r"me/my-model holds an adapter \(adapter_config.json\)"):
+        trainer.push_to_hub("me/my-model", token="hf_good")
+    assert "files" not in hub.asked
 
 
 def test_a_refusal_is_the_hubs_own_words(hub, trainer):

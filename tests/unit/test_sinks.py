@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlox_grpo.run import files
 from rlox_grpo.run.console import ConsoleSink, duration, shows_accuracy
 from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, set_broken_lines_aside, write_completions
 from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup
 
 
 class ScriptedSink:
@@ -551,6 +552,20 @@ def test_completions_are_bounded_and_hostile_text_comes_back(tmp_path):
     assert [row["completion"] for row in rows] == [hostile, "b", "c"]
     assert [row["advantage"] for row in rows] == [None] * 3
     assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_an_agents_numbers_that_json_lacks_are_null(tmp_path):
+    """A tool call's arguments are JSON as Python reads it, with NaN: one of them lost the completions of its step."""
+    call = {"function": {"name": "f", "arguments": {"x": [math.nan, 1.5], "y": math.inf, "z": True}}}
+    messages = ({"role": "assistant", "content": "", "tool_calls": [call]},)
+    episode = Episode("completed", 1.0, (math.nan,), messages=messages, branch_messages=(messages,))
+    scored = group(["a"])
+    played = replace(scored.group.completions[0], episode=episode)
+    scored = replace(scored, group=replace(scored.group, completions=(played,)))
+    row = read_jsonl(write_completions(tmp_path, 1, [scored], None))[0]
+    assert row["messages"][0]["tool_calls"][0]["function"]["arguments"] == {"x": [None, 1.5], "y": None, "z": True}
+    assert row["branches"] == [row["messages"]]
+    assert row["turn_rewards"] == [None]
 
 
 def test_completions_without_a_tokenizer_are_token_ids(tmp_path):

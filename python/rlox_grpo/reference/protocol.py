@@ -77,6 +77,23 @@ def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = N
     )
 
 
+def fingerprint_base(model: nn.Module) -> str | None:
+    """Return a digest of the frozen weights beside an adapter; None without an adapter or without frozen weights.
+
+    The digest is of the values in bfloat16, so that it does not depend on the precision that the weights are stored in.
+    Packed 4-bit weights are left out.
+    """
+    if not hasattr(model, "peft_config"):
+        return None
+    frozen = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and parameter.is_floating_point()
+    }
+    pieces = ((name, piece) for name, weight in frozen.items() for piece in torch.split(weight.reshape(-1), _SUMMED))
+    return fingerprint_weights((name, piece.to(torch.bfloat16)) for name, piece in pieces) if frozen else None
+
+
 def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
     """Return the digest of :func:`fingerprint_model` for weights by name.
 

@@ -24,6 +24,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rlox_grpo.distributed.shards import find_whole_shape
 from rlox_grpo.errors import CheckpointError, NonFiniteError
@@ -32,7 +33,7 @@ from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import json_line, replace_file, sync_path
 from rlox_grpo.run.history import checkpoint_path, checkpoints, partial_path, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import STATE, read_object, read_write_time, write_manifest
+from rlox_grpo.run.manifest import MANIFEST, STATE, read_object, read_write_time, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,12 +167,17 @@ def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
 def _refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
     """Raise ValueError if ``path`` is no folder for the model.
 
-    Writing to it would change the base model of an adapter, or hide the written model.
+    Writing to it would damage a checkpoint, change the base model of an adapter, or hide the written model.
     """
     if path.is_file():
         raise ValueError(f"{str(path)!r} is a file: choose the path of a folder")
     if str(path).startswith("~"):
         raise ValueError(f"{str(path)!r} would be a folder named ~ here: write the whole path in place of ~")
+    if (path / MANIFEST).exists() and (path / STATE).exists():
+        raise ValueError(
+            f"{str(path)!r} is a checkpoint of a run, which could not be resumed if its files were replaced: choose "
+            "another folder"
+        )
     adapters = getattr(model, "peft_config", {})
     base = next((adapter.base_model_name_or_path for adapter in adapters.values()), None)
     if base and path.is_dir() and Path(base).is_dir() and path.samefile(base):
@@ -204,10 +210,12 @@ def export_model(
 
     Raises:
         ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA; or ``path`` is a file,
-            begins with ``~``, is the folder of the base model, or holds an adapter beside which a whole model would be
-            written.
+            begins with ``~``, is a checkpoint of a run or the folder of the base model, or holds an adapter beside
+            which a whole model would be written.
     """
     _refuse_unfit_folder(path, model, merged=merged)
+    if weights is not None and not hasattr(model, "peft_config"):
+        weights = {**weights, **_find_buffers(model)}
     if merged:
         if not hasattr(model, "peft_config"):
             raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
@@ -226,8 +234,14 @@ def export_model(
     adapters = getattr(model, "peft_config", {})
     if any(Path(adapter.base_model_name_or_path or "").is_file() for adapter in adapters.values()):
         settings["save_embedding_layers"] = False  # peft would ask the hub for the config of a GGUF file
+    is_whole = isinstance(model, transformers.PreTrainedModel)
+    if is_whole:
+        (path / SAFE_WEIGHTS_INDEX_NAME).unlink(missing_ok=True)
     with _without_generation_config(model):
         model.save_pretrained(path, **settings)
+    if is_whole and (path / SAFE_WEIGHTS_INDEX_NAME).exists():
+        # In several files. save_pretrained leaves an earlier model in one file, which from_pretrained prefers.
+        (path / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
     if weights and not merged and isinstance(model, transformers.PreTrainedModel):
         # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
         model.config.dtype = next(iter(weights.values())).dtype
@@ -438,9 +452,13 @@ def _stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     if hasattr(model, "peft_config"):
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {**dict(model.named_parameters()), **_find_buffers(model)}
+
+
+def _find_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the persistent buffers of ``model``, such as the biases of a mixture of experts' routers."""
     persistent = model.state_dict(keep_vars=True)
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    return {**dict(model.named_parameters()), **buffers}
+    return {name: buffer for name, buffer in model.named_buffers() if name in persistent}
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.history import require_good
 from rlox_grpo.update.protocol import Updater, gather_weights
 
-CARD = "README.md"
+CARD, ADAPTER = "README.md", "adapter_config.json"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
 
 _SHOWN = (
@@ -183,6 +183,12 @@ def push_checkpoint(
         if ranks.is_first:
             api = HfApi(token=token)
             repository = api.create_repo(repo_id, private=private, exist_ok=True)
+            is_whole = not (Path(folder) / ADAPTER).exists()
+            if is_whole and api.file_exists(repository.repo_id, ADAPTER, revision=revision):
+                raise ValueError(
+                    f"{repo_id} holds an adapter ({ADAPTER}), which transformers and peft would load in place of the "
+                    "whole model: choose another repository or branch"
+                )
             commit = api.upload_folder(
                 repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message
             )

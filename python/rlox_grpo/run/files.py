@@ -308,7 +308,7 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     episode = completion.episode
     if episode is None:
         return {}
-    paid = None if episode.turn_rewards is None else [*episode.turn_rewards]
+    paid = None if episode.turn_rewards is None else [finite(reward) for reward in episode.turn_rewards]
     turns = sum(len(row.turns) for row in list_rows(completion))
     shown: dict[str, Any] = {"stop_reason": episode.stop_reason, "turns": turns, "turn_rewards": paid}
     if completion.versions:
@@ -316,10 +316,19 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     shown["environment"] = episode.environment
     if episode.error is not None:
         shown["error"] = episode.error
-    shown["messages"] = [dict(message) for message in episode.messages]
+    shown["messages"] = _replace_non_finite(episode.messages)
     if episode.branch_messages:
-        shown["branches"] = [[dict(message) for message in messages] for messages in episode.branch_messages]
+        shown["branches"] = _replace_non_finite(episode.branch_messages)
     return shown
+
+
+def _replace_non_finite(value: Any) -> Any:
+    """Return JSON values with None in place of NaN and infinities, which an agent's tool call may contain."""
+    if isinstance(value, Mapping):
+        return {name: _replace_non_finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replace_non_finite(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _list_advantages(advantages: Any) -> float | list[float | None] | None:

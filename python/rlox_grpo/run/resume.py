@@ -27,6 +27,9 @@ _OTHER_OPTIMIZER = "the optimizer is another, or was edited"
 SHARES = "shares of the sources"
 """Key of the text that names the sources of a mixture, with their weights in whole numbers."""
 
+BASE = "frozen weights beside the adapter"
+"""Key of their fingerprint: a checkpoint of an adapter does not have them. None is not compared."""
+
 _EDITED = "{} was edited"
 """Message about an edited policy loss, advantage function or engine of the user."""
 
@@ -74,6 +77,8 @@ def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ."""
     other_kinds = {OPTIMIZER, *map(SOURCE_KEY.format, DOORS)}
     others = [name for name in now if name not in other_kinds and then.get(name) != now[name]]
+    if BASE in others and None in (then.get(BASE), now[BASE]):  # in shards, or a checkpoint of an earlier version
+        others.remove(BASE)
     changed = [
         f"{name}: {then.get(name)} there, {now[name]} here" if name == SHARES else f"{name}: not those of the run"
         for name in others

@@ -30,6 +30,7 @@ from rlox_grpo.prompts.comparison import warn_about_trained_prompts
 from rlox_grpo.prompts.ends import refuse_hidden_stops, warn_about_turn_end
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.mixture import MixtureDraws
+from rlox_grpo.reference.protocol import fingerprint_base
 from rlox_grpo.reference.teacher import TeacherLike
 from rlox_grpo.rewards import RewardFn, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -48,7 +49,7 @@ from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import OPTIMIZER, read_recorded_dtype
+from rlox_grpo.run.resume import BASE, OPTIMIZER, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
@@ -169,6 +170,9 @@ class GRPO:
         self._held_out = HeldOut(step.stages, step.sampler, self.prompts, tools, step.ranks, step.policy)
         # Now, before the run changes what these objects hold.
         self._reward_digests = digest_rewards(self.reward_fns, self.episodes)
+        # A model in shards, or that is read later, would have to be gathered.
+        is_whole = self.policy.stored is None and not self.updater.is_model_sharded
+        self._base_digest = fingerprint_base(self.model) if is_whole and self.config.output_dir is not None else None
         self._digests = {OPTIMIZER: digest_optimizer(self._optimizer), **digest_doors(self.config)}
         self._sources = sources or RunSources(
             evaluation=record_sources(reward_fn, environment, tools),
@@ -482,6 +486,7 @@ class GRPO:
         frozen = {
             "frozen reference": None if self.reference is None else self.reference.fingerprint,
             "teacher": None if teacher is None else teacher.fingerprint,
+            BASE: self._base_digest,
         }
         return Run(
             self.config,
@@ -684,8 +689,8 @@ class GRPO:
             commit_message: None: a message with the step.
 
         Raises:
-            ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, or ``best=True``
-                without an evaluation by ``keep_best``.
+            ValueError: an invalid ``repo_id``, a plain module, ``merged=True`` without an adapter, ``best=True``
+                without an evaluation by ``keep_best``, or a whole model for a repository that holds an adapter.
             huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message contains the reason.
         """
         if not hasattr(self.model, "save_pretrained"):
