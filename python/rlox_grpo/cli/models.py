@@ -111,10 +111,8 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     config = GRPOConfig.create(**options)
     shape = _read_shape("model", arguments.model, config)
     teacher = None if arguments.teacher is None else _read_shape("teacher", arguments.teacher, config)
-    reward_model_bytes = 0
-    if arguments.reward_model is not None and not (
-        reward_model_bytes := RewardModel(arguments.reward_model).count_bytes()
-    ):
+    reward_model_bytes = 0 if arguments.reward_model is None else RewardModel(arguments.reward_model).count_bytes()
+    if arguments.reward_model is not None and not reward_model_bytes:
         raise ConfigError(f"--reward-model {arguments.reward_model!r}: expected a folder or a hub id of a reward model")
     detected_bytes = (find_host_bytes() if arguments.cpu else find_gpu_bytes()) or 80 * GIB
     gpu_bytes = detected_bytes if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)

@@ -29,6 +29,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from rlox_grpo.distributed.shards import find_whole_shape
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
+from rlox_grpo.model.load_checks import ADAPTER_CONFIG
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import json_line, replace_file, sync_path
@@ -184,9 +185,9 @@ def _refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
         raise ValueError(
             f"{str(path)!r} is the folder of the base model, which the adapter needs unchanged: choose another folder"
         )
-    if (merged or not adapters) and (path / "adapter_config.json").exists():
+    if (merged or not adapters) and (path / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{str(path)!r} holds an adapter (adapter_config.json), which transformers and peft would load in place of "
+            f"{str(path)!r} holds an adapter ({ADAPTER_CONFIG}), which transformers and peft would load in place of "
             "the whole model: choose another folder"
         )
 
@@ -242,7 +243,7 @@ def export_model(
     if is_whole and (path / SAFE_WEIGHTS_INDEX_NAME).exists():
         # In several files. save_pretrained leaves an earlier model in one file, which from_pretrained prefers.
         (path / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
-    if weights and not merged and isinstance(model, transformers.PreTrainedModel):
+    if weights and not merged and is_whole:
         # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
         model.config.dtype = next(iter(weights.values())).dtype
         model.config.save_pretrained(path)

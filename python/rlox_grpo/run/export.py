@@ -17,13 +17,14 @@ from rlox_grpo._native import __version__
 from rlox_grpo.config import records
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.model.load_checks import ADAPTER_CONFIG
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.run.checkpoint import export_model, read_state, read_weights
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.history import require_good
 from rlox_grpo.update.protocol import Updater, gather_weights
 
-CARD, ADAPTER = "README.md", "adapter_config.json"
+CARD = "README.md"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
 
 _SHOWN = (
@@ -183,11 +184,11 @@ def push_checkpoint(
         if ranks.is_first:
             api = HfApi(token=token)
             repository = api.create_repo(repo_id, private=private, exist_ok=True)
-            is_whole = not (Path(folder) / ADAPTER).exists()
-            if is_whole and api.file_exists(repository.repo_id, ADAPTER, revision=revision):
+            is_whole = not (Path(folder) / ADAPTER_CONFIG).exists()
+            if is_whole and api.file_exists(repository.repo_id, ADAPTER_CONFIG, revision=revision):
                 raise ValueError(
-                    f"{repo_id} holds an adapter ({ADAPTER}), which transformers and peft would load in place of the "
-                    "whole model: choose another repository or branch"
+                    f"{repo_id} holds an adapter ({ADAPTER_CONFIG}), which transformers and peft would load in place "
+                    "of the whole model: choose another repository or branch"
                 )
             commit = api.upload_folder(
                 repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message

@@ -132,7 +132,7 @@ class Server:
             deadline = start + self._timeout
             failures, outage = 0, None
             for attempt in itertools.count():
-                began, wait_s, waits_for_outage = time.monotonic(), 0.0, False
+                began, wait_s, outage_ends = time.monotonic(), 0.0, None
                 try:
                     await self._wait_for_resume(deadline)
                     left = deadline - time.monotonic()
@@ -149,22 +149,20 @@ class Server:
                     if isinstance(error, self._no_connection) or getattr(error, "is_away", False):
                         # If others were answered meanwhile, the next failure is one of this question.
                         earlier, outage = outage, self._begin_outage(answer.trouble)
-                        waits_for_outage = outage is not None and earlier in (None, outage)
+                        if outage is not None and earlier in (None, outage):
+                            outage_ends = outage + self._max_outage
                 except Unanswered as error:
                     answer.is_answered, answer.trouble = (
                         False,
                         f"{self._describe(error)}; {answer.trouble}".rstrip("; "),
                     )
                     break
-                if waits_for_outage:
-                    assert outage is not None
-                    if not await self._wait(attempt, wait_s, outage + self._max_outage, answer):
-                        break
-                    deadline += time.monotonic() - began
-                    continue
-                failures += 1
-                if failures > self._retries or not await self._wait(attempt, wait_s, deadline, answer):
+                failures += outage_ends is None
+                until = deadline if outage_ends is None else outage_ends
+                if failures > self._retries or not await self._wait(attempt, wait_s, until, answer):
                     break
+                if outage_ends is not None:
+                    deadline += time.monotonic() - began
             answer.seconds = time.monotonic() - start
         return answer
 
