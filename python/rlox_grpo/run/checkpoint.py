@@ -187,7 +187,7 @@ def _refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
         )
     if (merged or not adapters) and (path / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{str(path)!r} holds an adapter ({ADAPTER_CONFIG}), which transformers and peft would load in place of "
+            f"{str(path)!r} holds an adapter (adapter_config.json), which transformers and peft would load in place of "
             "the whole model: choose another folder"
         )
 
