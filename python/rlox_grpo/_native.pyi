@@ -85,8 +85,9 @@ def extract_answer(text: str) -> str | None: ...
 def extract_by_form(text: str, form: str) -> str | None: ...
 def answer_forms() -> list[str]: ...
 
-# Math answers. Settings: tolerance, percent optional, units, base optional, brackets optional, unsolved right.
-_MathSettings = tuple[float | None, bool, str, bool, bool, bool]
+# Math answers. Settings: tolerance, percent optional, units, base optional, brackets optional, unsolved right,
+# unevaluated right.
+_MathSettings = tuple[float | None, bool, str, bool, bool, bool, bool]
 
 def score_math(
     completions: list[str], golds: list[str], settings: _MathSettings

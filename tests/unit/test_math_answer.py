@@ -63,7 +63,6 @@ EQUAL = [
     (r"5\text{ cm}", "5"),
     (r"5\text{ cm}", "5 centimeters"),
     ("52_8", "42"),
-    ("42", "52_8"),
     (r"3\frac12", "7/2"),
     ("100!", "100!"),
     ("2^{2024}", "4^{1012}"),
@@ -121,7 +120,6 @@ EQUAL = [
     (r"\emptyset", r"\{\}"),
     (r"x \equiv 1 \pmod 5", r"x\equiv 6 \pmod 5"),
     ("5", "2+3=5"),
-    ("5", "2+3"),
     ("5", r"\boxed{5}"),
     ("e^{x+y}", "e^x e^y"),
     (r"\frac{1}{2}\ln 4", r"\ln 2"),
@@ -634,6 +632,7 @@ def test_an_option_relaxes_nothing_else(gold: str, answer: str, option: dict[str
         {"units": "si"},
         {"base": "ten"},
         {"unsolved": "?"},
+        {"unevaluated": "?"},
     ],
 )
 def test_unknown_options_are_refused(option: dict[str, Any]) -> None:
@@ -860,3 +859,29 @@ def test_rows_of_bad_golds_can_be_left_without_a_score() -> None:
     assert rule(completions=["1", "2"], answer=["1", "2"]) == [1.0, 1.0]
     with pytest.raises(ValueError, match="on_bad_gold is 'drop', expected one of stop, skip"):
         MathAnswer(on_bad_gold="drop")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("56088", r"123 \times 456"),
+        ("1024", "2^{10}"),
+        ("5", "2+3"),
+        ("7", "84/12"),
+        ("42", "52_8"),
+        ("x = 42", "x = 12 + 30"),
+        ("(2, 5)", "(1 + 1, 5)"),
+    ],
+)
+def test_arithmetic_that_is_left_to_do_does_not_answer_a_number(gold: str, answer: str) -> None:
+    row: dict[str, Any] = {"completions": [rf"\boxed{{{answer}}}"], "answer": [gold]}
+    assert MathAnswer()(**row) == [0.0]
+    assert MathAnswer(unevaluated="right")(**row) == [1.0]
+    assert math_equal(gold, answer) is True
+    assert math_equal(gold, answer, unevaluated="wrong") is False
+
+
+def test_copies_of_the_problem_are_no_majority() -> None:
+    texts = [r"\boxed{3\cdot4}", r"\boxed{4\cdot3}", r"\boxed{12}"]
+    assert MajorityVote()(completions=texts, prompts=["p"] * 3) == [0.0, 0.0, 1.0]
+    assert MajorityVote(unevaluated="right")(completions=texts, prompts=["p"] * 3) == [1.0] * 3

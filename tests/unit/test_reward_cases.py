@@ -12,6 +12,8 @@ from oracle import rules as oracle
 from rlox_grpo import rewards
 
 FOLDER = Path(__file__).parents[1] / "reward_cases"
+BY_VALUE = rewards.MathAnswer(unevaluated="right")
+"""Many answers of these sets are expressions, to be evaluated by the rule: their labels are about the value."""
 MATH_ACCURACY = 0.98
 MATH_PRECISION = 0.995  # A wrong answer that is paid is a reward hack; a right one that is not is only lost signal.
 
@@ -59,7 +61,7 @@ def test_math_answer_on_completions() -> None:
 def test_math_answer_on_boxed_answers() -> None:
     cases = [case for case in load("math") if "answer" in case]
     texts = [f"<think>Let us see.</think>\nSo it is $\\boxed{{{case['answer']}}}$." for case in cases]
-    scores = rewards.MathAnswer()(completions=texts, answer=[case["gold"] for case in cases])
+    scores = BY_VALUE(completions=texts, answer=[case["gold"] for case in cases])
     check(cases, [score == 1.0 for score in scores], MATH_ACCURACY, MATH_PRECISION)
 
 
@@ -137,7 +139,7 @@ def test_bare_answers_of_each_kind() -> None:
 def test_completions_of_each_kind() -> None:
     cases = [case for case in load("math_kinds") if "completion" in case]
     texts, golds = ([case[name] for case in cases] for name in ("completion", "gold"))
-    scores = rewards.MathAnswer()(completions=texts, answer=golds)
+    scores = BY_VALUE(completions=texts, answer=golds)
     check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
 
 
@@ -146,7 +148,7 @@ def test_boxed_answers_of_each_kind() -> None:
     bare = [case for case in load("math_kinds") if "answer" in case]
     cases = [case for case in bare if case["answer"].count("{") == case["answer"].count("}")]
     texts = [f"<think>Let us see.</think>\nSo it is $\\boxed{{{case['answer']}}}$." for case in cases]
-    scores = rewards.MathAnswer()(completions=texts, answer=[case["gold"] for case in cases])
+    scores = BY_VALUE(completions=texts, answer=[case["gold"] for case in cases])
     check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
 
 

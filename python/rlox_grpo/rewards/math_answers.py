@@ -79,9 +79,16 @@ __all__ = ["MajorityVote", "MathAnswer", "math_equal"]
 
 Strictness = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
-Unsolved = Literal["wrong", "right"]
+Restated = Literal["wrong", "right"]
 
-_CHOICES = {"percent": Strictness, "units": Units, "base": Strictness, "brackets": Strictness, "unsolved": Unsolved}
+_CHOICES = {
+    "percent": Strictness,
+    "units": Units,
+    "base": Strictness,
+    "brackets": Strictness,
+    "unsolved": Restated,
+    "unevaluated": Restated,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +117,10 @@ class MathAnswer:
             :func:`unreadable_golds` finds them before a run.
         unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4`` are wrong for the gold answers ``x = 5`` and ``-2 < x < 2``,
             because they may only restate the problem; ``"right"``: they are right.
+        unevaluated: ``"wrong"``: where the gold answer is a number, or is made of numbers, an answer that leaves
+            arithmetic to do is wrong, because it may only restate the problem: ``123 \times 456``, ``2^{10}``,
+            ``84/12``; ``"right"``: only the value counts. Fractions, mixed numbers, powers of ten, percentages and
+            units are written out. A gold answer such as ``\sqrt{8}``, ``2^{100}`` or ``2x`` accepts every form.
 
     Columns: ``answer``, bare answers, or solutions with the answer in a box, or after ``####`` or "answer is".
     """
@@ -120,7 +131,8 @@ class MathAnswer:
     units: Units = "missing_ok"
     base: Strictness = "exact"
     brackets: Strictness = "exact"
-    unsolved: Unsolved = "wrong"
+    unsolved: Restated = "wrong"
+    unevaluated: Restated = "wrong"
     undecided: float | None = 0.0
     on_bad_gold: OnBadGold = "stop"
     __name__: ClassVar[str] = "math_answer"
@@ -171,7 +183,8 @@ class MajorityVote:
     ``percent="exact"``, so that 25% does not count for 25 and for 0.25. A completion scores 1.0 if it is right for the
     answer that has the most right completions. If several answers have the most, each of them counts: the order of
     completions does not matter, and without agreement all scores are equal. A completion without a readable answer has
-    no vote and scores 0.0; its status tells why.
+    no vote and scores 0.0; its status tells why. With ``unevaluated="wrong"``, a number that is left to compute has no
+    vote and scores 0.0, because copies of the problem would agree.
 
     A group is ``group_size`` consecutive completions, or without it, consecutive completions with equal ``prompts``.
     Self-consistency: Wang et al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
@@ -184,7 +197,8 @@ class MajorityVote:
     units: Units = "missing_ok"
     base: Strictness = "exact"
     brackets: Strictness = "exact"
-    unsolved: Unsolved = "wrong"
+    unsolved: Restated = "wrong"
+    unevaluated: Restated = "wrong"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "majority_vote"
 
@@ -215,21 +229,30 @@ def math_equal(
     units: Units = "missing_ok",
     base: Strictness = "exact",
     brackets: Strictness = "exact",
-    unsolved: Unsolved = "wrong",
+    unsolved: Restated = "wrong",
+    unevaluated: Restated = "right",
 ) -> bool | None:
     """Whether two answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
+
+    Unlike there, ``unevaluated`` is ``"right"`` by default: ``2^{10}`` equals 1024.
 
     The order matters: the form of the gold answer decides how an ambiguous answer is read, and functions are compared
     on the real domain of the gold answer. An answer that is empty, unreadable or has no value, such as 1/0, is not
     equal to anything.
     """
     rule = MathAnswer(
-        tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
+        tolerance=tolerance,
+        percent=percent,
+        units=units,
+        base=base,
+        brackets=brackets,
+        unsolved=unsolved,
+        unevaluated=unevaluated,
     )
     return _native.math_equal(make_encodable(gold), make_encodable(answer), _settings(rule))
 
 
-def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
+def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool, bool]:
     """Return the options of a rule in the form of the kernels. ValueError names an invalid one."""
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
@@ -237,4 +260,5 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
     for option, choices in _CHOICES.items():
         check_choice(option, getattr(rule, option), get_args(choices))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
-    return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
+    unsolved, unevaluated = (choice == "right" for choice in (rule.unsolved, rule.unevaluated))
+    return tolerance, percent, rule.units, base, brackets, unsolved, unevaluated

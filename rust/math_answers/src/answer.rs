@@ -7,7 +7,8 @@ use super::compare::{Options, equal};
 use super::fuel::{Fuel, Stop};
 use super::mend::balanced;
 use super::parse;
-use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read};
+use super::value::{Choices, Fail, Reading, Value, has_approximations, has_dummies, read};
+use super::written_out::{asks_for_numbers, is_written_out};
 use crate::equality::Equality;
 use crate::error::ParseError;
 use crate::extraction::all_boxes;
@@ -112,6 +113,16 @@ impl Answer {
         self.stop.is_none()
     }
 
+    /// Whether it is a number that is left to compute: `123 \times 456`, but not `\sqrt{2}`.
+    #[must_use]
+    pub fn is_unevaluated(&self) -> bool {
+        let is_rational = |reading: &Reading| match &reading.value {
+            Value::Number(number) => reading.exprs.as_rational(number.id).is_some(),
+            _ => false,
+        };
+        !is_written_out(&self.ast) && self.readings.iter().any(is_rational)
+    }
+
     /// Whether `answer` is this very text, which may be one that only a gold is read from.
     #[must_use]
     pub fn is_spelled(&self, answer: &str) -> bool {
@@ -129,6 +140,9 @@ impl Answer {
         }
         if self.ast == answer.ast {
             return Equality::Equal;
+        }
+        if !options.unevaluated_ok && !is_written_out(&answer.ast) && asks_for_numbers(&self.ast) {
+            return Equality::Different;
         }
         let mut verdict = Equality::Different;
         for gold in &self.readings {

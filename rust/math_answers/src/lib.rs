@@ -32,6 +32,7 @@ pub mod unit;
 pub mod value;
 mod word;
 pub mod work;
+mod written_out;
 
 use compare::Options;
 use equality::Equality;

@@ -12,16 +12,17 @@ use crate::errors::value_error;
 use crate::list::List;
 use crate::rules::{PyScores, run, same_rows, wrap};
 
-/// `tolerance`, `percent_optional`, `units`, `base_optional`, `brackets_optional`, `unsolved_ok`.
-type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool, bool);
+/// `tolerance`, `percent_optional`, `units`, `base_optional`, `brackets_optional`, `unsolved_ok`,
+/// `unevaluated_ok`.
+type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool, bool, bool);
 
 fn options(given: PyOptions<'_>) -> PyResult<Options> {
-    let (tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok) = given;
+    let (tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok, unevaluated_ok) = given;
     let units = Units::from_name(&units).ok_or_else(|| PyValueError::new_err(format!("units is {:?}", &*units)))?;
     let tolerance = tolerance
         .map(|bound| bound.try_into().map_err(|_| PyValueError::new_err(format!("tolerance is {bound}"))))
         .transpose()?;
-    Ok(Options { tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok })
+    Ok(Options { tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok, unevaluated_ok })
 }
 
 #[pyfunction]

@@ -141,7 +141,8 @@ impl RewardRule for MathAnswer {
 ///
 /// `groups` names each row's group. An answer has the votes of all completions that are right with it as their gold.
 /// Where several answers have the most votes, each of them is such a gold, so that the order of a group says nothing and
-/// a group without any agreement gives no preference. A completion without a readable answer scores 0 and has no vote.
+/// a group without any agreement gives no preference. A completion without a readable answer, or with one that is left to
+/// compute, scores 0 and has no vote.
 #[must_use]
 pub fn majority<T: AsRef<str> + Sync>(completions: &[T], groups: &[i64], options: &Options) -> Scores {
     let mut rows: Vec<Vec<usize>> = Vec::new();
@@ -179,6 +180,10 @@ fn vote<T: AsRef<str>>(completions: &[T], rows: &[usize], options: &Options) -> 
             continue;
         }
         match Answer::read(&text, &Fuel::new(ANSWER_FUEL)) {
+            // As a gold it would have the votes of the number and of every other way to leave it uncomputed.
+            Ok(answer) if !options.unevaluated_ok && answer.is_unevaluated() => {
+                verdicts[member] = Verdict::right(false);
+            }
             Ok(answer) if answer.has_value() => {
                 known.insert(text, answers.len());
                 answers.push((answer, vec![member]));
@@ -218,6 +223,10 @@ mod tests {
         let scores = majority(&texts, &[7, 7, 7, 7, 7, 8, 8], &Options::default());
         assert_eq!(scores.scores, [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
         assert_eq!(scores.statuses, [0, 0, 0, 1, 0, 0, 0]);
+        let texts = ["\\boxed{3\\cdot4}", "\\boxed{4\\cdot3}", "\\boxed{3\\cdot4}", "\\boxed{12}"];
+        assert_eq!(majority(&texts, &[0; 4], &Options::default()).scores, [0.0, 0.0, 0.0, 1.0]);
+        let lenient = Options { unevaluated_ok: true, ..Options::default() };
+        assert_eq!(majority(&texts, &[0; 4], &lenient).scores, [1.0; 4]);
         assert!(majority(&[] as &[&str], &[], &Options::default()).scores.is_empty());
     }
 

@@ -54,6 +54,8 @@ pub struct Options {
     pub base_optional: bool,
     /// Whether `2x = 10` and `x² < 4`, which may restate the problem, answer `x = 5` and `-2 < x < 2`.
     pub unsolved_ok: bool,
+    /// Whether `123 \times 456`, which may restate the problem, answers `56088`.
+    pub unevaluated_ok: bool,
     /// Whether lists in every bracket are the same: `(1, 2)`, `[1, 2]`, `{1, 2}` and `1, 2`, in their order.
     pub brackets_optional: bool,
 }
