@@ -162,6 +162,13 @@ def test_a_dry_run_imports_what_the_file_names(folder, more, capsys):
     assert "No module named 'no_such_module'" in capsys.readouterr().err
 
 
+def test_a_dry_run_plays_episodes(folder, capsys):
+    (folder / "model" / "model.safetensors").unlink()
+    assert main(["train", str(folder / "run.toml"), "--dry-run"]) == 0
+    assert "rewards/small_answers/mean of random text: " in capsys.readouterr().out
+    assert not (folder / "run").exists()
+
+
 def test_an_evaluation_needs_a_reward_or_an_environment(folder, capsys):
     assert main(["eval", str(folder / "model"), "--data", str(folder / "rows.jsonl")]) == 2
     assert "eval needs --reward, or --environment" in capsys.readouterr().err

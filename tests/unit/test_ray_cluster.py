@@ -313,7 +313,6 @@ def test_a_layout_that_does_not_work_is_refused(run_file, table, told):
     ("text", "words", "told"),
     [
         ("[layout]\ntrainers = 2\n", [], "[layout] is read only with --ray auto or launcher = 'ray'"),
-        ("", ["--dry-run"], "--dry-run shows the placement on a Ray cluster: add --ray auto"),
         ("", ["--ray", "auto"], "a Ray cluster needs ray: pip install ray (the extra 'ray' of rlox-grpo)"),
     ],
 )

@@ -80,7 +80,8 @@ def add_commands(commands: Commands) -> None:
     train.add_argument(
         "--dry-run",
         action="store_true",
-        help="with --ray: import what the file names and show where the ranks would run",
+        help="take one step with a small random model in place of the file's, to find mistakes within seconds; with "
+        "--ray: import what the file names and show where the ranks would run",
     )
     train.set_defaults(run=_train)
     train.others = "options"
@@ -109,7 +110,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     overrides = parse_overrides(rest)
     origin, config = read_run_file(arguments.file, overrides)
-    if "output_dir" not in {**read_toml(arguments.file), **overrides}:
+    if not arguments.dry_run and "output_dir" not in {**read_toml(arguments.file), **overrides}:
         from rlox_grpo.model.precision import resolve_dtype
         from rlox_grpo.run.resume import read_recorded_dtype
 
@@ -128,6 +129,11 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     train_data, eval_data = import_sources(train_data, folders), import_sets(eval_data, folders)
     for data in (train_data, eval_data):  # loading a model may take minutes
         _refuse_missing_files(data)
+    if arguments.dry_run:
+        from rlox_grpo.cli.dry_run import run_dry
+
+        run_dry(origin, config, rewards, train_data, eval_data, environment=environment, tools=tools)
+        return
     trainer = GRPO(
         origin.model,
         rewards,
@@ -200,7 +206,7 @@ def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
     """Whether this process starts the ranks on Ray and does not train itself.
 
     Raises:
-        ConfigError: ``--dry-run`` or ``[layout]`` is given without Ray.
+        ConfigError: ``[layout]`` is given without Ray.
     """
     from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
     from rlox_grpo.errors import ConfigError
@@ -209,8 +215,6 @@ def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
         return False
     if arguments.ray is not None or origin.launcher == "ray":
         return True
-    if arguments.dry_run:
-        raise ConfigError("--dry-run shows the placement on a Ray cluster: add --ray auto")
     if origin.layout is not None:
         raise ConfigError(f"{arguments.file}: [layout] is read only with --ray auto or launcher = 'ray'")
     return False

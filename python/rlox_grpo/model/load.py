@@ -147,7 +147,7 @@ def load_policy(
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")
         checkpoint_activations(model)
-    end_tokens, ends = _find_end_tokens(model, tokenizer), {"stop", "stop_token_ids"}
+    end_tokens, ends = find_end_tokens(model, tokenizer), {"stop", "stop_token_ids"}
     if tokenizer is not None and not end_tokens and not (config.stop or ends & config.generation_kwargs.keys()):
         logger.warning(
             "no end token: tokenizer.eos_token and model.generation_config.eos_token_id are both None, so every "
@@ -509,7 +509,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     return adapted
 
 
-def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+def find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """Return the end tokens of the tokenizer and of the model's generation config, sorted."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = list(stated) if isinstance(stated, (list, tuple)) else [stated]
