@@ -47,6 +47,7 @@ class Hub(BaseHTTPRequestHandler):
                 for line in lines
                 if line["key"] == "file"
             }
+            asked["deleted"] = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
             return self._answer(
                 {"commitUrl": f"{self.server.address}/me/my-model/commit/abc", "commitOid": "abc", "success": True}
             )
@@ -55,13 +56,19 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path.startswith("/api/models/me/my-model/revision/"):
             return self._answer({"id": "me/my-model", "xetEnabled": False})
+        if self.path.startswith("/api/models/me/my-model/tree/main"):
+            files = [{"type": "file", "path": name, "size": 1, "oid": "1"} for name in self.server.held]
+            return self._answer(files)
+        if self.path.startswith("/me/my-model/resolve/"):
+            return self._answer(self.server.held[self.path.rpartition("/")[2]])
         self._answer({"error": f"unknown {self.path}"}, 404)
 
     def do_HEAD(self):
-        has_file = self.path.rpartition("/")[2] in self.server.held
+        content = self.server.held.get(self.path.rpartition("/")[2])
+        has_file = content is not None
         self.send_response(200 if has_file else 404)
         headers = {"ETag": '"1"', "X-Repo-Commit": "abc"} if has_file else {"X-Error-Code": "EntryNotFound"}
-        for name, value in {**headers, "Content-Length": "0"}.items():
+        for name, value in {**headers, "Content-Length": str(len(json.dumps(content)))}.items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -80,7 +87,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.address, server.asked, server.held = f"http://127.0.0.1:{server.server_port}", {}, set()
+    server.address, server.asked, server.held = f"http://127.0.0.1:{server.server_port}", {}, {}
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     for module in (huggingface_hub.constants, huggingface_hub.hf_api):
@@ -122,10 +129,27 @@ def test_the_upload_is_what_save_writes(hub, trainer, tmp_path):
 
 def test_a_whole_model_is_not_uploaded_beside_an_adapter(hub, trainer):
     """from_pretrained would load the adapter, which an earlier upload left there, and not the model."""
-    hub.held.add("adapter_config.json")
+    hub.held["adapter_config.json"] = ""
     with pytest.raises(ValueError, match=r"me/my-model holds an adapter \(adapter_config.json\)"):
         trainer.push_to_hub("me/my-model", token="hf_good")
     assert "files" not in hub.asked
+
+
+def test_weights_of_an_earlier_model_are_deleted(hub, trainer):
+    stale = {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}
+    hub.held |= dict.fromkeys([*stale, "model.safetensors", "my.safetensors", "old/pytorch_model.bin"], "")
+    trainer.push_to_hub("me/my-model", token="hf_good")
+    assert hub.asked["deleted"] == stale
+    assert "model.safetensors" in hub.asked["files"]
+
+
+@pytest.mark.parametrize(("card", "is_ours"), [("my own words", False), (f"{MARK} of an earlier run", True)])
+def test_a_card_of_ones_own_stays_on_the_hub(hub, trainer, card, is_ours, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    hub.held["README.md"] = card
+    trainer.push_to_hub("me/my-model", token="hf_good")
+    assert ("README.md" in hub.asked["files"]) is is_ours
+    assert "config.json" in hub.asked["files"]
 
 
 def test_a_refusal_is_the_hubs_own_words(hub, trainer):

@@ -27,6 +27,12 @@ from rlox_grpo.update.protocol import Updater, gather_weights
 CARD = "README.md"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
 
+WEIGHTS = (
+    *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
+)
+"""Names of the weights of a whole model in a repository."""
+
 _SHOWN = (
     records.PresetConfig,
     records.SamplingConfig,
@@ -185,13 +191,23 @@ def push_checkpoint(
             api = HfApi(token=token)
             repository = api.create_repo(repo_id, private=private, exist_ok=True)
             is_whole = not (Path(folder) / ADAPTER_CONFIG).exists()
-            if is_whole and api.file_exists(repository.repo_id, ADAPTER_CONFIG, revision=revision):
+            files = api.list_repo_files(repository.repo_id, revision=revision)
+            if is_whole and ADAPTER_CONFIG in files:
                 raise ValueError(
                     f"{repo_id} holds an adapter ({ADAPTER_CONFIG}), which transformers and peft would load in place "
                     "of the whole model: choose another repository or branch"
                 )
+            keeps_card = CARD in files and MARK not in Path(
+                api.hf_hub_download(repository.repo_id, CARD, revision=revision)
+            ).read_text(encoding="utf-8")
             commit = api.upload_folder(
-                repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message
+                repo_id=repository.repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=message,
+                ignore_patterns=[CARD] if keeps_card else None,
+                # from_pretrained prefers some names to others, so an earlier model could be loaded.
+                delete_patterns=list(WEIGHTS) if is_whole else None,
             )
             address = str(commit.commit_url)
         return str(ranks.gather(address)[0])

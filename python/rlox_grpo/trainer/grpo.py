@@ -678,6 +678,8 @@ class GRPO:
     ) -> str:
         """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's URL.
 
+        Weights of an earlier whole model are deleted from the branch; a model card of your own there stays.
+
         Call this on every rank; rank 0 uploads.
 
         Args:
