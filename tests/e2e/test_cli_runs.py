@@ -309,6 +309,16 @@ def test_eval_of_a_run_from_python_names_what_it_did_not_record(folder, capsys, 
     assert read_evaluation(capsys.readouterr().out)["mean_reward"] == pytest.approx(last["mean_reward"], abs=5e-5)
 
 
+def test_eval_of_a_run_without_an_environment_has_its_conversations(folder, capsys):
+    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+    trainer = GRPO("model", TagCount(), environment=False, output_dir="a", zero_variance="keep", **sizes)
+    metrics = trainer.train({"rows": "rows.jsonl"}, eval_prompts="rows.jsonl")
+    assert main(["eval", "a/checkpoints/step_000001"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  environment = False\n" in shown
+    assert read_evaluation(shown)["environments/reply/episodes"] == metrics["eval/environments/reply/episodes"]
+
+
 def test_sources_and_sets_with_rewards_of_their_own_need_none_of_the_run(folder, capsys):
     text = (folder / "own" / "first.toml").read_text().partition("[[rewards]]")[0]
     text = text.replace('train_data = "rows.jsonl"\neval_data = "rows.jsonl"\n', "")

@@ -129,5 +129,7 @@ def record_sources(reward_fn: Any, environment: Any, tools: Sequence[Any]) -> di
     environments = name_each("environment", [environment] if environment else [], name_callable)
     named = {"rewards": rewards, "environment": next(iter(environments), None)}
     named["tools"] = name_each("tools", tools, name_callable)
-    recorded = {key: value for key, value in named.items() if value and key not in unrecorded}
+    if environment is False:  # single replies as conversations; without it texts would be no messages
+        named["environment"] = False
+    recorded = {key: value for key, value in named.items() if (value or value is False) and key not in unrecorded}
     return {**recorded, "folders": [str(Path.cwd())], "unrecorded": unrecorded}
