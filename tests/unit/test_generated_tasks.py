@@ -147,6 +147,24 @@ def test_a_template_that_asks_for_another_form_of_answer_is_warned_of_once(
     assert message is None or re.search(message, caplog.text)
 
 
+@pytest.mark.parametrize(("held_out", "warnings"), [(5, 1), (8, 0), (0, 0)])
+def test_a_task_without_a_held_out_row_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, held_out: int, warnings: int
+) -> None:
+    made = json.dumps({"train": [{}] * 8, "held_out": [{}] * held_out}).encode()
+    monkeypatch.setattr("rlox_grpo.prompts.tasks.reasoning_gym._generate_apart", lambda wanted: made)
+    weights = {"chain_sum": {"weight": 6}, "gcd": {}, "lcm": {}}
+    arguments = {"size": 8, "held_out": held_out, **weights}
+    load_split("reasoning_gym:chain_sum+gcd+lcm", arguments, held_out=False)
+    assert not caplog.records
+    load_split("reasoning_gym:chain_sum+gcd+lcm", arguments, held_out=True)
+    assert len(caplog.records) == warnings
+    make_rows(weights, size=8, held_out=held_out)
+    assert len(caplog.records) == 2 * warnings
+    if warnings:
+        assert "held_out=5 gives no held-out row of the task gcd (1 of 3 tasks)" in caplog.text
+
+
 def test_data_args_without_a_generated_task_are_refused(tmp_path: Path) -> None:
     text = 'model = "m"\ntrain_data = "{}"\n[data_args]\nsize = 8\n[[rewards]]\nname = "gsm8k"\n'
     (tmp_path / "run.toml").write_text(text.format("rows.jsonl"))

@@ -89,6 +89,18 @@ def make_rows(
         ImportError: reasoning_gym is not installed.
     """
     mixture = {tasks: {}} if isinstance(tasks, str) else tasks
+    rows = _make_splits(mixture, size, held_out, seed, answer_form)
+    _warn_about_tasks_left_out(mixture, held_out)
+    return rows
+
+
+def _make_splits(
+    mixture: Mapping[str, Mapping[str, Any]],
+    size: int = SIZE,
+    held_out: int = HELD_OUT,
+    seed: int = SEED,
+    answer_form: str = "tag",
+) -> tuple[list[Row], list[Row]]:
     _check_arguments(mixture, size, held_out, seed, answer_form)
     wanted = json.dumps([mixture, size, held_out, seed, answer_form])
     rows: dict[str, list[Row]] = json.loads(_generate_apart(wanted))
@@ -128,7 +140,10 @@ def load_split(data: str, arguments: Mapping[str, Any], *, held_out: bool) -> li
                 f"or a table, the arguments of each stand in a table: [data_args.{names[0]}]"
             )
         mixture[names[0]] = {**mixture[names[0]], name: value}
-    return make_rows(mixture, **{name: arguments[name] for name in keywords if name in arguments})[int(held_out)]
+    rows = _make_splits(mixture, **{name: arguments[name] for name in keywords if name in arguments})[int(held_out)]
+    if held_out:
+        _warn_about_tasks_left_out(mixture, len(rows))
+    return rows
 
 
 @functools.cache  # once for the training rows and the held-out rows
@@ -168,6 +183,18 @@ def _check_arguments(mixture: Mapping[str, Any], size: Any, held_out: Any, seed:
                 f"the task {task} has no training row: its weight of {weights[task]:g} in {sum(weights.values()):g} is "
                 f"less than one of size={size} rows; raise size or the weight, or leave the task out"
             )
+
+
+def _warn_about_tasks_left_out(mixture: Mapping[str, Mapping[str, Any]], held_out: int) -> None:
+    """Warn if there are held-out rows, and none of some task: an evaluation says nothing about this task."""
+    counts = share_by_weight(held_out, {task: table.get("weight", 1) for task, table in mixture.items()})
+    left_out = [task for task, count in zip(mixture, counts, strict=True) if count == 0]
+    if held_out and left_out:
+        logger.warning(
+            "held_out=%d gives no held-out row of the task %s (%d of %d tasks): an evaluation does not measure it; "
+            "raise held_out or the weight of the task",
+            *(held_out, left_out[0], len(left_out), len(mixture)),
+        )
 
 
 @functools.lru_cache(maxsize=4)  # the training rows and the held-out rows of a run
