@@ -22,6 +22,7 @@ from rlox_grpo.prompts.comparison import warn_about_trained_prompts
 from rlox_grpo.prompts.load import load_prompts, load_rows
 from rlox_grpo.prompts.stream import PEEKED
 from rlox_grpo.rewards import ExactAnswer, MathAnswer, RewardError, StepScores
+from rlox_grpo.types import Prompt
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 TEMPLATE = (
@@ -1005,6 +1006,27 @@ def test_held_out_prompts_that_are_trained_on_are_warned_of(train, caplog):
     for problem in problems:
         warn_about_trained_prompts({"eval_prompts": load_rows([problem])}, load_rows(problems))
     assert caplog.text.count("1 of 1 prompts are trained on too") == 3
+
+
+def test_held_out_prompts_with_another_system_prompt_are_trained_on_too(caplog):
+    def load(system, contents):
+        rows = [
+            [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": content}]
+            for content in contents
+        ]
+        tokens = [np.frombuffer(str(row).encode(), np.uint8).astype(np.int64) for row in rows]
+        return [Prompt(ids, index, str(row), row) for index, (ids, row) in enumerate(zip(tokens, rows, strict=True))]
+
+    warned = "eval_prompts: 1 of 2 prompts are trained on too, the first is prompts[1], which is prompts[0]"
+    for before, after in ((None, "Be brief."), ("Think.", None), ("Think.", "Be brief.")):
+        caplog.clear()
+        warn_about_trained_prompts({"eval_prompts": load(after, ["a", "b"])}, load(before, ["b", "c"]))
+        assert warned in caplog.text
+    # System messages that differ from row to row are part of the question.
+    caplog.clear()
+    asked = [load(system, ["Go."])[0] for system in ("Count to 3.", "Count to 20.")]
+    warn_about_trained_prompts({"eval_prompts": load("Count to 400.", ["Go.", "Stop."])}, asked)
+    assert not caplog.text
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_warned_of(train, caplog):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlox_grpo.types import Prompt
@@ -64,23 +64,26 @@ def warn_about_prompts(prompts: Sequence[Prompt], bos: int | None, *, are_rows: 
 def warn_about_trained_prompts(held_out: Mapping[str, Sequence[Prompt]], trained: Sequence[Prompt]) -> None:
     """Warn of held-out prompts that are trained on, whose accuracy says nothing about other prompts.
 
-    Rows of an environment, which writes their prompts, are equal if their columns are.
+    Rows of an environment, which writes their prompts, are equal if their columns are. Other prompts are equal if
+    their tokens are, or their messages without the system message that the whole set or source has: a set or a source
+    may have its own ``system_prompt``.
 
     Args:
         held_out: the prompts of each held-out set, by the set's name in the warning.
-        trained: the prompts of the training. They are read once, and only those that are held out too are kept.
+        trained: the prompts of the training. Only those that are held out too are kept.
     """
-    contents = {name: [_read_content(prompt) for prompt in prompts] for name, prompts in held_out.items()}
-    wanted = {content for listed in contents.values() for content in listed} - {None}
+    contents = {name: [*_list_contents(prompts)] for name, prompts in held_out.items()}
+    wanted = {content for listed in contents.values() for several in listed for content in several}
     by_content: dict[Any, Prompt] = {}
-    for prompt in trained if wanted else ():
-        if (content := _read_content(prompt)) in wanted:
-            by_content.setdefault(content, prompt)
+    for prompt, several in zip(trained, _list_contents(trained), strict=True) if wanted else ():
+        for content in several:
+            if content in wanted:
+                by_content.setdefault(content, prompt)
     for name, prompts in held_out.items():
         shared = [
-            (prompt, by_content[content])
-            for prompt, content in zip(prompts, contents[name], strict=True)
-            if content in by_content
+            (prompt, next(by_content[content] for content in several if content in by_content))
+            for prompt, several in zip(prompts, contents[name], strict=True)
+            if any(content in by_content for content in several)
         ]
         if shared:
             logger.warning(
@@ -88,6 +91,28 @@ def warn_about_trained_prompts(held_out: Mapping[str, Sequence[Prompt]], trained
                 "does not measure other prompts",
                 *(name, len(shared), len(prompts), shared[0][0].name, shared[0][1].name),
             )
+
+
+def _list_contents(prompts: Sequence[Prompt]) -> Iterator[list[Any]]:
+    """Yield for each prompt what makes it equal to prompts of another set: one of the values suffices."""
+    systems: dict[str | None, set[str | None]] = {}  # by the source of a mixture
+    for prompt in prompts:
+        systems.setdefault(prompt.data_source, set()).add(_read_system(prompt.source))
+    for prompt in prompts:
+        contents: list[Any] = [content for content in [_read_content(prompt)] if content is not None]
+        if len(prompt.token_ids) and prompt.source is not None and not prompt.pictures:
+            source = prompt.source
+            messages = [{"role": "user", "content": source}] if isinstance(source, str) else source
+            has_common = len(systems[prompt.data_source]) == 1 and _read_system(source) is not None
+            contents.append(("messages", repr(messages[1:] if has_common else messages)))
+        yield contents
+
+
+def _read_system(source: Any) -> str | None:
+    """Return the content of the first message if it is the system's."""
+    if not isinstance(source, list) or not source or not isinstance(source[0], Mapping):
+        return None
+    return repr(source[0].get("content")) if source[0].get("role") == "system" else None
 
 
 def _read_content(prompt: Prompt) -> tuple[Any, ...] | None:
