@@ -1,5 +1,6 @@
 """The command line on a real, tiny model: train, stop, go on, evaluate, report."""
 
+import gc
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import worded
 from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import TagCount
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
 
 @pytest.fixture
@@ -211,7 +214,7 @@ def test_eval_says_what_replaces_the_runs_settings(folder, capsys):
     assert "is not there: pass --data" in said
 
 
-def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
+def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys, monkeypatch):
     text = (folder / "own" / "first.toml").read_text().replace('eval_data = "rows.jsonl"\n', "")
     (folder / "own" / "sets.toml").write_text(
         f'{text}[[eval]]\nname = "short"\ndata = "rows.jsonl"\nsamples = 2\n'
@@ -247,8 +250,23 @@ def test_eval_of_several_sets_and_of_two_checkpoints(folder, capsys):
         first, second = (numbers[row["set"]]["accuracy"] for numbers in both["metrics"])
         assert row["difference"] == pytest.approx(second - first)
         assert row["low"] <= row["difference"] <= row["high"]
-    assert main(["eval", after, after, "--set", "again=rows.jsonl", "--samples", "1"]) == 0
+    models, closed = [], []
+    evaluate, close = GRPO.evaluate_sets, HFEngine.close
+
+    def evaluate_alone(trainer, *given, **named):
+        assert all(model() is None for model in models)  # else two models are in memory
+        models.append(weakref.ref(trainer.model))
+        return evaluate(trainer, *given, **named)
+
+    monkeypatch.setattr(GRPO, "evaluate_sets", evaluate_alone)
+    monkeypatch.setattr(HFEngine, "close", lambda engine: closed.append(close(engine)))
+    gc.disable()
+    try:
+        assert main(["eval", after, after, "--set", "again=rows.jsonl", "--samples", "1"]) == 0
+    finally:
+        gc.enable()
     assert re.search(r"^again .*\+0\.0000 \[.* no difference is shown$", capsys.readouterr().out, re.MULTILINE)
+    assert len(models) == len(closed) == 2
 
 
 @pytest.mark.parametrize(
@@ -317,6 +335,17 @@ def test_eval_of_a_run_without_an_environment_has_its_conversations(folder, caps
     shown = capsys.readouterr().out
     assert "\n  environment = False\n" in shown
     assert read_evaluation(shown)["environments/reply/episodes"] == metrics["eval/environments/reply/episodes"]
+
+
+def test_eval_of_a_run_whose_rows_do_not_use_the_template_of_its_preset(folder, capsys):
+    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+    trainer = GRPO("model", TagCount(), preset="dr_grpo", output_dir="a", zero_variance="keep", **sizes)
+    metrics = trainer.train("rows.jsonl", eval_prompts="rows.jsonl")
+    assert main(["eval", "a/checkpoints/step_000001"]) == 0
+    measured = read_evaluation(capsys.readouterr().out)["mean_length"]
+    assert measured == pytest.approx(metrics["eval/mean_length"], abs=1e-4)
+    assert main(["eval", "a/checkpoints/step_000001", "--prompt_template", "boxed"]) == 2
+    assert "prompt_template='boxed' is ignored" in capsys.readouterr().err
 
 
 def test_sources_and_sets_with_rewards_of_their_own_need_none_of_the_run(folder, capsys):

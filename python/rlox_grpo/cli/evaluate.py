@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -166,7 +167,10 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     has_rewards = all(asked.rewards or asked.environment for asked in sets.values())
     if not has_rewards and not run.sources.get("rewards") and not run.sources.get("environment"):
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
-    evaluations = [_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy) for path in checkpoints]
+    evaluations = []
+    for path in checkpoints:
+        evaluations.append(_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy))
+        gc.collect()  # a trainer is part of a cycle, and its model would stay in memory beside the next one
     metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]
     if not is_first:
         return
@@ -235,6 +239,7 @@ def _evaluate_checkpoint(
 ) -> dict[str, Evaluated]:
     """Return the metrics and the scored groups of each set, of one checkpoint with the settings of ``run``."""
     from rlox_grpo.config.eval_set import UNNAMED
+    from rlox_grpo.config.records.option import is_custom
     from rlox_grpo.config.run_file import load_task
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
@@ -247,7 +252,8 @@ def _evaluate_checkpoint(
     )
     rewards = make_rewards(sources.get("rewards", ()), folders)
     # Without a checkpoint to compare with: the differences are shown above.
-    trainer = GRPO(checkpoint, rewards, environment=environment, tools=tools, sources=RunSources(), **run.options)
+    facts = RunSources(default_template=run.default_template)
+    trainer = GRPO(checkpoint, rewards, environment=environment, tools=tools, sources=facts, **run.options)
     task = None if sources.get("task") == "none" else sources.get("task")
     loaded = {
         name: asked.model_copy(
@@ -255,7 +261,10 @@ def _evaluate_checkpoint(
         )
         for name, asked in import_sets(sets, folders).items()
     }
-    return trainer.evaluate_sets(loaded.get(UNNAMED) or loaded, greedy=greedy)
+    evaluated = trainer.evaluate_sets(loaded.get(UNNAMED) or loaded, greedy=greedy)
+    if not is_custom(trainer.config.engine):  # vLLM keeps its share of the GPU; a custom engine may be used again
+        trainer.engine.close()
+    return evaluated
 
 
 def _show_settings(checkpoint: str, recorded: RecordedRun | None, run: RecordedRun) -> None:

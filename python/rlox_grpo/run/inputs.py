@@ -44,7 +44,8 @@ class PromptReader:
     several teachers, of which each row names one. ``teacher_prompts`` writes the prompts of a teacher that reads its
     own prompts. ``slot`` is the slot of the source in a mixture, by which its prompts are labelled. ``reader`` reads
     pictures; without it ``no_pictures`` says why they are errors. ``end_ids`` are the ids that end a completion, for
-    demonstrations.
+    demonstrations. ``default_template`` is a template that rows with a prompt may leave unused, as they may leave that
+    of the preset.
     """
 
     config: GRPOConfig
@@ -60,6 +61,7 @@ class PromptReader:
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
     end_ids: tuple[int, ...] = ()
+    default_template: str | None = None
     _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
@@ -81,6 +83,9 @@ class PromptReader:
 
     def _load(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
         options = self.config.split().prompts
+        template = options.prompt_template
+        # A preset's template is its default for rows without a prompt.
+        is_default = template in (PRESETS[self.config.preset].values.get("prompt_template"), self.default_template)
         if self.episodes is not None:
             loaded = load_rows(
                 prompts,
@@ -95,13 +100,12 @@ class PromptReader:
             loaded = load_prompts(
                 prompts,
                 self.tokenizer,
-                options.prompt_template,
+                template,
                 prompt_column=options.prompt_column,
                 columns=options.columns,
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
-                # A preset's template is its default for rows without a prompt.
-                needs_template=options.prompt_template != PRESETS[self.config.preset].values.get("prompt_template"),
+                needs_template=not is_default,
                 reader=self.reader,
                 no_pictures=self.no_pictures,
             )

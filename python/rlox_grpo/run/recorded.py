@@ -48,10 +48,13 @@ class RecordedRun:
             ``eval``, ``data_args`` and ``task``; ``folders``, where their modules are searched; and of a run that was
             started from Python ``unrecorded``, the names of Python objects by argument, and ``unrecorded_sets``, why
             its evaluation sets are not there.
+        default_template: the prompt template if it is that of the run's preset, so that rows may have prompts of their
+            own; otherwise None.
     """
 
     options: Mapping[str, Any]
     sources: Mapping[str, Any]
+    default_template: str | None = None
 
     def replace_by(self, overrides: RecordedRun) -> RecordedRun:
         """Return the run with the options and sources of ``overrides`` in place of its own.
@@ -87,7 +90,8 @@ class RecordedRun:
                 {key: value for key, value in table.items() if key not in replaced} for table in sources["eval"]
             ]
         unrecorded = {key: names for key, names in sources.pop("unrecorded", {}).items() if key not in here}
-        return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})})
+        default_template = None if "prompt_template" in overrides.options else self.default_template
+        return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})}, default_template)
 
     def warn_about_differences(self, config: GRPOConfig) -> None:
         """Warn if options for prompts and sampling differ from the run's, so that accuracies cannot be compared."""
@@ -136,4 +140,10 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
     }
     sources = state["sources"]
     unrecorded = {**sources.get("unrecorded", {}), **objects}
-    return RecordedRun(options, {**sources, "unrecorded": unrecorded} if unrecorded else sources)
+    preset = PRESETS.get(state["config"].get("preset"))
+    template = None if preset is None else preset.values.get("prompt_template")
+    return RecordedRun(
+        options,
+        {**sources, "unrecorded": unrecorded} if unrecorded else sources,
+        template if template == config.prompt_template else None,
+    )

@@ -163,6 +163,7 @@ class GRPO:
             reader=self.policy.reader,
             no_pictures=self.policy.no_pictures,
             end_ids=(*self.policy.eos_token_ids, *self.sampler.sampling.stop_token_ids),
+            default_template=None if sources is None else sources.default_template,
         )
         refuse_hidden_stops(self.sampler.sampling.stop, self.policy.tokenizer, self.prompts.end_ids)
         self._best = None if self.config.keep_best is None else BestCheckpoint(self.config.keep_best)

@@ -25,11 +25,14 @@ class RunSources:
             every checkpoint has them.
         compared_with: a checkpoint; the options of the first evaluation are compared with those of its run. None: the
             options are not compared.
+        default_template: the template of the preset of the evaluated run; see
+            :class:`rlox_grpo.run.inputs.PromptReader`.
     """
 
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     compared_with: str | Path | None = None
+    default_template: str | None = None
 
 
 STAYS_HERE = "launch_on_ray starts other processes, which cannot get"
