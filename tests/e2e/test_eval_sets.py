@@ -137,6 +137,30 @@ def test_another_answer_or_setting_is_another_set(byte_tokenizer: Any, make_tiny
     assert digest() == digest(rewards=[ExactAnswer()]) != digest(**settings)
 
 
+def test_another_environment_of_training_is_another_set(byte_tokenizer: Any, make_tiny_model: Any) -> None:
+    async def one_turn(row: Any, chat: Any) -> Outcome:
+        await chat.turn(row["letters"])
+        return Outcome(1.0)
+
+    async def two_turns(row: Any, chat: Any) -> Outcome:
+        await chat.turn(row["letters"])
+        await chat.turn("again")
+        return Outcome(1.0)
+
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1)
+
+    def digest(environment: Any = one_turn, **changes: Any) -> str:
+        trainer = GRPO(model, environment=environment, tokenizer=tokenizer, **options(**changes))
+        return trainer._held_out.load([{"letters": "a"}])[""].digest
+
+    usual = digest()
+    assert usual == digest(turn_timeout=1000.0, eval_samples=4)
+    for others in ({"environment": two_turns}, {"max_turns": 3}, {"system_prompt": "sys"}, {"eval_samples": 2}):
+        assert usual != digest(**others)
+
+
 def test_a_set_may_have_an_environment_and_a_system_prompt(make_tiny_model: Any, byte_tokenizer: Any) -> None:
     async def two_turns(row: Any, chat: Any) -> Outcome:
         await chat.turn(row["letters"])

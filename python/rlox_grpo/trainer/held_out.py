@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlox_grpo.config.eval_set import UNNAMED, EvalSet, list_sets, name_argument
-from rlox_grpo.config.records import StageConfigs
+from rlox_grpo.config.records import EpisodeConfig, StageConfigs
+from rlox_grpo.config.records.option import list_evaluated
+from rlox_grpo.config.schema import is_resumable
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import count_sampled_ids
@@ -40,6 +42,10 @@ _PROMPTS = ("max_new_tokens", "system_prompt")
 """The settings of a set that reading its prompts needs, as options."""
 
 
+_EPISODE_OPTIONS = [name for name in list_evaluated(EpisodeConfig) if not is_resumable(name)]
+"""The options of episodes that change their results."""
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedSet:
     """A set that can be evaluated.
@@ -53,6 +59,8 @@ class LoadedSet:
         generate: samples the groups, as single replies or as episodes.
         settings: the settings from which the set was made.
         episodes: the environment of the set, if the set has its own.
+        played_in: the environment that plays the prompts, the set's own or that of training; None: single replies.
+        episode_options: the options of its episodes.
         digest: digest of everything that an evaluation depends on, except the weights and the seed.
     """
 
@@ -64,14 +72,19 @@ class LoadedSet:
     generate: Generate
     settings: EvalSet
     episodes: EpisodeRunner | None
+    played_in: EpisodeRunner | None
+    episode_options: EpisodeConfig
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute the digest now, before an evaluation changes what the functions hold."""
-        functions = digest_rewards(self.reward_fns, self.episodes)
+        functions = digest_rewards(self.reward_fns, self.played_in)
         # Without the values of closures, which may be state and differ from start to start.
         codes = [(name, digest and digest.partition("+")[0]) for name, digest in functions]
         settings = f"{self.sampling} {self.samples} {self.weights} {codes} {digest_data(self.prompts)}"
+        if self.played_in is not None:
+            options = {name: getattr(self.episode_options, name) for name in _EPISODE_OPTIONS}
+            settings += f" {options} {self.played_in.system_prompt}"
         object.__setattr__(self, "digest", hashlib.sha256(settings.encode()).hexdigest()[:16])
 
     def close(self) -> None:
@@ -155,6 +168,8 @@ class HeldOut:
             generate=generate_groups,
             settings=asked,
             episodes=runner,
+            played_in=episodes,
+            episode_options=self.stages.episodes,
         )
 
     def find_set(self, metric: str, sets: Mapping[str, LoadedSet]) -> LoadedSet:

@@ -147,6 +147,11 @@ class EpisodeRunner:
         return self.main.source
 
     @property
+    def system_prompt(self) -> str | None:
+        """The system message before each conversation."""
+        return self._prompts.system_prompt
+
+    @property
     def rewrites_history(self) -> bool:
         """Whether the chat template rewrites earlier messages, so that episodes may have branches."""
         return self.main.template.rewrites
