@@ -279,7 +279,6 @@ def test_values_that_are_converted(options, value):
     ("name", "said"),
     [
         ("beta", ": did you mean 'kl_coef'? (TRL's beta)"),
-        ("epsilon", ": did you mean 'clip_low'? (TRL's epsilon)"),
         ("epsilon_high", ": did you mean 'clip_high'? (TRL's epsilon_high)"),
         ("max_completion_length", ": did you mean 'max_new_tokens'? (TRL's max_completion_length)"),
         ("num_generations", ": did you mean 'group_size'? (TRL's num_generations)"),
@@ -287,6 +286,7 @@ def test_values_that_are_converted(options, value):
         ("logging_steps", " (TRL's): there is none: metrics are logged every step"),
         ("deepspeed", " (TRL's): set updater='deepspeed' and zero_stage"),
         # Names with another unit or meaning: the unit or the formula, and never the option alone.
+        ("epsilon", " (TRL's): set clip_low and clip_high: it is both bounds if epsilon_high is not set"),
         (
             "data.train_batch_size",
             ": did you mean 'prompts_per_step'? (verl's train_batch_size)",
