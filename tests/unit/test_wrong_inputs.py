@@ -778,6 +778,8 @@ OPTION_ROWS = [
         "group_size=1 with baseline='mean': every advantage is 0 .*at least 2",
     ),
     ("output_dir=~", {"output_dir": "~/runs"}, ConfigError, "output_dir='~/runs' .*write the whole path in place of ~"),
+    ("output_dir=$", {"output_dir": "$OUT/runs"}, ConfigError, r"output_dir='\$OUT/runs' .* folder named \$OUT here"),
+    ("output_dir empty", {"output_dir": ""}, ConfigError, "output_dir='' would be the current folder: write the path"),
     ("max_steps=0", {"max_steps": 0}, ConfigError, "max_steps: input should be greater than or equal to 1"),
     ("top_k=1", {"top_k": 1}, ConfigError, "top_k=1 samples only the most likely token, so .* nothing is trained"),
     ("temperature=0", {"temperature": 0}, ConfigError, "temperature: input should be greater than 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
 from rlox_grpo.config.records import Options
@@ -43,8 +44,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
 
     Options that would be ignored are found by :func:`rlox_grpo.config.records.option.find_ignored`.
     """
-    if options.output_dir is not None and options.output_dir.startswith("~"):
-        yield f"output_dir={options.output_dir!r} would be a folder named ~ here: write the whole path in place of ~"
+    yield from _check_output_dir(options.output_dir)
     yield from _check_needs(options)
     yield from _check_prompts_and_engine(options)
     yield from check_generation_kwargs(options)
@@ -54,6 +54,19 @@ def find_incompatible(options: Options) -> Iterator[str]:
     yield from _check_kl_and_reference(options)
     yield from _check_teacher(options)
     yield from _check_update(options)
+
+
+def _check_output_dir(path: str | None) -> Iterator[str]:
+    if path is None:
+        return
+    if not path.strip():  # of a variable of the shell that is not set
+        yield f"output_dir={path!r} would be the current folder: write the path of a folder, or '.'"
+    for sign in ("~", "$"):
+        if path.startswith(sign):
+            yield (
+                f"output_dir={path!r} would be a folder named {Path(path).parts[0]} here: write the whole path in "
+                f"place of {Path(path).parts[0]}"
+            )
 
 
 def _check_needs(options: Options) -> Iterator[str]:
