@@ -3,11 +3,16 @@
 import json
 import os
 import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -109,6 +114,17 @@ def test_a_full_disk_for_real(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("argument", ["tokenizer", "processor"])
+def test_a_disk_that_is_full_at_the_tokenizer(tmp_path, argument):
+    """The library tokenizers then raises a plain Exception, and no OSError."""
+    model, full = nn.Linear(2, 3), SimpleNamespace(save_pretrained=lambda folder: Tokenizer(BPE()).save("/dev/full"))
+    model.save_pretrained = None
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint .*No space left"):
+        save_checkpoint(tmp_path, 1, model, {}, STATE, keep=1, **{argument: full})
     assert list(tmp_path.iterdir()) == []
 
 

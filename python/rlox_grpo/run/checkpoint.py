@@ -104,9 +104,9 @@ def save_checkpoint(
             save_adapter(partial, state_dict=dict(tensors), save_embedding_layers=False)
             (partial / "README.md").unlink(missing_ok=True)
         if processor is not None:  # it writes its tokenizer too, which the policy's then replaces
-            processor.save_pretrained(partial)
+            _save_tokenizer(processor, partial)
         if tokenizer is not None and hasattr(model, "save_pretrained"):
-            tokenizer.save_pretrained(partial)
+            _save_tokenizer(tokenizer, partial)
         save_file(moments, partial / "optimizer.safetensors")
         for name, weights_by_name in ((REFERENCE, reference_state), (TEACHER, teacher_state)):
             if weights_by_name:
@@ -249,11 +249,25 @@ def export_model(
         model.config.save_pretrained(path)
     _save_generation_config(model, tokenizer, path)
     if processor is not None:
-        processor.save_pretrained(path)
+        _save_tokenizer(processor, path)
     if tokenizer is not None:
-        tokenizer.save_pretrained(path)
+        _save_tokenizer(tokenizer, path)
         if (path / "config.json").exists():  # not in the folder of an adapter
             _warn_about_other_tokenizer(path, tokenizer)
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write the files of a tokenizer or a processor.
+
+    Raises:
+        OSError: a file cannot be written, also where the library tokenizers raises a plain ``Exception`` for it.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise OSError(str(error)) from error
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
