@@ -305,6 +305,16 @@ def test_what_is_no_folder_is_no_checkpoint(tmp_path):
     assert choose_newest(tmp_path) == (tmp_path / "step_000006", [])
 
 
+@pytest.mark.parametrize("named", ["", "checkpoints"])
+def test_the_folder_of_a_run_is_no_checkpoint_and_its_newest_is_named(tmp_path, named):
+    root = tmp_path / "checkpoints"
+    place = save_checkpoint(root, 1, nn.Linear(2, 3), {}, STATE, keep=1)
+    with pytest.raises(
+        CheckpointError, match=rf"is not a checkpoint, .* the newest good one is {re.escape(str(place))}$"
+    ):
+        require_good(tmp_path / named)
+
+
 def test_where_every_checkpoint_is_damaged_each_is_named(tmp_path):
     three(tmp_path)
     for path in checkpoints(tmp_path):

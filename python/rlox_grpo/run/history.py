@@ -154,6 +154,11 @@ def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
 def require_good(checkpoint: Path) -> None:
     """Raise CheckpointError if ``checkpoint`` is damaged. The message names the newest checkpoint without damage."""
     if damage := find_damage(checkpoint):
+        for root in (checkpoint, checkpoint / "checkpoints"):
+            if good := newest_good(root):
+                raise CheckpointError(
+                    f"{checkpoint} is not a checkpoint, but the folder of several: the newest good one is {good}"
+                )
         good = newest_good(checkpoint.parent)
         beside = f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
         raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {damage}; {beside}")
