@@ -17,6 +17,8 @@ from rlox_grpo.cli.values import import_sets, import_sources
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.config.tiers import COMMON, START
+from rlox_grpo.demo import episodes
+from rlox_grpo.demo import run as countdown_demo
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown, reasoning_gym
 from rlox_grpo.prompts.templates import apply_template
@@ -568,6 +570,18 @@ def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
     assert error.startswith("rlox-grpo: ")
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("task", ["countdown", "guess_the_number"])
+def test_the_demo_refuses_a_wrong_option_before_its_warm_start(task, tmp_path, monkeypatch, capsys):
+    for module in (countdown_demo, episodes):
+        monkeypatch.setattr(module, "warm_start", lambda *given, **settings: pytest.fail("the warm start began"))
+    for word, message in (
+        ("--max_step", "unknown option 'max_step': did you mean 'max_steps'?"),
+        ("--model", "unknown option 'model'"),
+    ):
+        assert main(["demo", "--task", task, "--out", str(tmp_path), word, "2"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def list_one_value_arguments():

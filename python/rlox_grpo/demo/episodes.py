@@ -14,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.trainer import GRPO
@@ -102,6 +103,8 @@ def make_trainer(
     warm_start_steps: int | None = None,
 ) -> GRPO:
     """Train the warm start, unless ``out`` has one, and return a trainer of that model; see :func:`run_task`."""
+    # Before the warm start, which takes minutes: a wrong setting is an error.
+    config = GRPOConfig.create(**{**task.settings, "seed": seed, "output_dir": out, **(settings or {})})
     tokenizer = task.build_tokenizer()
 
     def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
@@ -114,7 +117,7 @@ def make_trainer(
         list(task.rewards),
         environment=task.environment,
         tools=list(task.tools),
-        **{**task.settings, "seed": seed, "output_dir": out, **(settings or {})},
+        config=config,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.demo.episodes import print_results
 from rlox_grpo.demo.warm_start import warm_start
@@ -110,14 +111,13 @@ def run_demo(
     """
     start = time.perf_counter()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
+    # Before the warm start, which takes minutes: a wrong setting is an error.
+    config = GRPOConfig.create(**{**SETTINGS, "seed": seed, "output_dir": out, **(settings or {})})
     train, held_out = problems(seed)
     print(f"{len(train)} problems to train on, {len(held_out)} held out")
 
-    trainer = GRPO(
-        make_warm_start(out / "warm_start", train, seed, warm_start_steps or WARM_START_STEPS),
-        make_rewards(),
-        **{**SETTINGS, "seed": seed, "output_dir": out, **(settings or {})},
-    )
+    first = make_warm_start(out / "warm_start", train, seed, warm_start_steps or WARM_START_STEPS)
+    trainer = GRPO(first, make_rewards(), config=config)
     trainer.train(prompts(train, seed), eval_prompts=prompts(held_out, seed))
     trainer.save(out / "final")
     return print_results(out, start)
