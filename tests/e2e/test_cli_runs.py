@@ -136,6 +136,7 @@ def test_a_changed_run_is_refused_on_one_line(run_file, capsys):
         (["--train_data", "none.jsonl"], "none.jsonl"),
         (["--group_sise", "3"], "did you mean 'group_size'"),
         (["--max_new_tokens", "60"], r"prompts[0] has 5 tokens"),
+        (["--prompt_column", "target"], "rlox-grpo: prompts[0] is int: expected a string"),  # a TypeError
     ],
 )
 def test_mistakes_are_told_before_any_work(run_file, change, message, capsys, tmp_path):

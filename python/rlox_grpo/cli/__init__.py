@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'interrupted'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 1
         if shows_traceback:
