@@ -90,7 +90,11 @@ def test_a_file_is_a_preset(tmp_path):
     [
         ("source", "sorce", "unknown option 'sorce': did you mean 'source'?"),
         ("clip_low = 0.1", "clip_lo = 0.1", "unknown option 'clip_lo': did you mean 'clip_low'?"),
-        ("clip_low = 0.1", "epsilon = 0.1", "unknown option 'epsilon' (TRL's): set clip_low and clip_high"),
+        (
+            "clip_low = 0.1",
+            "epsilon = 0.1",
+            "unknown option 'epsilon' (TRL's): set clip_low and clip_high: it is both bounds if epsilon_high is not set",
+        ),
         ("clip_low = 0.1", "clip_low = true", "clip_low: input should be a valid number, got True"),
         ("clip_low = 0.1", "clip_low = -0.1", "clip_low: input should be greater than or equal to 0, got -0.1"),
         ('[options."eq. 1"]', "[options]", "options.clip_low: input should be a valid dictionary, got 0.1"),
