@@ -38,6 +38,12 @@ def test_an_evaluation_is_compared_with_the_first_and_the_best_before_it() -> No
     assert history.state_dict()["math"]["best"]["step"] == 2  # of equal evaluations the earlier
 
 
+def test_the_evaluation_before_the_first_step_has_nothing_to_be_compared_with() -> None:
+    """A run that was stopped within it has saved its result, and evaluates again when it goes on."""
+    history = EvaluationHistory()
+    assert [history.compare("math", "a", 2, 0, shares(0.5, 0.0)) for _ in range(2)] == [{}, {}]
+
+
 def test_sets_are_apart_and_another_set_begins_anew() -> None:
     history = EvaluationHistory()
     history.compare("math", "a", 1, 0, shares(0.0, 1.0))

@@ -33,7 +33,7 @@ class EvaluationHistory:
             digest: of the prompts and the settings of the set. If the digest differs from the earlier one, the history
                 of the set starts again.
             samples: samples of each prompt.
-            step: the training step.
+            step: the training step; with 0 the history of the set starts again too.
             shares: the share of right samples of each prompt, ``[P]``; NaN without a scored sample.
 
         Returns:
@@ -41,7 +41,8 @@ class EvaluationHistory:
             confidence intervals as ``_low`` and ``_high``; empty for the first evaluation.
         """
         record = self._sets.get(name)
-        if record is None or record["digest"] != digest:
+        # A run that was stopped within the evaluation before its first step evaluates again when it goes on.
+        if record is None or record["digest"] != digest or step == 0:
             record = {"digest": digest}
         metrics: dict[str, float] = {}
         for which in (START, BEST):
