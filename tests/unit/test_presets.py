@@ -93,7 +93,8 @@ def test_a_file_is_a_preset(tmp_path):
         (
             "clip_low = 0.1",
             "epsilon = 0.1",
-            "unknown option 'epsilon' (TRL's): set clip_low and clip_high: it is both bounds if epsilon_high is not set",
+            "unknown option 'epsilon' (TRL's): set clip_low and clip_high: it is both bounds if epsilon_high is not "
+            "set",
         ),
         ("clip_low = 0.1", "clip_low = true", "clip_low: input should be a valid number, got True"),
         ("clip_low = 0.1", "clip_low = -0.1", "clip_low: input should be greater than or equal to 0, got -0.1"),
