@@ -312,6 +312,10 @@ def test_memory_is_bounded(code: str) -> None:
         "import time; time.sleep(60)",
         "os.mkdir('x', 0o300)\nfor i in range(9): open(f'x/f{i}', 'wb').write(bytes(4 << 20))\n"
         "import time; time.sleep(60)",  # written, and not read by its owner
+        "import ctypes, time\nmap = ctypes.CDLL(None).mmap\nmap.restype = ctypes.c_void_p\n"
+        "for i in range(4):\n  f = open('f', 'wb+', 0); f.write(bytes(4 << 20)); os.remove('f')\n"
+        "  assert map(None, ctypes.c_size_t(4096), 1, 1, f.fileno(), ctypes.c_long(0)) > 0; f.close()\n"
+        "time.sleep(60)",  # removed and closed, and held by one mapped page
     ],
 )
 def test_the_temporary_folder_is_bounded_and_removed(code: str) -> None:
@@ -319,6 +323,14 @@ def test_the_temporary_folder_is_bounded_and_removed(code: str) -> None:
     result = sandbox.submit_script(f"import os\n{code}", limits=Limits(cpu_seconds=100, wall_seconds=300.0)).result()
     assert result.ended == "files", result
     assert os.listdir(sandbox._work) == []
+
+
+def test_no_file_is_held_by_a_message_that_nobody_reads() -> None:
+    """Such a file is neither in the folder nor among the open files, so that its size would not count."""
+    setup = "import array, socket\nends = socket.socketpair()\nopened = array.array('i', [os.open('f', os.O_CREAT)])"
+    rights = "[(socket.SOL_SOCKET, socket.SCM_RIGHTS, opened)]"
+    assert attempt(f"ends[0].sendmsg([b'x'], {rights})", setup) == "PermissionError"
+    assert attempt("ends[0].send(b'x'); ends[1].recv(1)", setup) == "done"
 
 
 def test_files_below_the_longest_path_are_bounded() -> None:

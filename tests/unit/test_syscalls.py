@@ -29,7 +29,7 @@ _ALWAYS = """
     dup dup2 dup3 pipe pipe2 flock umask fsync fdatasync ftruncate
     poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2
     timerfd_create timerfd_settime timerfd_gettime
-    sendmsg recvmsg recvfrom shutdown getsockopt getsockname getpeername
+    recvfrom shutdown getsockopt getsockname getpeername
     mmap munmap mprotect mremap madvise brk membarrier rseq set_robust_list get_robust_list futex
     sched_yield sched_getaffinity gettid getpid getppid getuid geteuid getgid getegid getgroups getresuid getresgid
     getpgid getpgrp getsid getrusage times clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time

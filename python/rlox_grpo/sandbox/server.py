@@ -310,13 +310,15 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def _measure(process: Process, enough: int) -> int:
-    """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``.
+    """Bytes in a process's folder, and in files that it removed and holds open or mapped; stops at ``enough``.
 
-    The output of the process is not counted: each output file has a limit of its own. A folder that cannot be listed
-    counts as more than ``enough``, because it can hold any number of files: its path is too long, or its mode lets a
-    program write there and not read.
+    The output of the process is not counted: each output file has a limit of its own. A removed file that is mapped and
+    not open counts as ``enough``, the largest size of a file, because nothing shows its size. A folder that cannot be
+    listed counts as more than ``enough``, because it can hold any number of files: its path is too long, or its mode
+    lets a program write there and not read.
     """
     total = 0
+    opened: set[int] = set()
     waiting = [process.folder]
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process.pid}/fd"):
@@ -325,6 +327,8 @@ def _measure(process: Process, enough: int) -> int:
                 removed = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
                 if removed and (status.st_dev, status.st_ino) not in process.inherited:
                     total += status.st_blocks * 512
+                    opened.add(status.st_ino)
+    total += enough * len(_list_mapped(process) - opened)
     while waiting and total <= enough:
         try:
             with os.scandir(waiting.pop()) as entries:
@@ -339,6 +343,16 @@ def _measure(process: Process, enough: int) -> int:
             if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
                 return enough + 1
     return total
+
+
+def _list_mapped(process: Process) -> set[int]:
+    """Inodes of the files of a process's folder that it has removed and still maps (/proc/PID/maps in proc(5))."""
+    inodes: set[int] = set()
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", "rb") as maps:
+        for line in maps:
+            if line.endswith(b" (deleted)\n") and os.path.basename(process.folder).encode() in line:
+                inodes.add(int(line.split(maxsplit=5)[4]))
+    return inodes
 
 
 def _remove(folder: str) -> None:

@@ -1,8 +1,9 @@
 """The system calls that a confined process may make, and the seccomp filter that allows no other.
 
 The filter is a list of what is allowed, so a call that a later kernel adds is refused. The filter refuses new processes
-and threads, sockets except for a private pair, programs (``execve``), modes and owners of files, limits, and every call
-that names another process. Numbers: Linux's ``unistd.h`` of each architecture; the filter's format: linux/filter.h.
+and threads, sockets except for a private pair, messages with descriptors (``sendmsg``), programs (``execve``), modes
+and owners of files, limits, and every call that names another process. Numbers: Linux's ``unistd.h`` of each
+architecture; the filter's format: linux/filter.h.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
     linkat:265 dup:32 dup2:33 dup3:292 pipe:22 pipe2:293 flock:73 umask:95 fsync:74 fdatasync:75
     ftruncate:77 poll:7 ppoll:271 select:23 pselect6:270 epoll_create:213 epoll_create1:291 epoll_ctl:233
     epoll_wait:232 epoll_pwait:281 eventfd2:290 timerfd_create:283 timerfd_settime:286 timerfd_gettime:287
-    sendmsg:46 recvmsg:47 recvfrom:45 shutdown:48 getsockopt:55 getsockname:51 getpeername:52 mmap:9
+    recvfrom:45 shutdown:48 getsockopt:55 getsockname:51 getpeername:52 mmap:9
     munmap:11 mprotect:10 mremap:25 madvise:28 brk:12 membarrier:324 rseq:334 set_robust_list:273
     get_robust_list:274 futex:202 sched_yield:24 sched_getaffinity:204 gettid:186 getpid:39 getppid:110
     getuid:102 geteuid:107 getgid:104 getegid:108 getgroups:115 getresuid:118 getresgid:120 getpgid:121
@@ -45,7 +46,7 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
     fchdir:50 getdents64:61 mkdirat:34 unlinkat:35 renameat:38 renameat2:276 symlinkat:36 linkat:37 dup:23
     dup3:24 pipe2:59 flock:32 umask:166 fsync:82 fdatasync:83 ftruncate:46 ppoll:73 pselect6:72
     epoll_create1:20 epoll_ctl:21 epoll_pwait:22 eventfd2:19 timerfd_create:85 timerfd_settime:86
-    timerfd_gettime:87 sendmsg:211 recvmsg:212 recvfrom:207 shutdown:210 getsockopt:209 getsockname:204
+    timerfd_gettime:87 recvfrom:207 shutdown:210 getsockopt:209 getsockname:204
     getpeername:205 mmap:222 munmap:215 mprotect:226 mremap:216 madvise:233 brk:214 membarrier:283 rseq:293
     set_robust_list:99 get_robust_list:100 futex:98 sched_yield:124 sched_getaffinity:123 gettid:178
     getpid:172 getppid:173 getuid:174 geteuid:175 getgid:176 getegid:177 getgroups:158 getresuid:148
