@@ -18,6 +18,7 @@ import pytest
 import chatml
 from rlox_grpo import GRPO
 from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.rollout.episodes import command
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.command import _run
 from rlox_grpo.rollout.episodes.play import play_episode
@@ -197,6 +198,20 @@ def test_a_program_that_is_cancelled_twice_is_waited_for() -> None:
 
     # Where it is not waited for, Popen warns when it is dropped, and the system keeps a zombie until then.
     assert [asyncio.run(cancel_twice()).returncode for _ in range(10)] == [-signal.SIGKILL] * 10
+
+
+def test_the_reward_counts_although_a_process_of_a_session_of_its_own_keeps_stdout(monkeypatch: Any) -> None:
+    """Such as a browser that the agent started. Without any output, exit code 0 would pay 1."""
+    monkeypatch.setattr(command, "_GRACE", 1.0)
+    code = (
+        "import subprocess, sys\n"
+        "keeper = [sys.executable, '-S', '-c', 'import time; time.sleep(20)']\n"
+        "print(subprocess.Popen(keeper, start_new_session=True).pid)\n"
+        "print(0.25); print('why', file=sys.stderr)"
+    )
+    exit_code, stdout, stderr = asyncio.run(_run([sys.executable, "-S", "-c", code], os.environ))
+    os.kill(int(stdout.split()[0]), signal.SIGKILL)
+    assert (exit_code, stdout.splitlines()[1:], stderr) == (0, [b"0.25"], b"why\n")
 
 
 STARTS = """

@@ -127,7 +127,9 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
         os.close(code_write)
     assert process.stdout is not None
     assert process.stderr is not None
-    readers = [asyncio.ensure_future(_read_end(stream)) for stream in (process.stdout, process.stderr)]
+    ends = [bytearray(), bytearray()]
+    streams = (process.stdout, process.stderr)
+    readers = [asyncio.ensure_future(_read_end(*each)) for each in zip(streams, ends, strict=True)]
     ended = loop.create_future()  # not process.wait(), which also waits for processes that the program left running
     loop.add_reader(code_read, lambda: None if ended.done() else ended.set_result(None))
     try:
@@ -144,8 +146,7 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
             for reader in readers:
                 reader.cancel()
             process._transport.close()  # type: ignore[attr-defined]  # an escaped process may hold the pipes
-    ends = [b"" if reader.cancelled() or not reader.done() else reader.result() for reader in readers]
-    return int(exit_code or -signal.SIGKILL), ends[0], ends[1]
+    return int(exit_code or -signal.SIGKILL), bytes(ends[0]), bytes(ends[1])
 
 
 async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
@@ -161,11 +162,11 @@ async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float)
         raise cancelled
 
 
-async def _read_end(stream: asyncio.StreamReader) -> bytes:
-    tail = b""
+async def _read_end(stream: asyncio.StreamReader, end: bytearray) -> None:
+    """Keep the last bytes of ``stream`` in ``end``, which holds them even if the stream is never closed."""
     while chunk := await stream.read(_TAIL_BYTES):
-        tail = (tail + chunk)[-_TAIL_BYTES:]
-    return tail
+        end += chunk
+        del end[:-_TAIL_BYTES]
 
 
 def _read_outcome(code: int, stdout: bytes, stderr: bytes) -> Outcome:
