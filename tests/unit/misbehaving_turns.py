@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlox_grpo.environments import EpisodeEnded, Outcome
+from rlox_grpo.rollout.episodes import process_main
 
 
 def count(row: Any, chat: Any) -> Outcome:
@@ -20,6 +24,31 @@ def count(row: Any, chat: Any) -> Outcome:
     assert chat.tokens_left > 0
     assert len(said[0].token_ids) == len(said[0].log_probs)
     return Outcome(float(len(said[0].text)), metrics={"seen": 1.0, "pid": float(os.getpid())})
+
+
+def asks_for_long(row: Any, chat: Any) -> float:
+    """Calls of the policy that take longer than the alarm in all, by the endpoint or from a thread."""
+    # An alarm of 2 s: a worker has turn_timeout and this time.
+    process_main.ORPHAN_GRACE = 2.0 - row["timeout"]
+    chat.turn("a")
+    ends = time.monotonic() + 5.0
+
+    def ask() -> None:
+        while time.monotonic() < ends:
+            chat.turn("b")
+            time.sleep(0.2)
+
+    if row["way"] == "thread":
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(ask).result()
+        return 1.0
+    url, key = f"{chat.base_url}/chat/completions", chat.api_key
+    while time.monotonic() < ends:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "c"}]}).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+        time.sleep(0.2)
+    return 1.0
 
 
 def dawdles(row: Any, chat: Any) -> float:

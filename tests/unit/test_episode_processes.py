@@ -91,6 +91,16 @@ def test_the_timeout_of_episodes_reaches_sync_environments(play: Any) -> None:
     assert [completion.episode.stop_reason for completion in fast.completions] == ["completed"] * 2
 
 
+def test_calls_may_take_longer_in_all_than_the_timeout_between_two_turns(play: Any) -> None:
+    """A worker has an alarm for the case that the trainer is killed, and each message of the trainer sets it again.
+
+    Calls by the endpoint are no messages of the trainer to the worker.
+    """
+    rows = [{"way": way, "timeout": 60.0} for way in ("endpoint", "thread")]
+    groups = play(misbehaving_turns.asks_for_long, rows, 1, turn_timeout=60.0, max_turns=1000)
+    assert [group.completions[0].episode.stop_reason for group in groups] == ["completed"] * 2
+
+
 def test_trls_environments_call_their_tools_in_the_worker(play: Any, monkeypatch: Any) -> None:
     groups = play(misbehaving_turns.Guarded, rows=[{"prompt": "a", "secret": 4}], turn_timeout=30.0)
     assert [completion.episode.reward for completion in groups[0].completions] == [4.0, 4.0]

@@ -12,7 +12,9 @@ import inspect
 import json
 import os
 import pickle
+import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -30,6 +32,9 @@ STAYS_IN_WORKER = "a worker process does not send one; make the tool async, or l
 
 LONGEST_ANSWER = 4_000_000
 """Maximum bytes of one answer; a longer answer is an error of the environment."""
+
+_RENEW_SECONDS = 0.5
+"""Seconds between two times that :meth:`TrainerPipe.renew_alarm` sets the alarm; less than any alarm."""
 
 CHAT_FACTS = ("messages", "turns", "tokens_left", "remaining_tokens", "remaining_turns", "base_url", "api_key")
 """Properties of a chat that a worker can request."""
@@ -79,8 +84,11 @@ class TrainerPipe:
 
     def __init__(self, jobs: BinaryIO, answers: BinaryIO) -> None:
         self._jobs, self._answers = jobs, answers
-        self._owner = os.getpid()
+        self._owner, self._trainer = os.getpid(), os.getppid()
         self.timeout = 0.0
+        self._alarm = 0.0  # seconds of the alarm that is set; 0.0: none
+        self._lock = threading.Lock()  # of the alarm
+        self._is_renewed = False
         # A forked process that outlives the worker must not keep the pipe open, because the trainer waits for the end
         # of file.
         os.register_at_fork(after_in_child=self._close)
@@ -113,9 +121,30 @@ class TrainerPipe:
         self._set_alarm(self.timeout + ORPHAN_GRACE)
         return message
 
+    def renew_alarm(self) -> None:
+        """Set the alarm again and again from now on, as long as the trainer lives.
+
+        The time between two messages has no limit if the environment calls the policy by its endpoint or from a thread
+        of its own: the trainer alone knows when it waits for the policy.
+        """
+        if not self._is_renewed and hasattr(signal, "setitimer"):
+            self._is_renewed = True
+            threading.Thread(target=self._renew_alarm, name="rlox_grpo alarm", daemon=True).start()
+
+    def _renew_alarm(self) -> None:
+        while os.getppid() == self._trainer:
+            with self._lock:
+                if self._alarm:
+                    signal.setitimer(signal.ITIMER_REAL, self._alarm)
+            time.sleep(_RENEW_SECONDS)
+
     def _set_alarm(self, seconds: float) -> None:
         """End the process after some seconds, in case the trainer was killed and cannot end it. 0.0: never."""
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
+            self.renew_alarm()
+            return
+        with self._lock:
+            self._alarm = seconds
             set_alarm(seconds)
 
 
@@ -138,6 +167,8 @@ class BlockingChat:
         """Ask for one of :data:`CHAT_FACTS`."""
         if name not in CHAT_FACTS:
             raise AttributeError(f"a chat has no {name!r}")
+        if name in ("base_url", "api_key"):
+            self._pipe.renew_alarm()
         return self._ask(get=name)
 
     def turn(
