@@ -225,6 +225,17 @@ def test_a_truncated_reply_goes_on_and_a_whole_one_is_followed_by_another(byte_t
     assert chat.rows()[0].turns == (0, 4, len(whole) + 1 + len(again))
 
 
+def test_a_reply_that_was_cut_within_a_character_goes_on_with_the_rest_of_it(byte_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(byte_tokenizer, CHATML)
+    template, end = Template(tokenizer), tokenizer.eos_token_id
+    said = template.encode("a\u20acb").tolist()
+    parts = [(said[:2], False), (said[2:3], False), ([*said[3:], end], True)]
+    chat = make_chat(template, Script([*parts, ([end], True)]))
+    converse(chat, ["q", None, None, "r"])
+    assert [message["content"] for message in chat.messages] == ["q", "a\u20acb", "r", ""]
+    assert len(said) == 5
+
+
 def test_a_conversation_goes_on_after_a_turn_that_was_cancelled(byte_tokenizer: Any) -> None:
     tokenizer = make_tokenizer(byte_tokenizer, CHATML)
     template, end = Template(tokenizer), tokenizer.eos_token_id

@@ -83,7 +83,7 @@ class Mark:
         messages, spans: number of messages and spans, including the reply.
         ended_by: the end token of the reply; None: the reply ended with a stop string or was truncated.
         truncated: whether the reply has no end token or stop string.
-        open_text: text of a truncated reply, which may be continued; otherwise empty.
+        open_span: index of the first span of the reply, which has several if a truncated reply was continued.
         calls: number of tool calls so far, from which their ids are made.
     """
 
@@ -91,7 +91,7 @@ class Mark:
     spans: int
     ended_by: int | None
     truncated: bool
-    open_text: str
+    open_span: int
     calls: int
 
 
@@ -132,7 +132,7 @@ class Conversation:
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
         self._marks: list[Mark] = []
-        self._start = Mark(0, 0, None, False, "", 0 if rewrites is None else rewrites._state.calls)
+        self._start = Mark(0, 0, None, False, 0, 0 if rewrites is None else rewrites._state.calls)
 
     @property
     def turns(self) -> int:
@@ -259,8 +259,11 @@ class Conversation:
         text = self.template.decode(ids, with_special=False)
         # Some formats of tool calls have special tokens, so they are decoded too.
         is_marked = with_tools and not set(self.template.special_tokens).isdisjoint(MARKS[self.template.call_format])
-        marked = self.template.decode(ids, with_special=True) if is_marked else text
-        whole = state.open_text + marked if continues else marked
+        # The parts of a continued reply are decoded together: one may end within a character, and a tokenizer may strip
+        # the space before its first token.
+        open_span = state.open_span if continues else len(self._spans) - 1
+        earlier = [token for span in self._spans[open_span:-1] for token in span.token_ids]
+        whole = self.template.decode([*earlier, *ids], with_special=is_marked) if earlier or is_marked else text
         parsed = parse_reply(
             whole, with_tools=with_tools, call_format=self.template.call_format, schemas=self.template.tools
         )
@@ -280,9 +283,8 @@ class Conversation:
         if turn.stopped and ended_by is None:
             key = (key[0], (*key[1], cut_stop(parsed.content, stop)), *key[2:])
         self._keys.append(key)
-        open_text = "" if turn.stopped else whole
         counts = len(self.messages), len(self._spans)
-        self._marks.append(Mark(*counts, ended_by, not turn.stopped, open_text, state.calls + len(calls)))
+        self._marks.append(Mark(*counts, ended_by, not turn.stopped, open_span, state.calls + len(calls)))
         reason: FinishReason = "stop" if turn.stopped else "length"
         return Reply(
             text,
