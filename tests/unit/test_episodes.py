@@ -227,6 +227,35 @@ def test_a_call_that_ends_its_episode_by_the_deadline_is_counted_with_its_time(m
             assert 0 < episode.tool_seconds < 60
 
 
+async def calls_tools_until_it_answers(row: Any, chat: Any) -> float:
+    reply = await chat.turn("a")
+    calls = tuple(ToolCall("oversleep", {}, f"call{index}") for index in range(row["calls"]))
+    await chat.call_tools(replace(reply, tool_calls=calls, parse_error=None))
+    return 1.0
+
+
+def test_a_tool_that_hangs_ends_its_episode_by_the_timeout_of_turns(model: Any, tokenizer: Any) -> None:
+    rows = [{"calls": 1}, {"calls": 0}]
+    options = {"tools": [oversleep], "turn_timeout": 5.0}
+    late, fine = play(calls_tools_until_it_answers, model, tokenizer, rows=rows, **options)
+    assert [completion.episode.stop_reason for completion in late.completions] == ["timeout"] * 2
+    assert [completion.episode.stop_reason for completion in fine.completions] == ["completed"] * 2
+
+
+async def pays_after_a_failed_call(row: Any, chat: Any) -> float:
+    reply = await chat.turn("a")
+    with pytest.raises(EpisodeEnded, match="there is no tool 'missing'"):
+        await chat.call_tools(replace(reply, tool_calls=(ToolCall("missing", {}, "call0"),), parse_error=None))
+    return 0.25
+
+
+def test_an_outcome_of_an_episode_that_a_failed_call_ended_counts(model: Any, tokenizer: Any) -> None:
+    options = {"tools": [oversleep], "on_tool_error": "end", "rows": ROWS[:1]}
+    (group,) = play(pays_after_a_failed_call, model, tokenizer, **options)
+    episodes = [completion.episode for completion in group.completions]
+    assert [(episode.stop_reason, episode.reward) for episode in episodes if episode] == [("tool_error", 0.25)] * 2
+
+
 def count_sync(row: Any, chat: Any) -> Outcome:
     assert chat.turns == 0
     said = [chat.turn(f"{row['secret']} {turn}").text for turn in range(3)]

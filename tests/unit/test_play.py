@@ -293,7 +293,10 @@ def test_a_played_chat_has_every_attribute_of_a_sampled_one():
     assert seen == [(2, 0, 0, [], []), ("yes", 1, 2, 3, 2)]
 
 
-LIVE = ("seed", "tools", "ended", "parse_errors", "compactions", "has_reported_end", "abandoned", "waiting_since")
+LIVE = (
+    "seed", "tools", "ended", "parse_errors", "compactions", "has_reported_end", "abandoned", "waiting_since",
+    "calling_since",
+)  # fmt: skip
 """Attributes of a :class:`Chat` that its constructor sets."""
 
 

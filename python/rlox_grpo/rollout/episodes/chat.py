@@ -47,7 +47,9 @@ class Chat:
         abandoned: whether the agent ignores the error ``episode_ended`` and keeps calling, so that the episode must be
             cancelled.
         waiting_since: ``time.monotonic()`` of the last return to the environment; None while the environment waits
-            for the policy.
+            for the policy or for tools.
+        calling_since: ``time.monotonic()`` of the beginning of the tool calls that run now and have no deadline of
+            their own; None: there are none.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Chat:
         self.compactions: list[Compacted] = []
         self.has_reported_end = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
+        self.calling_since: float | None = None
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
         self._make_tools = make_tools
@@ -441,13 +444,14 @@ class Chat:
             EpisodeEnded: there was an error, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
         """
         self.waiting_since = None
+        self.calling_since = None if self.tools.have_deadline else time.monotonic()
         try:
             return await self.tools.answer(reply, self._pictures)
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
         finally:
-            self.waiting_since = time.monotonic()
+            self.waiting_since, self.calling_since = time.monotonic(), None
 
     def rows(self) -> list[ChatTokens]:
         """The tokens so far of each conversation that has a reply of its own; see :meth:`Conversations.list_rows`."""

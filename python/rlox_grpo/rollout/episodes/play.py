@@ -67,6 +67,7 @@ class PlayedChat:
     remaining_tokens: int | None = None
     cancelled_calls = 0
     has_reported_end = abandoned = False
+    calling_since: float | None = None
 
     def __init__(
         self,

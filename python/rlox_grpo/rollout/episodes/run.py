@@ -43,7 +43,7 @@ from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
-from rlox_grpo.types import FAILURES, Episode, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from rlox_grpo.prompts.pictures import PictureReader
@@ -400,7 +400,7 @@ class EpisodeRunner:
             returned = await self._play_environment(row, chat, prepared.play)
             outcome = check_outcome(returned, chat.turns, chat.ended)
             self._warn_about_room(state)
-            if chat.ended in FAILURES:  # it caught the cancellation, and its answer is late
+            if chat.ended == "timeout":  # it caught the cancellation, and its answer is late
                 outcome = end(chat.ended)
         except EpisodeEnded as ended:
             outcome, error = end(ended.reason), str(ended)

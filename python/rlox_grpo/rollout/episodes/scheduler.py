@@ -242,7 +242,11 @@ def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
         since = episode.chat.waiting_since
         if episode.started is None and (since is not None or episode.chat.prompt_messages):
             episode.started = now
-        late = (since, config.turn_timeout), (episode.started, config.episode_timeout)
+        late = (
+            (since, config.turn_timeout),
+            (episode.chat.calling_since, config.turn_timeout),
+            (episode.started, config.episode_timeout),
+        )
         if episode.task is not None and any(
             start is not None and timeout is not None and now - start > timeout for start, timeout in late
         ):

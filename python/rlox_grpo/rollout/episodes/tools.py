@@ -160,6 +160,11 @@ class Tools:
     def __bool__(self) -> bool:
         return bool(self._functions)
 
+    @property
+    def have_deadline(self) -> bool:
+        """Whether each call has a deadline of its own."""
+        return self._limits.timeout is not None
+
     async def answer(self, reply: Reply, pictures: EpisodePictures | None = None) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply``; return their messages in the order of the calls.
 
