@@ -10,6 +10,7 @@ import json
 import random
 import threading
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -574,6 +575,38 @@ def test_what_a_trl_environment_says_comes_after_the_pictures_of_the_prompt() ->
         asyncio.run(environment.play(row, chat))  # type: ignore[arg-type, call-overload]
     assert chat.first[0]["content"] == [*parts, {"type": "text", "text": " secret 1"}]
     assert Closed.closed == 2  # the instance whose methods were read, and that of the episode
+
+
+_SHOWN = {"type": "image", "digest": "d"}
+_HELLO = {"type": "text", "text": "Hello."}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "greeting", "first"),
+    [
+        ("Guess.", [_HELLO], "Guess.Hello."),
+        ("Guess.", [_SHOWN, _HELLO], [{"type": "text", "text": "Guess."}, _SHOWN, _HELLO]),
+        (None, [_HELLO], "Hello."),
+        (None, [_SHOWN], [_SHOWN]),
+        ("Guess.", [{"role": "user", "content": "Hello."}], "expected a text, a list of parts"),
+        (None, None, "there is no first message"),
+    ],
+)
+def test_what_a_trl_environment_says_may_be_parts(prompt: Any, greeting: Any, first: Any) -> None:
+    class Speaks(Trl):
+        def reset(self, **row: Any) -> Any:
+            return greeting
+
+    async def turn(messages: Any) -> Reply:
+        heard.append(messages if isinstance(messages, str) else messages[0]["content"])
+        raise EpisodeEnded("max_turns")
+
+    heard: list[Any] = []
+    chat: Any = types.SimpleNamespace(tools=Tools(()), turn=turn)
+    row = {} if prompt is None else {"prompt": prompt}
+    with pytest.raises((EpisodeEnded, TypeError, ValueError)) as ended:
+        asyncio.run(adapt_environment(Speaks).play(row, chat))  # type: ignore[arg-type]
+    assert (heard or [str(ended.value)])[0] == first or (not heard and first in str(ended.value))
 
 
 def test_groups_travel_as_json(model: Any, tokenizer: Any) -> None:

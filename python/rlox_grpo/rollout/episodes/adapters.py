@@ -289,17 +289,38 @@ async def _close(instance: Any) -> None:
 
 
 def _join_prompt(prompt: Any, greeting: Any) -> Any:
-    """Append the result of ``reset`` to the last message of the row's prompt."""
+    """Append the result of ``reset``, a text or a list of parts as in TRL, to the last message of the row's prompt.
+
+    Raises:
+        ValueError: there is neither a prompt nor a result.
+        TypeError: the result is a list of something else than parts, such as messages.
+    """
+    if isinstance(greeting, list):
+        if not all(isinstance(entry, Mapping) and "type" in entry and "role" not in entry for entry in greeting):
+            raise TypeError(f"reset returned {show(greeting)}: expected a text, a list of parts with 'type', or None")
+        if all(entry["type"] == "text" for entry in greeting):  # templates of text models may not take parts
+            greeting = "".join(str(entry.get("text", "")) for entry in greeting)
+    elif greeting is not None:
+        greeting = str(greeting)
     if prompt is None:
-        return str(greeting)
+        if greeting is None:
+            raise ValueError("reset returned None, and the row has no column 'prompt': there is no first message")
+        return greeting if isinstance(greeting, str) else [{"role": "user", "content": greeting}]
     messages: list[dict[str, Any]] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
     )
-    if greeting is not None and isinstance(content := messages[-1]["content"], list):  # parts, such as pictures
-        messages[-1]["content"] = [*content, {"type": "text", "text": str(greeting)}]
-    elif greeting is not None:
-        messages[-1]["content"] = f"{content}{greeting}"
+    if greeting is None:
+        return messages
+    content = messages[-1]["content"]
+    if isinstance(content, str) and isinstance(greeting, str):
+        messages[-1]["content"] = content + greeting
+    else:  # parts, such as pictures
+        messages[-1]["content"] = [*_list_parts(content), *_list_parts(greeting)]
     return messages
+
+
+def _list_parts(content: Any) -> list[Any]:
+    return list(content) if isinstance(content, (list, tuple)) else [{"type": "text", "text": str(content)}]
 
 
 def _read_reset(result: Any) -> Any:
