@@ -311,6 +311,29 @@ def test_an_exit_of_a_tool_without_a_deadline_is_its_error() -> None:
     assert message["content"] == "error: SystemExit: 1"
 
 
+class CannotBeRead:
+    """A value that a worker process fails to read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def test_tools_that_cannot_run_in_a_worker_are_an_error_and_no_answer() -> None:
+    """The policy would get an error message from each call, and be trained on it."""
+    held = CannotBeRead()
+
+    def look(word: str) -> str:
+        return f"{word}{held}"
+
+    none = np.empty(0, dtype=np.int64)
+    reply = Reply("", "", None, (ToolCall("look", {"word": "a"}, "call0"),), "stop", none, none.astype(np.float32))
+    limits = ToolLimits(timeout=30.0)
+    elsewhere = processes.ToolProcesses([look], limits, 1)
+    with pytest.raises(processes.EpisodeWorkerError, match="cannot run in a worker process: ValueError: invalid lit"):
+        asyncio.run(Tools([look], limits, elsewhere.call).answer(reply))
+    elsewhere.close()
+
+
 def test_what_no_deadline_can_reach_is_refused(play: Any) -> None:
     with pytest.raises(ConfigError, match="does not reach look: .*set turn_timeout"):
         play(misbehaving_turns.Guarded, tool_timeout=1.0)

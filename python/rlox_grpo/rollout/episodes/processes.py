@@ -34,11 +34,16 @@ LARGEST_GROWTH = 512 * 2**20
 
 
 class EpisodeWorkerError(RuntimeError):
-    """An environment or a tool failed in its worker process. ``worker_message`` is the worker's message."""
+    """An environment or a tool failed in its worker process.
 
-    def __init__(self, message: str) -> None:
+    Attributes:
+        worker_message: the worker's message.
+        never_started: whether the process could not start, so that no call of the policy can succeed.
+    """
+
+    def __init__(self, message: str, *, never_started: bool = False) -> None:
         super().__init__(message)
-        self.worker_message = message
+        self.worker_message, self.never_started = message, never_started
 
 
 class ProcessPool:
@@ -152,9 +157,11 @@ class LentWorker:
         try:
             await asyncio.wait_for(self._do(self._worker.start), START_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
-            raise EpisodeWorkerError(f"its worker process is not ready after {START_SECONDS:g} s") from None
+            message = f"its worker process is not ready after {START_SECONDS:g} s"
+            raise EpisodeWorkerError(message, never_started=True) from None
         if self._worker.broken is not None:
-            raise EpisodeWorkerError(f"it cannot run in a worker process: {self._worker.broken}")
+            message = f"it cannot run in a worker process: {self._worker.broken}"
+            raise EpisodeWorkerError(message, never_started=True)
 
     async def ask(self, job: Any) -> dict[str, Any]:
         """Send a job or the answer to a request, and wait for the worker's answer.

@@ -228,7 +228,9 @@ class Tools:
             if self._limits.timeout is None:  # raised by the tool itself
                 return f"error: {describe_failure(error)}", None, True
             return f"error: {call.name} took more than {self._limits.timeout:g} s", None, True
-        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  any exception of a tool is a message
+        except (Exception, SystemExit, GeneratorExit) as error:  # any exception of a tool is a message
+            if getattr(error, "never_started", False):  # its worker process: the tool has not run
+                raise
             return f"error: {describe_failure(error)}", None, True
 
     def bound(self, text: str, tool: str | None = None, length: int | None = None) -> str:
