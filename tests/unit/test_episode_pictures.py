@@ -176,6 +176,25 @@ def test_results_of_tools_show_pictures(reader: PictureReader) -> None:
         assert isinstance(call(crop, None)["content"], str)
 
 
+@pytest.mark.parametrize("name", ["crop", MARK])
+@pytest.mark.parametrize("error", [None, f"no argument {MARK}"])
+def test_a_mark_that_a_tool_repeats_is_left_out(name: str, error: str | None, reader: PictureReader) -> None:
+    """A policy could end the run otherwise, by a call that names a mark, prints one or has one in its arguments."""
+
+    def crop() -> str:
+        return f"a {MARK} b"
+
+    nothing = np.empty(0, np.int64)
+    calls = (ToolCall(name, {}, "call00000"),)
+    reply = Reply("", "", None, calls, "stop", nothing, nothing.astype(np.float32), parse_error=error)
+    pictures = EpisodePictures(reader)
+    (message,) = list_messages(asyncio.run(Tools([crop]).answer(reply, pictures)), pictures)
+    shown = (
+        "error: no argument " if error else "a  b" if name == "crop" else "error: there is no tool ''; there are crop"
+    )
+    assert message["content"] == shown
+
+
 def test_a_bad_picture_of_a_tool_is_a_message_to_the_policy(reader: PictureReader) -> None:
     def crop() -> Any:
         """Crop."""

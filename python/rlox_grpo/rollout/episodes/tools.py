@@ -168,7 +168,8 @@ class Tools:
     async def answer(self, reply: Reply, pictures: EpisodePictures | None = None) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply``; return their messages in the order of the calls.
 
-        ``pictures`` reads the pictures of results; None: all results are shown as text.
+        ``pictures`` reads the pictures of results, and removes the marks of pictures from all texts, which repeat what
+        the policy wrote; None: all results are shown as text.
 
         Raises:
             EpisodeEnded: a call is malformed or failed, and ``on_parse_error`` or ``on_tool_error`` is ``"end"``.
@@ -177,7 +178,8 @@ class Tools:
             self.errors += 1
             if self._limits.on_parse_error == "end":
                 raise EpisodeEnded("parse_error", reply.parse_error)
-            return [{"role": "user", "content": self.bound(f"error: {reply.parse_error}")}]
+            told = {"role": "user", "content": self.bound(f"error: {reply.parse_error}")}
+            return [told if pictures is None else pictures.drop_marks(told)]
         start = time.perf_counter()
         self.calls += len(reply.tool_calls)
         try:
@@ -188,7 +190,7 @@ class Tools:
         self.errors += len(failed)
         if failed and self._limits.on_tool_error == "end":
             raise EpisodeEnded("tool_error", failed[0])
-        return [
+        messages = [
             {
                 "role": "tool",
                 "name": call.name,
@@ -197,6 +199,7 @@ class Tools:
             }
             for call, (shown, length, _) in zip(reply.tool_calls, results, strict=True)
         ]
+        return messages if pictures is None else [*map(pictures.drop_marks, messages)]
 
     async def _call(
         self, call: ToolCall, pictures: EpisodePictures | None = None
