@@ -315,11 +315,11 @@ def _join_prompt(prompt: Any, greeting: Any) -> Any:
     if isinstance(content, str) and isinstance(greeting, str):
         messages[-1]["content"] = content + greeting
     else:  # parts, such as pictures
-        messages[-1]["content"] = [*_list_parts(content), *_list_parts(greeting)]
+        messages[-1]["content"] = [*_split_content(content), *_split_content(greeting)]
     return messages
 
 
-def _list_parts(content: Any) -> list[Any]:
+def _split_content(content: Any) -> list[Any]:
     return list(content) if isinstance(content, (list, tuple)) else [{"type": "text", "text": str(content)}]
 
 

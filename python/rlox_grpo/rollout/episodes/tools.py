@@ -178,8 +178,8 @@ class Tools:
             self.errors += 1
             if self._limits.on_parse_error == "end":
                 raise EpisodeEnded("parse_error", reply.parse_error)
-            told = {"role": "user", "content": self.bound(f"error: {reply.parse_error}")}
-            return [told if pictures is None else pictures.drop_marks(told)]
+            message = {"role": "user", "content": self.bound(f"error: {reply.parse_error}")}
+            return [message if pictures is None else pictures.drop_marks(message)]
         start = time.perf_counter()
         self.calls += len(reply.tool_calls)
         try:
