@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 import learning_ppo
@@ -74,6 +76,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "curriculum": {"curriculum": "pass_rate"},
     "float32": {"dtype": "float32"},
     "fp32_lm_head": {"fp32_lm_head": True},
+    "stored_bfloat16": {"stored": "bfloat16"},
+    "stored_bfloat16_dither": {"stored": "bfloat16", "dither_weights": True},
     "linear": {"lr_schedule": "linear", "warmup_steps": 0},
     "linear_rate_double": {"lr_schedule": "linear", "warmup_steps": 0, "learning_rate": 2.0},
     "trl_preset": {"preset": "trl", "lr_schedule": "linear", "warmup_steps": 0},
@@ -101,6 +105,7 @@ FROM_SCRATCH = tuple(name for name in TASKS if name not in PRETRAINED)
 ONLY = {
     **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
     **dict.fromkeys(("float32", "fp32_lm_head", "linear", "linear_rate_double", "trl_preset"), PRETRAINED),
+    **dict.fromkeys(("stored_bfloat16", "stored_bfloat16_dither"), PRETRAINED),
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),
@@ -144,7 +149,7 @@ def make_settings(task: Task, variant: str) -> dict[str, Any]:
     """``GRPO`` options of a cell; a larger group has fewer prompts, so that a step stays as large."""
     settings = {**task.settings, "warmup_steps": 3}
     for name, value in VARIANTS[variant].items():
-        if name == "rows":
+        if name in ("rows", "stored"):
             continue
         factor = name in ("learning_rate", "group_size", "prompts_per_step")
         settings[name] = type(task.settings[name])(task.settings[name] * value) if factor else value
@@ -159,12 +164,24 @@ def load_for_evaluation(policy: Path, task: Task, seed: int) -> GRPO:
     return GRPO(policy, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
 
 
+def store_in_bfloat16(policy: Path) -> Path:
+    """A copy of a policy with weights in bfloat16, as most checkpoints have."""
+    rounded = policy.with_name("policy_bfloat16")
+    if not rounded.exists():
+        partial = Path(shutil.copytree(policy, rounded.with_suffix(".partial"), dirs_exist_ok=True))
+        AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16).save_pretrained(partial)
+        partial.rename(rounded)
+    return rounded
+
+
 def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -> dict[str, Any]:
     """Train and evaluate one cell."""
     task = TASKS[task_name]
     folder = out / "warm" / f"{task_name}.{seed}"
     with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
         policy, train, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
+        if "stored" in VARIANTS[variant]:
+            policy = store_in_bfloat16(policy)
     settings = make_settings(task, variant)
     train = train[: VARIANTS[variant].get("rows")]
     completions = round(task.completions * sizes.scale)

@@ -28,6 +28,7 @@ from rlox_grpo.model.blank import (
     make_blank,
     move_buffers,
 )
+from rlox_grpo.model.dither import dither_weights
 from rlox_grpo.model.gguf import (
     CONVERT,
     find_gguf,
@@ -88,8 +89,8 @@ def load_policy(
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
-            without an adapter, with a model object or with a GGUF file, or if ``image_max_pixels`` is set and prompts
-            can have no pictures.
+            without an adapter, with a model object or with a GGUF file, if ``image_max_pixels`` is set and prompts
+            can have no pictures, or if ``dither_weights`` is set and the arithmetic is float32.
         ImportError: if LoRA is used and peft is not installed.
     """
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
@@ -131,6 +132,10 @@ def load_policy(
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
+    if config.dither_weights:
+        if config.dtype != "bfloat16":
+            raise ConfigError(f"dither_weights=True is for bfloat16 arithmetic, and dtype is {config.dtype!r} here")
+        logger.info("dither_weights: %d weights drawn", dither_weights(model, config.seed))
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):

@@ -38,6 +38,18 @@ class UpdateConfig(Record, title="Update"):
         "or is not a linear one. Without it, start vLLM servers with `rlox-grpo serve --no-fp32-lm-head`.",
         source="ScaleRL (arXiv:2510.13786), after MiniMax-M1 (arXiv:2506.13585)",
     )
+    dither_weights: bool = option(
+        False,
+        "With bfloat16 arithmetic, begin with float32 weights drawn from the numbers that round to the checkpoint's "
+        "bfloat16 weights, so that products see updates smaller than the spacing of bfloat16. At the start, the "
+        "function of the model is unchanged.",
+        only_with={
+            "dtype": ("auto", "bfloat16"),
+            "lora_rank": (0,),
+            "updater": ("torch",),
+            "shard_parameters": (False,),
+        },
+    )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",
         "Recompute activations in the backward pass, to save memory. auto: only on a GPU whose memory is too small "
