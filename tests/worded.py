@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,9 @@ def save(folder: Path, chat_template: str | None = None) -> None:
         tokenizer.chat_template = chat_template
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def save_rows(path: Path) -> None:
+    """Write eight problems of Countdown in the words of the model, with the columns of its reward."""
+    rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

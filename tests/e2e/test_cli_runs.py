@@ -24,8 +24,7 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 @pytest.fixture
 def run_file(tmp_path):
     worded.save(tmp_path / "model")
-    rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    worded.save_rows(tmp_path / "rows.jsonl")
     path = tmp_path / "run.toml"
     path.write_text(
         f'model = "{tmp_path}/model"\ntrain_data = "{tmp_path}/rows.jsonl"\neval_data = "{tmp_path}/rows.jsonl"\n'
@@ -157,8 +156,7 @@ SETTINGS = (
 def folder(tmp_path, monkeypatch):
     """A chat model, rows, a module with a reward, and a run file with settings of its own and without output_dir."""
     worded.save(tmp_path / "model", TEMPLATE)
-    rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    worded.save_rows(tmp_path / "rows.jsonl")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "short_of_a_test.py").write_text(
         "def short(completions):\n    return [float(len(c[0]['content']) < 12) for c in completions]\n"

@@ -8,7 +8,7 @@ import pytest
 import worded
 from rlox_grpo import GRPOConfig
 from rlox_grpo.cli import main
-from rlox_grpo.cli.dry_run import SMALL, shrink
+from rlox_grpo.cli.dry_run import RESET, SMALL, shrink
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import Options
 
@@ -18,8 +18,7 @@ def run_file(tmp_path):
     """A run file for a cluster. The weights of its model are not there: only a dry run can use it."""
     worded.save(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
-    rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    worded.save_rows(tmp_path / "rows.jsonl")
     path = tmp_path / "run.toml"
     path.write_text(
         f'model = "{tmp_path}/model"\ntrain_data = "{tmp_path}/rows.jsonl"\neval_data = "{tmp_path}/rows.jsonl"\n'
@@ -98,4 +97,4 @@ def test_every_preset_can_be_tried(tmp_path):
 
 
 def test_what_a_dry_run_replaces_are_options():
-    assert set(SMALL) <= set(Options.model_fields)
+    assert {*SMALL, *RESET} <= set(Options.model_fields)

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers.utils.logging import disable_progress_bar
 
-from rlox_grpo.config.eval_set import EvalSet
+from rlox_grpo.config.eval_set import UNNAMED, list_sets
 from rlox_grpo.config.records import (
     EngineConfig,
     ExpertConfig,
@@ -40,37 +40,26 @@ MACHINE = (EngineConfig, UpdateConfig, OptimizerConfig, UpdaterConfig, LoraConfi
 """Records of options that only a real model on its own machine can try; a dry run has their defaults."""
 
 SMALL: Mapping[str, Any] = {
-    # The size of the step.
     "group_size": 2,
     "prompts_per_step": 4,
     "max_steps": 1,
     "dtype": "float32",
-    # What needs several steps.
-    "max_group_size": None,
-    "async_steps": 0,
-    "drop_stale": None,
-    "partial_rollout_turns": None,
-    "replay": "none",
-    "replay_prompts": 1024,
-    "replay_max_age": 100,
     "zero_variance": "keep",
-    "reward_variance_share": 1.0,
-    "max_refills": 3,
-    "on_collapse": "warn",
-    "mutual_information_steps": 0,
-    # Evaluations, and services that get the metrics.
     "eval_samples": 1,
-    "eval_greedy": False,
-    "eval_steps": 0,
     "log_to": (),
 }
-"""Options that a dry run replaces besides those of :data:`MACHINE`."""
+"""Options of the size of a dry run, in which each group is trained."""
 
-SERVERS = (
+RESET = (
+    # What needs several steps, several evaluations, or a group size of its own.
+    *("max_group_size", "async_steps", "drop_stale", "partial_rollout_turns", "replay", "replay_prompts"),
+    *("replay_max_age", "reward_variance_share", "max_refills", "on_collapse", "mutual_information_steps"),
+    *("eval_greedy", "eval_steps"),
+    # Models and servers that a dry run replaces.
     *("reference_url", "reference_token_file", "reference_timeout"),
     *("teacher_token_file", "teacher_timeout", "teacher_offload"),
 )
-"""Options of models that a dry run replaces."""
+"""Options that have their defaults in a dry run, as those of :data:`MACHINE` have."""
 
 END_SHARE = 0.1
 """How likely a token is the last one."""
@@ -196,23 +185,21 @@ def shrink(config: GRPOConfig, output_dir: Path, train_data: Any) -> GRPOConfig:
 
     Prompts, sampling, episodes, rewards, advantages and the loss stay as they are.
     """
-    machine = {name: field.default for record in MACHINE for name, field in record.model_fields.items()}
-    others = {name: value for name, value in config.model_dump().items() if name not in machine}
-    small = {name: value for name, value in SMALL.items() if name in machine or others[name] != value}
+    names = {*RESET, *(name for record in MACHINE for name in record.model_fields)}
+    small = {**{name: Options.model_fields[name].default for name in names}, **SMALL}
     if isinstance(train_data, Mapping) and any(getattr(each, "quota", None) for each in train_data.values()):
         del small["prompts_per_step"]  # the quotas sum to it
     if config.reference in ("server", "adapter_off"):
         small["reference"] = "frozen"
-    small |= {name: Options.model_fields[name].default for name in SERVERS}
-    return GRPOConfig.create(**{**machine, **others, **small, "output_dir": str(output_dir)})
+    return GRPOConfig.create(**{**config.model_dump(), **small, "output_dir": str(output_dir)})
 
 
 def take_first(eval_data: Any) -> Any:
-    """Return the first rows of each held-out set, with its settings."""
-    if eval_data is None:
-        return None
-    if isinstance(eval_data, EvalSet):
-        return eval_data.model_copy(update={"prompts": take_first(eval_data.prompts), "samples": None})
-    if isinstance(eval_data, Mapping) and all(isinstance(each, EvalSet) for each in eval_data.values()):
-        return {name: take_first(each) for name, each in eval_data.items()}
-    return list(islice(list_entries(eval_data), HELD_OUT_ROWS))
+    """Return the first rows of each held-out set, with its settings; None without a set."""
+    sets = {
+        name: asked.model_copy(
+            update={"prompts": list(islice(list_entries(asked.prompts), HELD_OUT_ROWS)), "samples": None}
+        )
+        for name, asked in list_sets(eval_data).items()
+    }
+    return sets.get(UNNAMED) or sets or None

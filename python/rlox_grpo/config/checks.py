@@ -61,12 +61,9 @@ def _check_output_dir(path: str | None) -> Iterator[str]:
         return
     if not path.strip():  # of a variable of the shell that is not set
         yield f"output_dir={path!r} would be the current folder: write the path of a folder, or '.'"
-    for sign in ("~", "$"):
-        if path.startswith(sign):
-            yield (
-                f"output_dir={path!r} would be a folder named {Path(path).parts[0]} here: write the whole path in "
-                f"place of {Path(path).parts[0]}"
-            )
+    if path.startswith(("~", "$")):
+        first = Path(path).parts[0]
+        yield f"output_dir={path!r} would be a folder named {first} here: write the whole path in place of {first}"
 
 
 def _check_needs(options: Options) -> Iterator[str]:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.model.precision import find_linear_parameters
+
 _CHUNK = 2**24
 """Most numbers that are drawn at once."""
 
@@ -32,12 +34,11 @@ def dither_weights(model: nn.Module, seed: int) -> int:
     """
     find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = find_head()
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    shared = {id(weight) for module in model.modules() if module not in linear for weight in module.parameters(False)}
-    chosen = {id(module.weight) for module in linear} - shared
+    chosen = find_linear_parameters(model) - {id(getattr(head, "weight", None))}
     count = 0
     for name, weight in model.named_parameters():
-        if id(weight) in chosen and weight.requires_grad and weight.dtype == torch.float32:
+        is_matrix = weight.dim() == 2  # not a bias
+        if id(weight) in chosen and is_matrix and weight.requires_grad and weight.dtype == torch.float32:
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             for chunk in torch.split(weight.view(-1), _CHUNK):
                 chunk.copy_(_draw(chunk, generator))

@@ -72,6 +72,19 @@ def take_masters(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def find_linear_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that only linear layers use.
+
+    An embedding that shares the weight of an output layer would look up rounded rows.
+    """
+    # The modules of each parameter. A tied parameter has several.
+    users: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(module)
+    return {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
+
+
 def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> None:
     """Store the frozen linear layers of ``model`` in ``dtype``, in place.
 
@@ -79,14 +92,7 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> None:
     the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the embeddings keep
     their dtype.
     """
-    # The modules of each parameter. A tied parameter has several.
-    users: dict[int, list[nn.Module]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            users.setdefault(id(parameter), []).append(module)
-    # Only weights that no other kind of layer uses are cast: an embedding that shares the weight would look up
-    # rounded rows.
-    linear = {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
+    linear = find_linear_parameters(model)
     _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
 
 
