@@ -12,10 +12,11 @@ import toy
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.auto_dtype import resolve_dtype
 from rlox_grpo.model.float32_head import float32_logits
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import token_log_probs
-from rlox_grpo.model.precision import cast_frozen_layers, resolve_dtype
+from rlox_grpo.model.precision import cast_frozen_layers
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import OutputHead, Prompt, Sampling, ScoredGroup
 

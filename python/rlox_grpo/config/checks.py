@@ -33,6 +33,7 @@ _NEEDS: tuple[tuple[Condition, Condition, str], ...] = (
     ({"kl_schedule": ("adaptive",)}, {"kl_target": SET}, ""),
     ({"reference": ("periodic",)}, {"reference_refresh_steps": SET}, ""),
     ({"reference": ("server",)}, {"reference_url": SET}, ""),
+    ({"dither_weights": (True,)}, {"dtype": ("auto", "bfloat16"), "lora_rank": (0,)}, ""),
     ({"updater": ("deepspeed",), "offload_params": SET}, {"zero_stage": (3,)}, ""),
     ({"updater": ("deepspeed",), "offload_optimizer": SET}, {"zero_stage": (1, 2, 3)}, ""),
 )

@@ -50,16 +50,20 @@ class StoredWeights:
 
     Attributes:
         sources: name of each weight in the model → its file and its name there. A tied parameter has one entry.
+        change: called with the float32 numbers of a part of a weight as they are read, flat, the weight's name, and
+            where in the flat weight the part begins; changes them in place.
     """
 
     sources: Mapping[str, tuple[Path, str]]
+    change: Callable[[Tensor, str, int], None] | None = None
 
     def digest(self) -> dict[str, str]:
         """Return a digest of each file's size, header and last MiB by the file's name, the same on every rank."""
         return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.sources.values()})}
 
     def take(self, path: Path) -> None:
-        """From now on read the weights from the file ``path``, which names them as the model does."""
+        """From now on read the weights from the file ``path``, which names them as the model does, unchanged."""
+        self.change = None
         self.sources = {name: (path, name) for name in self.sources}
 
     def fill(self, model: nn.Module) -> None:
@@ -75,6 +79,9 @@ class StoredWeights:
             with safe_open(path, framework="pt") as file:
                 # A slice reads only its rows from the file. A tensor without a dimension (one number) has no slices.
                 rows = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
+                if self.change is not None and tensor.dim():
+                    rows = rows.to(torch.float32, copy=True)
+                    self.change(rows.view(-1), name, (first + start) * math.prod(tensor.shape[1:]))
                 (tensor[start:stop] if tensor.dim() else tensor).copy_(rows)
 
     def read_range(self, name: str, start: int, stop: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from rlox_grpo.model.precision import find_linear_parameters
 
-_CHUNK = 2**24
-"""Most numbers that are drawn at once."""
+_CHUNK = 2**20
+"""Numbers of a weight that one generator draws."""
+
+_HALF_SPACING = 2**15
+"""float32 numbers between a bfloat16 number and the midpoint to the next one."""
 
 
 @torch.no_grad()
@@ -32,25 +36,68 @@ def dither_weights(model: nn.Module, seed: int) -> int:
     Returns:
         The number of weights that were drawn.
     """
-    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = find_head()
-    chosen = find_linear_parameters(model) - {id(getattr(head, "weight", None))}
-    count = 0
+    dither, chosen = make_dither(model, seed)
     for name, weight in model.named_parameters():
-        is_matrix = weight.dim() == 2  # not a bias
-        if id(weight) in chosen and is_matrix and weight.requires_grad and weight.dtype == torch.float32:
-            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
-            for chunk in torch.split(weight.view(-1), _CHUNK):
-                chunk.copy_(_draw(chunk, generator))
-            count += weight.numel()
-    return count
+        dither(weight.view(-1), name, 0)
+    return sum(weight.numel() for name, weight in model.named_parameters() if name in chosen)
 
 
-def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a float32 number that rounds to the same bfloat16 number, for each of ``float32 [N]``."""
+def make_dither(model: nn.Module, seed: int) -> tuple[Callable[[Tensor, str, int], None], set[str]]:
+    """Return a function that dithers a part of a weight (:func:`draw_weights`), and the names of weights to dither.
+
+    The function leaves weights of other names unchanged. The model may be blank.
+    """
+    chosen = _list_dithered(model)
+
+    def dither(flat: Tensor, name: str, start: int) -> None:
+        if name in chosen:
+            draw_weights(flat, name, start, seed)
+
+    return dither, chosen
+
+
+def _list_dithered(model: nn.Module) -> set[str]:
+    """Return the names of the weights that :func:`dither_weights` draws."""
+    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    chosen = find_linear_parameters(model) - {id(getattr(find_head(), "weight", None))}
+    return {
+        name
+        for name, weight in model.named_parameters()
+        # Not a bias, which has one dimension.
+        if id(weight) in chosen and weight.dim() == 2 and weight.requires_grad and weight.dtype == torch.float32
+    }
+
+
+def draw_weights(flat: Tensor, name: str, start: int, seed: int) -> None:
+    """Dither a part of one weight in place.
+
+    Each part of a weight gets the numbers that it has in the whole weight, so that a rank can read its shard alone.
+
+    Args:
+        flat: ``float32 [N]``, the numbers ``start`` to ``start + N`` of the flat weight.
+        name: the weight's name.
+        start: where the part begins.
+        seed: see :func:`dither_weights`.
+    """
+    stop = start + len(flat)
+    for chunk in range(start // _CHUNK, -(-stop // _CHUNK)):
+        first = chunk * _CHUNK
+        low, high = max(start, first), min(stop, first + _CHUNK)
+        generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{name}:{chunk}".encode()))
+        # The draws of a chunk begin with its first number, wherever the part begins.
+        steps = torch.empty(high - first, dtype=torch.int32).random_(
+            1 - _HALF_SPACING, _HALF_SPACING, generator=generator
+        )
+        numbers = flat[low - start : high - start]
+        numbers.copy_(_move(numbers, steps[low - first :].to(flat.device)))
+
+
+def _move(weights: Tensor, steps: Tensor) -> Tensor:
+    """Return, for each of ``float32 [N]``, the float32 number ``int32 [N]`` steps from its bfloat16 number.
+
+    The bits of a float32 number, as an integer, count its place among all float32 numbers.
+    """
     rounded = weights.bfloat16().float()
-    spacing = torch.ldexp(torch.ones_like(rounded), torch.frexp(rounded)[1] - 8)  # bfloat16 has 8 bits of precision
-    share = torch.rand(len(weights), generator=generator).to(weights.device) - 0.5
-    drawn = rounded + share * spacing
-    # Below a power of two the spacing is half as wide, and at the ends of the range there is none.
-    return torch.where(drawn.bfloat16().float() == rounded, drawn, rounded)
+    moved = (rounded.view(torch.int32) + steps).view(torch.float32)
+    # Below 0 there is no bit pattern to go to.
+    return torch.where((rounded == 0) | ~torch.isfinite(rounded), rounded, moved)

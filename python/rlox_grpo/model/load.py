@@ -28,7 +28,7 @@ from rlox_grpo.model.blank import (
     make_blank,
     move_buffers,
 )
-from rlox_grpo.model.dither import dither_weights
+from rlox_grpo.model.dither import dither_weights, make_dither
 from rlox_grpo.model.gguf import (
     CONVERT,
     find_gguf,
@@ -90,7 +90,7 @@ def load_policy(
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
             without an adapter, with a model object or with a GGUF file, if ``image_max_pixels`` is set and prompts
-            can have no pictures, or if ``dither_weights`` is set and the arithmetic is float32.
+            can have no pictures, or if ``dither_weights`` is set with an adapter or in float32.
         ImportError: if LoRA is used and peft is not installed.
     """
     # The order is: load, adapt, cast, move to the GPU, shard. Steps that replace parameters come before anything that
@@ -132,10 +132,11 @@ def load_policy(
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
-    if config.dither_weights:
-        if config.dtype != "bfloat16":
-            raise ConfigError(f"dither_weights=True is for bfloat16 arithmetic, and dtype is {config.dtype!r} here")
-        logger.info("dither_weights: %d weights drawn", dither_weights(model, config.seed))
+    if _is_dithered(model, config):
+        if stored is None:
+            dither_weights(model, config.seed)
+        else:
+            stored.change = make_dither(model, config.seed)[0]
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
@@ -202,6 +203,21 @@ def _make_savable(model: Any) -> None:
     make_ordinary(base)
     if file is not None:
         take_metadata(base, file, read_header(file))
+
+
+def _is_dithered(model: nn.Module, config: GRPOConfig) -> bool:
+    """Return what ``dither_weights`` stands for: with ``"auto"``, whether products in bfloat16 round trained weights.
+
+    Raises:
+        ConfigError: ``dither_weights=True``, and no product does.
+    """
+    has_adapter = hasattr(model, "peft_config")  # its weights start anywhere between the numbers of bfloat16
+    if config.dither_weights is True and (has_adapter or config.dtype != "bfloat16"):
+        found = "the model has an adapter" if has_adapter else f"dtype is {config.dtype!r} here"
+        raise ConfigError(
+            f"dither_weights=True is for weights that are trained in bfloat16 arithmetic, and {found}: leave it out"
+        )
+    return config.dither_weights is not False and config.dtype == "bfloat16" and not has_adapter
 
 
 def _keep_float32_weights(model: nn.Module) -> None:

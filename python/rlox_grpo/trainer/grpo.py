@@ -22,10 +22,10 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
+from rlox_grpo.model.auto_dtype import resolve_dtype
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory import ModelsBeside
 from rlox_grpo.model.memory_plan import check_fit
-from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.comparison import warn_about_trained_prompts
 from rlox_grpo.prompts.ends import refuse_hidden_stops, warn_about_turn_end
 from rlox_grpo.prompts.load import PromptsLike
@@ -121,7 +121,7 @@ class GRPO:
     ) -> None:
         asked = choose_config(config, options)
         recorded = read_recorded_dtype(asked) if asked.dtype == "auto" else None
-        self.config = resolve_dtype(asked, recorded)
+        self.config = resolve_dtype(asked, recorded, model)
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._run: Run | None = None
@@ -142,7 +142,7 @@ class GRPO:
         self.config = self.config.model_copy(update={"fp32_lm_head": step.stages.update.fp32_lm_head})
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
         if recorded is not None and self.ranks.is_first:
-            usual = resolve_dtype(asked).dtype
+            usual = resolve_dtype(asked, None, model).dtype
             if usual != recorded:
                 logger.warning(
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",

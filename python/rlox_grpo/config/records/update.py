@@ -28,7 +28,8 @@ class UpdateConfig(Record, title="Update"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the forward and backward passes; weights in training and optimizer state stay float32. auto: "
-        "bfloat16 on a GPU that computes in bfloat16, otherwise float32. A resumed run keeps its precision.",
+        "bfloat16 on a GPU that computes in bfloat16, and on a CPU if a trial at the model's sizes shows that it is "
+        "faster; otherwise float32. A resumed run keeps its precision.",
         source="TRL",
     )
     fp32_lm_head: bool | Literal["auto"] = option(
@@ -38,17 +39,11 @@ class UpdateConfig(Record, title="Update"):
         "or is not a linear one. Without it, start vLLM servers with `rlox-grpo serve --no-fp32-lm-head`.",
         source="ScaleRL (arXiv:2510.13786), after MiniMax-M1 (arXiv:2506.13585)",
     )
-    dither_weights: bool = option(
-        False,
-        "With bfloat16 arithmetic, begin with float32 weights drawn from the numbers that round to the checkpoint's "
-        "bfloat16 weights, so that products see updates smaller than the spacing of bfloat16. At the start, the "
-        "function of the model is unchanged.",
-        only_with={
-            "dtype": ("auto", "bfloat16"),
-            "lora_rank": (0,),
-            "updater": ("torch",),
-            "shard_parameters": (False,),
-        },
+    dither_weights: bool | Literal["auto"] = option(
+        "auto",
+        "Begin with float32 weights drawn from the numbers that round to the checkpoint's bfloat16 weights, so that "
+        "products in bfloat16 see updates smaller than the spacing of bfloat16. At the start, the function of the "
+        "model is unchanged. auto: with bfloat16 arithmetic, unless the model has an adapter.",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",

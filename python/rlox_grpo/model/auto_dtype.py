@@ -1,0 +1,140 @@
+"""Choose the precision of ``dtype="auto"``. On a CPU, products of the model's sizes are timed in both precisions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from torch import Tensor, distributed, nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.load import read_settings
+from rlox_grpo.model.precision import choose_dtype
+
+logger = logging.getLogger(__name__)
+
+Dtype = Literal["float32", "bfloat16"]
+
+SMALLEST_WIDTH = 512
+"""Smallest hidden size that is tried: of smaller products, casts take much of the time."""
+
+MARGIN = 1.25
+"""How much faster than float32 bfloat16 must be to be chosen."""
+
+_ROWS = 256
+"""Rows of the product that stands for the update's."""
+
+_LARGEST = 2048
+"""Most rows and columns of a weight in the trial, so that it takes milliseconds."""
+
+_REPEATS = 3
+
+
+def resolve_dtype(
+    config: GRPOConfig, recorded: Dtype | None = None, model: str | Path | nn.Module | None = None
+) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by a precision.
+
+    On a GPU it is that of :func:`rlox_grpo.model.precision.choose_dtype`, and on a CPU that of a trial, if one process
+    trains all weights of a language model of transformers and generates by itself; float32 otherwise. DeepSpeed at
+    ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
+
+    Args:
+        config: the options.
+        recorded: the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
+        model: the model to train, or its path, whose sizes the trial uses; None: no trial.
+    """
+    if config.dtype != "auto":
+        return config
+    if recorded is not None:
+        return config.model_copy(update={"dtype": recorded})
+    dtype: Dtype = "float32"
+    if torch.cuda.is_available():
+        if config.updater != "deepspeed" or config.zero_stage > 0:
+            dtype = choose_dtype()
+    elif config.engine == "hf" and config.updater == "torch" and not config.lora_rank and _count_ranks() == 1:
+        sizes = None if model is None else _find_sizes(model)
+        if sizes is not None:
+            dtype = choose_by_trial(*sizes, config.group_size * config.prompts_per_step)
+    return config.model_copy(update={"dtype": dtype})
+
+
+def _count_ranks() -> int:
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _find_sizes(model: str | Path | nn.Module) -> tuple[int, int] | None:
+    """Return the width of the residual stream and of the feed-forward layers.
+
+    None: they are unknown, or the model is small, reads pictures or has an adapter, whose products are others.
+    """
+    settings: Any = None
+    if isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "peft_config"):
+        settings = model.config
+    elif isinstance(model, (str, Path)):
+        with suppress(OSError, ValueError):  # loading the model raises it again, with an explanation
+            settings = read_settings(model)
+    hidden: Any = getattr(settings, "hidden_size", None)
+    if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or getattr(settings, "vision_config", None) is not None:
+        return None
+    inner: Any = getattr(settings, "intermediate_size", None)
+    return hidden, inner if isinstance(inner, int) else 4 * hidden
+
+
+@cache
+def choose_by_trial(hidden: int, inner: int, rows: int) -> Dtype:
+    """Return the precision in which a CPU trains a model of these sizes faster, with float32 weights.
+
+    A step samples each token by a product of few rows, and trains on it by a product of many rows, forward and
+    backward. Both are timed, and bfloat16 is chosen if the sum for each token is at most ``1 / MARGIN`` of that in
+    float32. Equal sizes are tried once in a process.
+
+    Args:
+        hidden, inner: columns and rows of the weight.
+        rows: completions that are sampled together.
+    """
+    weight = torch.zeros(min(inner, _LARGEST), min(hidden, _LARGEST), requires_grad=True)
+    begin = time.perf_counter()
+    in_float32, in_bfloat16 = (_time_token(weight, rows, dtype) for dtype in (None, torch.bfloat16))
+    dtype: Dtype = "bfloat16" if in_bfloat16 * MARGIN <= in_float32 else "float32"
+    logger.info(
+        "dtype='auto': %s on this CPU: products of %d rows and %d x %d weights take %.2f times their time in float32 "
+        "if they are in bfloat16 (a trial of %.0f ms)",
+        *(dtype, rows, *weight.shape, in_bfloat16 / in_float32, 1000 * (time.perf_counter() - begin)),
+    )
+    return dtype
+
+
+def _time_token(weight: Tensor, rows: int, autocast: torch.dtype | None) -> float:
+    """Return the seconds for sampling a token and training on it, in products with ``weight``."""
+    few, many = torch.zeros(min(rows, _ROWS), weight.shape[1]), torch.zeros(_ROWS, weight.shape[1], requires_grad=True)
+    inference = weight.detach() if autocast is None else weight.detach().to(autocast)
+
+    def sample() -> None:
+        nn.functional.linear(few.to(inference.dtype), inference)
+
+    def update() -> None:
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            product = nn.functional.linear(many, weight)
+        product.backward(torch.zeros_like(product))  # type: ignore[no-untyped-call]
+        weight.grad = None
+
+    times = []
+    for call, count in ((sample, len(few)), (update, _ROWS)):
+        call()  # the first call plans the product
+        seconds = float("inf")
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            call()
+            seconds = min(seconds, time.perf_counter() - begin)
+        times.append(seconds / count)
+    return sum(times)

@@ -1,0 +1,84 @@
+"""``dtype="auto"`` on a CPU: which runs are tried, with which sizes, and what the trial says."""
+
+import logging
+
+import pytest
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model import auto_dtype
+from rlox_grpo.model.auto_dtype import choose_by_trial, resolve_dtype
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """Sizes of the trials, of which each finds that bfloat16 is faster."""
+    tried = []
+    monkeypatch.setattr(auto_dtype, "SMALLEST_WIDTH", 32)
+    monkeypatch.setattr(auto_dtype, "choose_by_trial", lambda *sizes: tried.append(sizes) or "bfloat16")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return tried
+
+
+def test_a_model_and_its_folder_are_tried_at_their_sizes(make_tiny_model, tmp_path, trials):
+    model = make_tiny_model("qwen2", hidden_size=32, intermediate_size=48)
+    config = GRPOConfig.create(group_size=4, prompts_per_step=6)
+    model.save_pretrained(tmp_path)
+    for source in (model, tmp_path, str(tmp_path)):
+        assert resolve_dtype(config, None, source).dtype == "bfloat16"
+    assert trials == [(32, 48, 24)] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"lora_rank": 4},
+        {"updater": "deepspeed"},
+        {"engine": "vllm"},
+        {"engine": "vllm_server", "server_urls": ["http://127.0.0.1:8000"]},
+    ],
+)
+def test_other_runs_compute_in_float32(make_tiny_model, trials, options):
+    model = make_tiny_model("qwen2", hidden_size=32)
+    assert resolve_dtype(GRPOConfig.create(**options), None, model).dtype == "float32"
+    assert not trials
+
+
+def test_several_ranks_and_unknown_sizes_compute_in_float32(make_tiny_model, tmp_path, trials, monkeypatch):
+    config = GRPOConfig.create()
+    model = make_tiny_model("qwen2", hidden_size=32)
+    for source in (None, tmp_path / "nothing", make_tiny_model("qwen2", hidden_size=16), model.lm_head):
+        assert resolve_dtype(config, None, source).dtype == "float32"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert resolve_dtype(config, None, model).dtype == "float32"
+    assert not trials
+
+
+def test_a_resumed_run_is_not_tried(make_tiny_model, trials):
+    model = make_tiny_model("qwen2", hidden_size=32)
+    assert resolve_dtype(GRPOConfig.create(), "float32", model).dtype == "float32"
+    assert not trials
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(0.5, "bfloat16"), (0.79, "bfloat16"), (0.81, "float32"), (3.0, "float32")]
+)
+def test_bfloat16_is_chosen_by_a_margin(monkeypatch, caplog, ratio, expected):
+    monkeypatch.setattr(auto_dtype, "_time_token", lambda weight, rows, autocast: 1.0 if autocast is None else ratio)
+    choose_by_trial.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert choose_by_trial(64, 96, 8) == expected
+    assert (
+        f"dtype='auto': {expected} on this CPU: products of 8 rows and 96 x 64 weights take {ratio:.2f}" in caplog.text
+    )
+    choose_by_trial.cache_clear()
+
+
+def test_the_trial_times_products_of_both_precisions():
+    choose_by_trial.cache_clear()
+    assert choose_by_trial(64, 96, 8) in ("float32", "bfloat16")
+    assert choose_by_trial.cache_info().currsize == 1
+    choose_by_trial(64, 96, 8)
+    assert choose_by_trial.cache_info().hits == 1
+    choose_by_trial.cache_clear()
