@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from test_ranks import difference, launch
 
 import ranked
+from rlox_grpo.model.dither import dither_weights
 from thorough import THOROUGH
 
 pytestmark = pytest.mark.slow
@@ -54,6 +55,8 @@ if THOROUGH:
 
 # Two ranks round in other places than one process does, so this is compared with two ranks that hold the whole.
 BFLOAT16 = {"dtype": "bfloat16", "max_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.1}
+# The weights at the end are those at the start.
+DRAWN = {"dtype": "bfloat16", "max_steps": 1, "learning_rate": 1e-12}
 
 
 def weights(folder):
@@ -75,7 +78,8 @@ def two_ranks(tmp_path_factory):
     stored["stored resumed"]["resume"] = str(root / "stored" / "checkpoints" / "step_000002")
     if THOROUGH:
         stored |= {f"stored {name}": {"source": "policy", **runs[name]} for name in ("bfloat16", "bfloat16 whole")}
-    stored["stored bfloat16 once"] = {"source": "policy", **BFLOAT16, "max_steps": 1}
+    stored["stored bfloat16 once"] = {"source": "policy", **BFLOAT16, "max_steps": 1, "dither_weights": False}
+    stored["stored drawn"] = {"source": "policy", **DRAWN}
     stored["stored gathered once"] = {**stored["stored bfloat16 once"], "gather_dtype": "bfloat16"}
     runs |= {name: {**changes, "source": str(root / changes["source"])} for name, changes in stored.items()}
     arguments = [(str(root / name), json.dumps({**SHARDS, **changes})) for name, changes in runs.items()]
@@ -134,6 +138,17 @@ def test_bfloat16_rounds_as_whole_ranks_do(stored, two_ranks):
     assert largest < SAME_WEIGHTS
     shards, whole = (json.loads((two_ranks / name / "metrics.json").read_text())["policy/kl"] for name in names)
     assert shards == pytest.approx(whole, rel=1e-3)  # the reference, whose linear layers are bfloat16 in both
+
+
+def test_each_rank_draws_its_part_of_the_dithered_weights(two_ranks):
+    policy = ranked.tiny_policy()
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    dither_weights(policy, 0)
+    drawn, apart = weights(two_ranks / "stored drawn"), 0.0
+    for name, weight in policy.named_parameters():
+        assert torch.allclose(drawn[name], weight, atol=1e-9, rtol=0)
+        apart = max(apart, float((weight - before[name]).abs().max()))
+    assert apart > 1e-4
 
 
 def test_blocks_gathered_in_bfloat16_take_the_step_of_rounded_norms(two_ranks):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import ranked
 import stub_vllm
 import warm
+from rlox_grpo.model.dither import dither_weights
 from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
 
 pytestmark = [
@@ -29,6 +30,8 @@ SAME_IN_BFLOAT16 = 0.03
 ONE_STEP = {"uniform": True, "max_steps": 1, "adam_epsilon": 1.0, "learning_rate": 0.1}
 # The weights break after step 17; the collapse of the reward is found in step 19, and the run goes back to step 10.
 RESTORED = {"broken_at": 17, "on_collapse": "restore", "max_steps": 22, "learning_rate": 0.002, "log_completions": 0}
+BFLOAT16 = {"dtype": "bfloat16", "dither_weights": False}  # from the weights of float32 runs
+DRAWN = {"dtype": "bfloat16", "max_steps": 1, "learning_rate": 1e-12}  # ends with the weights of the start
 SHORT = {"max_steps": 4, "checkpoint_steps": 0}  # of runs that no other one continues
 
 RUNS = {
@@ -45,7 +48,8 @@ RUNS = {
     "offload2": {"zero_stage": 2, "offload_optimizer": True, **SHORT},
     "offload3": {"zero_stage": 3, "offload_optimizer": True, "offload_params": True, **SHORT},
     # The completions of all of them are the same: none is drawn from rounded probabilities.
-    **{f"bfloat{stage}": {"zero_stage": stage, "dtype": "bfloat16", **ONE_STEP} for stage in (1, 2, 3)},
+    **{f"bfloat{stage}": {**BFLOAT16, "zero_stage": stage, **ONE_STEP} for stage in (1, 2, 3)},
+    **{f"drawn{stage}": {**DRAWN, "zero_stage": stage} for stage in (1, 2, 3)},
     "twice3": {"zero_stage": 3, "updates_per_batch": 2, **SHORT},
     # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
     "smooth3": {"zero_stage": 3, "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
@@ -145,6 +149,21 @@ def test_bfloat16_takes_the_step_of_float32(name, two_ranks, tmp_path):
     )
     print(f"{name}: {(found - exact).norm() / exact.norm():.1e}")
     assert (found - exact).norm() < SAME_IN_BFLOAT16 * exact.norm()
+
+
+@pytest.mark.parametrize("name", ["drawn1", "drawn2", "drawn3"])
+def test_master_weights_begin_dithered(name, two_ranks):
+    check_drawn(two_ranks / name)
+
+
+def check_drawn(folder):
+    """Assert that the weights in a folder are those of the tiny policy, dithered."""
+    policy = ranked.tiny_policy()
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    dither_weights(policy, 0)
+    drawn = weights(folder)
+    assert all(torch.allclose(drawn[name], weight, atol=1e-9, rtol=0) for name, weight in policy.named_parameters())
+    assert max(float((weight - before[name]).abs().max()) for name, weight in policy.named_parameters()) > 1e-4
 
 
 def test_weights_moved_further_than_the_tolerance(two_ranks):

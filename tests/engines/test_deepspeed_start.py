@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_deepspeed import SAME_IN_BFLOAT16, SAME_WEIGHTS, checkpoint, difference, launch, weights
+from test_deepspeed import (
+    BFLOAT16,
+    DRAWN,
+    SAME_IN_BFLOAT16,
+    SAME_WEIGHTS,
+    check_drawn,
+    checkpoint,
+    difference,
+    launch,
+    weights,
+)
 
 import ranked
 from starts import measure_start, write_model
@@ -26,7 +36,8 @@ RUNS = {
 }
 MORE = {
     "resumed": {"source": "policy", "resume": "plain"},
-    "once": {"source": "policy", "dtype": "bfloat16", **ONE_STEP},
+    "once": {"source": "policy", **BFLOAT16, **ONE_STEP},
+    "drawn": {"source": "policy", **DRAWN},
     "bfloat16": {"source": "policy", "dtype": "bfloat16"},
     "bfloat16 resumed": {"source": "policy", "dtype": "bfloat16", "resume": "bfloat16"},
 }
@@ -85,6 +96,10 @@ def test_bfloat16_takes_the_step_of_float32(two_ranks, tmp_path):
     )
     print(f"bfloat16: {(found - exact).norm() / exact.norm():.1e}")
     assert (found - exact).norm() < SAME_IN_BFLOAT16 * exact.norm()
+
+
+def test_each_rank_draws_its_part_of_the_dithered_weights(two_ranks):
+    check_drawn(two_ranks / "drawn")
 
 
 def test_a_rank_starts_in_the_memory_of_its_part(tmp_path):
