@@ -52,7 +52,7 @@ def no_reward(completions: Any, prompts: Any) -> list[float]:
 
 def test_the_file_is_the_model_that_transformers_reads() -> None:
     file = find_file()
-    trainer = GRPO(file, no_reward, max_new_tokens=4)
+    trainer = GRPO(file, no_reward, max_new_tokens=4, dtype="float32")
     other: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in trainer.model.parameters()) == 134_515_008
     ids = torch.tensor([[1, 9690, 198, 2683, 359]])

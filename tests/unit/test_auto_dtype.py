@@ -62,10 +62,18 @@ def test_a_resumed_run_is_not_tried(make_tiny_model, trials):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "expected"), [(0.5, "bfloat16"), (0.79, "bfloat16"), (0.81, "float32"), (3.0, "float32")]
+    ("sampling", "update", "ratio", "expected"),
+    [
+        (0.5, 0.5, 0.5, "bfloat16"),
+        (1.1, 0.48, 0.79, "bfloat16"),
+        (0.6, 1.02, 0.81, "float32"),
+        (1.9, 0.1, 1.0, "float32"),
+        (2.1, None, 2.1, "float32"),  # no update is tried
+    ],
 )
-def test_bfloat16_is_chosen_by_a_margin(monkeypatch, caplog, ratio, expected):
-    monkeypatch.setattr(auto_dtype, "_time_token", lambda weight, rows, autocast: 1.0 if autocast is None else ratio)
+def test_bfloat16_is_chosen_by_a_margin(monkeypatch, caplog, sampling, update, ratio, expected):
+    monkeypatch.setattr(auto_dtype, "_time_sampling", lambda weight, rows, cast: 1.0 if cast is None else sampling)
+    monkeypatch.setattr(auto_dtype, "_time_update", lambda weight, cast: 1.0 if cast is None else update)
     choose_by_trial.cache_clear()
     with caplog.at_level(logging.INFO):
         assert choose_by_trial(64, 96, 8) == expected

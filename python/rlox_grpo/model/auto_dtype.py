@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,12 +30,17 @@ MARGIN = 1.25
 """How much faster than float32 bfloat16 must be to be chosen."""
 
 _ROWS = 256
-"""Rows of the product that stands for the update's."""
+"""Rows of the product that stands for the update's, and most rows of the one that stands for generation's."""
 
-_LARGEST = 2048
+_LARGEST = 1024
 """Most rows and columns of a weight in the trial, so that it takes milliseconds."""
 
-_REPEATS = 3
+_HOPELESS = 2.0
+"""If products in bfloat16 take this many times their time in float32, only the short ones are timed: without
+instructions for bfloat16, long ones take seconds."""
+
+_REPEATS, _SECONDS = 3, 0.1
+"""Most timed calls of a product; none begins after so many seconds."""
 
 
 def resolve_dtype(
@@ -104,37 +110,49 @@ def choose_by_trial(hidden: int, inner: int, rows: int) -> Dtype:
     """
     weight = torch.zeros(min(inner, _LARGEST), min(hidden, _LARGEST), requires_grad=True)
     begin = time.perf_counter()
-    in_float32, in_bfloat16 = (_time_token(weight, rows, dtype) for dtype in (None, torch.bfloat16))
-    dtype: Dtype = "bfloat16" if in_bfloat16 * MARGIN <= in_float32 else "float32"
+    ratio = _time_sampling(weight, rows, torch.bfloat16) / _time_sampling(weight, rows, None)
+    if ratio < _HOPELESS:
+        in_float32, in_bfloat16 = (
+            _time_sampling(weight, rows, autocast) + _time_update(weight, autocast)
+            for autocast in (None, torch.bfloat16)
+        )
+        ratio = in_bfloat16 / in_float32
+    dtype: Dtype = "bfloat16" if ratio * MARGIN <= 1 else "float32"
     logger.info(
         "dtype='auto': %s on this CPU: products of %d rows and %d x %d weights take %.2f times their time in float32 "
         "if they are in bfloat16 (a trial of %.0f ms)",
-        *(dtype, rows, *weight.shape, in_bfloat16 / in_float32, 1000 * (time.perf_counter() - begin)),
+        *(dtype, rows, *weight.shape, ratio, 1000 * (time.perf_counter() - begin)),
     )
     return dtype
 
 
-def _time_token(weight: Tensor, rows: int, autocast: torch.dtype | None) -> float:
-    """Return the seconds for sampling a token and training on it, in products with ``weight``."""
-    few, many = torch.zeros(min(rows, _ROWS), weight.shape[1]), torch.zeros(_ROWS, weight.shape[1], requires_grad=True)
-    inference = weight.detach() if autocast is None else weight.detach().to(autocast)
+def _time_sampling(weight: Tensor, rows: int, autocast: torch.dtype | None) -> float:
+    """Return the seconds for each row of a product with ``weight``, which a generation casts once."""
+    states = torch.zeros(min(rows, _ROWS), weight.shape[1])
+    cast = weight.detach() if autocast is None else weight.detach().to(autocast)
+    return _time(lambda: nn.functional.linear(states.to(cast.dtype), cast)) / len(states)
 
-    def sample() -> None:
-        nn.functional.linear(few.to(inference.dtype), inference)
+
+def _time_update(weight: Tensor, autocast: torch.dtype | None) -> float:
+    """Return the seconds for each row of a product with ``weight``, forward and backward."""
+    states = torch.zeros(_ROWS, weight.shape[1], requires_grad=True)
 
     def update() -> None:
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
-            product = nn.functional.linear(many, weight)
+            product = nn.functional.linear(states, weight)
         product.backward(torch.zeros_like(product))  # type: ignore[no-untyped-call]
         weight.grad = None
 
-    times = []
-    for call, count in ((sample, len(few)), (update, _ROWS)):
-        call()  # the first call plans the product
-        seconds = float("inf")
-        for _ in range(_REPEATS):
-            begin = time.perf_counter()
-            call()
-            seconds = min(seconds, time.perf_counter() - begin)
-        times.append(seconds / count)
-    return sum(times)
+    return _time(update) / _ROWS
+
+
+def _time(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of a few calls."""
+    first = time.perf_counter()
+    call()  # plans the product
+    times: list[float] = []
+    while not times or (len(times) < _REPEATS and time.perf_counter() - first < _SECONDS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return min(times)
