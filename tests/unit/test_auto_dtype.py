@@ -6,7 +6,7 @@ import pytest
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.model import auto_dtype
-from rlox_grpo.model.auto_dtype import choose_by_trial, resolve_dtype
+from rlox_grpo.model.auto_dtype import choose_by_trial, resolve_dtype, try_dtypes
 
 
 @pytest.fixture
@@ -20,13 +20,14 @@ def trials(monkeypatch):
     return tried
 
 
-def test_a_model_and_its_folder_are_tried_at_their_sizes(make_tiny_model, tmp_path, trials):
+def choose(config, model):
+    return try_dtypes(resolve_dtype(config), model).dtype
+
+
+def test_a_model_is_tried_at_its_sizes(make_tiny_model, trials):
     model = make_tiny_model("qwen2", hidden_size=32, intermediate_size=48)
-    config = GRPOConfig.create(group_size=4, prompts_per_step=6)
-    model.save_pretrained(tmp_path)
-    for source in (model, tmp_path, str(tmp_path)):
-        assert resolve_dtype(config, None, source).dtype == "bfloat16"
-    assert trials == [(32, 48, 24)] * 3
+    assert choose(GRPOConfig.create(group_size=4, prompts_per_step=6), model) == "bfloat16"
+    assert trials == [(32, 48, 24)]
 
 
 @pytest.mark.parametrize(
@@ -40,24 +41,24 @@ def test_a_model_and_its_folder_are_tried_at_their_sizes(make_tiny_model, tmp_pa
     ],
 )
 def test_other_runs_compute_in_float32(make_tiny_model, trials, options):
-    model = make_tiny_model("qwen2", hidden_size=32)
-    assert resolve_dtype(GRPOConfig.create(**options), None, model).dtype == "float32"
+    assert choose(GRPOConfig.create(**options), make_tiny_model("qwen2", hidden_size=32)) == "float32"
     assert not trials
 
 
-def test_several_ranks_and_unknown_sizes_compute_in_float32(make_tiny_model, tmp_path, trials, monkeypatch):
-    config = GRPOConfig.create()
-    model = make_tiny_model("qwen2", hidden_size=32)
-    for source in (None, tmp_path / "nothing", make_tiny_model("qwen2", hidden_size=16), model.lm_head):
-        assert resolve_dtype(config, None, source).dtype == "float32"
+def test_several_ranks_and_unknown_sizes_compute_in_float32(make_tiny_model, trials, monkeypatch):
+    config, model = GRPOConfig.create(), make_tiny_model("qwen2", hidden_size=32)
+    pictures = make_tiny_model("qwen2", hidden_size=32)
+    pictures.config.vision_config = {}
+    for other in (make_tiny_model("qwen2", hidden_size=16), model.lm_head, pictures):
+        assert choose(config, other) == "float32"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert resolve_dtype(config, None, model).dtype == "float32"
+    assert choose(config, model) == "float32"
     assert not trials
 
 
 def test_a_resumed_run_is_not_tried(make_tiny_model, trials):
     model = make_tiny_model("qwen2", hidden_size=32)
-    assert resolve_dtype(GRPOConfig.create(), "float32", model).dtype == "float32"
+    assert try_dtypes(resolve_dtype(GRPOConfig.create(), "float32"), model).dtype == "float32"
     assert not trials
 
 

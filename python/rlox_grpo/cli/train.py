@@ -114,7 +114,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         from rlox_grpo.model.auto_dtype import resolve_dtype
         from rlox_grpo.run.resume import read_recorded_dtype
 
-        refuse_foreign_run(origin, resolve_dtype(config, read_recorded_dtype(config), origin.model))
+        refuse_foreign_run(origin, resolve_dtype(config, read_recorded_dtype(config)))
     if _is_launched_by_ray(arguments, origin):
         if arguments.dry_run:
             _import_functions(origin, config, arguments.file)

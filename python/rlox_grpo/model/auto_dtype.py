@@ -6,9 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +14,6 @@ import transformers
 from torch import Tensor, distributed, nn
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.model.load import read_settings
 from rlox_grpo.model.precision import choose_dtype
 
 logger = logging.getLogger(__name__)
@@ -43,19 +40,15 @@ _REPEATS, _SECONDS = 3, 0.1
 """Most timed calls of a product; none begins after so many seconds."""
 
 
-def resolve_dtype(
-    config: GRPOConfig, recorded: Dtype | None = None, model: str | Path | nn.Module | None = None
-) -> GRPOConfig:
-    """Return ``config`` with ``dtype="auto"`` replaced by a precision.
+def resolve_dtype(config: GRPOConfig, recorded: Dtype | None = None) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by a precision, unless :func:`try_dtypes` has to find it.
 
-    On a GPU it is that of :func:`rlox_grpo.model.precision.choose_dtype`, and on a CPU that of a trial, if one process
-    trains all weights of a language model of transformers and generates by itself; float32 otherwise. DeepSpeed at
-    ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
+    On a GPU the precision is that of :func:`rlox_grpo.model.precision.choose_dtype`. DeepSpeed at ``zero_stage=0``
+    keeps no float32 master weights, so it uses float32. On a CPU it is float32, but for runs that a trial can decide.
 
     Args:
         config: the options.
         recorded: the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
-        model: the model to train, or its path, whose sizes the trial uses; None: no trial.
     """
     if config.dtype != "auto":
         return config
@@ -65,34 +58,41 @@ def resolve_dtype(
     if torch.cuda.is_available():
         if config.updater != "deepspeed" or config.zero_stage > 0:
             dtype = choose_dtype()
-    elif config.engine == "hf" and config.updater == "torch" and not config.lora_rank and _count_ranks() == 1:
-        sizes = None if model is None else _find_sizes(model)
-        if sizes is not None:
-            dtype = choose_by_trial(*sizes, config.group_size * config.prompts_per_step)
+    elif _can_try(config):
+        return config
     return config.model_copy(update={"dtype": dtype})
 
 
-def _count_ranks() -> int:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE") or 1)
+def try_dtypes(config: GRPOConfig, model: nn.Module) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by the faster precision on this CPU, after a trial.
 
-
-def _find_sizes(model: str | Path | nn.Module) -> tuple[int, int] | None:
-    """Return the width of the residual stream and of the feed-forward layers.
-
-    None: they are unknown, or the model is small, reads pictures or has an adapter, whose products are others.
+    Models whose products are others than the trial's compute in float32: small ones, those that read pictures or have
+    an adapter, and modules that transformers has not made. The same model gets the same answer in a process.
     """
-    settings: Any = None
-    if isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "peft_config"):
-        settings = model.config
-    elif isinstance(model, (str, Path)):
-        with suppress(OSError, ValueError):  # loading the model raises it again, with an explanation
-            settings = read_settings(model)
-    hidden: Any = getattr(settings, "hidden_size", None)
-    if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or getattr(settings, "vision_config", None) is not None:
+    if config.dtype != "auto":
+        return config
+    sizes = _find_sizes(model)
+    rows = config.group_size * config.prompts_per_step
+    return config.model_copy(update={"dtype": "float32" if sizes is None else choose_by_trial(*sizes, rows)})
+
+
+def _can_try(config: GRPOConfig) -> bool:
+    """Return whether one process trains all weights and samples by itself."""
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+    else:
+        ranks = int(os.environ.get("WORLD_SIZE") or 1)
+    return config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0 and ranks == 1
+
+
+def _find_sizes(model: nn.Module) -> tuple[int, int] | None:
+    """Return the width of the residual stream and of the feed-forward layers; None: they are not tried."""
+    if not isinstance(model, transformers.PreTrainedModel) or hasattr(model, "peft_config"):
         return None
-    inner: Any = getattr(settings, "intermediate_size", None)
+    hidden: Any = getattr(model.config, "hidden_size", None)
+    if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or hasattr(model.config, "vision_config"):
+        return None
+    inner: Any = getattr(model.config, "intermediate_size", None)
     return hidden, inner if isinstance(inner, int) else 4 * hidden
 
 

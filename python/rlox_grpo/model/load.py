@@ -18,6 +18,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, import_extra
 from rlox_grpo.model.adapted_layers import describe_partial_adapter, get_base, refuse_unsaved
+from rlox_grpo.model.auto_dtype import try_dtypes
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -132,6 +133,7 @@ def load_policy(
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
+    config = try_dtypes(config, model)
     if _is_dithered(model, config):
         if stored is None:
             dither_weights(model, config.seed)
@@ -213,9 +215,9 @@ def _is_dithered(model: nn.Module, config: GRPOConfig) -> bool:
     """
     has_adapter = hasattr(model, "peft_config")  # its weights start anywhere between the numbers of bfloat16
     if config.dither_weights is True and (has_adapter or config.dtype != "bfloat16"):
-        found = "the model has an adapter" if has_adapter else f"dtype is {config.dtype!r} here"
+        reason = "the model has an adapter" if has_adapter else f"dtype is {config.dtype!r} here"
         raise ConfigError(
-            f"dither_weights=True is for weights that are trained in bfloat16 arithmetic, and {found}: leave it out"
+            f"dither_weights=True is for weights that are trained in bfloat16 arithmetic, and {reason}: leave it out"
         )
     return config.dither_weights is not False and config.dtype == "bfloat16" and not has_adapter
 

@@ -22,7 +22,7 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
-from rlox_grpo.model.auto_dtype import resolve_dtype
+from rlox_grpo.model.auto_dtype import resolve_dtype, try_dtypes
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory import ModelsBeside
 from rlox_grpo.model.memory_plan import check_fit
@@ -121,7 +121,7 @@ class GRPO:
     ) -> None:
         asked = choose_config(config, options)
         recorded = read_recorded_dtype(asked) if asked.dtype == "auto" else None
-        self.config = resolve_dtype(asked, recorded, model)
+        self.config = resolve_dtype(asked, recorded)
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self._run: Run | None = None
@@ -139,10 +139,11 @@ class GRPO:
             on_episodes=self._show_episodes,
         )
         step.token_rows.is_on = self.callbacks.reads("on_tokens")
-        self.config = self.config.model_copy(update={"fp32_lm_head": step.stages.update.fp32_lm_head})
+        decided = {name: getattr(step.stages.update, name) for name in ("dtype", "fp32_lm_head")}
+        self.config = self.config.model_copy(update=decided)
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
         if recorded is not None and self.ranks.is_first:
-            usual = resolve_dtype(asked, None, model).dtype
+            usual = try_dtypes(resolve_dtype(asked), self.model).dtype
             if usual != recorded:
                 logger.warning(
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",
