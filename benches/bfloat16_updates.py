@@ -30,6 +30,7 @@ QUESTIONS = (
     "Write the word house.",
 )
 STEPS = (1, 2, 3, 5, 8, 12, 20, 40, 80)
+KINDS = ("as they are", "rounded to bfloat16 before", "rounded, then dithered")
 
 
 @torch.no_grad()
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=4, help="of each of the five questions")
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-5)
-    parser.add_argument("--weights", action="append", help="one of the three tables; by default all")
+    parser.add_argument("--weights", action="append", choices=KINDS, help="one of the three tables; by default all")
     options = parser.parse_args()
     torch.manual_seed(0)
     model, tokenizer = load_model(options.model)
@@ -107,9 +108,9 @@ def main() -> None:
     first = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     rounded = {name: weight.bfloat16().float() for name, weight in first.items()}
     load(model, rounded)
-    dither_weights(model, seed=0)
+    dither_weights(model)
     dithered = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    kinds = {"as they are": first, "rounded to bfloat16 before": rounded, "rounded, then dithered": dithered}
+    kinds = dict(zip(KINDS, (first, rounded, dithered), strict=True))
     for kind in options.weights or kinds:
         print(f"\nweights {kind}\n\n| steps of {options.learning_rate:g} | float32 | bfloat16 | share seen |")
         print("| ---: | ---: | ---: | ---: |")

@@ -143,7 +143,7 @@ def test_bfloat16_rounds_as_whole_ranks_do(stored, two_ranks):
 def test_each_rank_draws_its_part_of_the_dithered_weights(two_ranks):
     policy = ranked.tiny_policy()
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
-    dither_weights(policy, 0)
+    dither_weights(policy)
     drawn, apart = weights(two_ranks / "stored drawn"), 0.0
     for name, weight in policy.state_dict().items():
         assert torch.allclose(drawn[name], weight, atol=1e-9, rtol=0)

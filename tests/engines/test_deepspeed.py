@@ -160,7 +160,7 @@ def check_drawn(folder):
     """Assert that the weights in a folder are those of the tiny policy, dithered."""
     policy = ranked.tiny_policy()
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
-    dither_weights(policy, 0)
+    dither_weights(policy)
     drawn, after = weights(folder), policy.state_dict()
     assert all(torch.allclose(drawn[name], weight, atol=1e-9, rtol=0) for name, weight in after.items())
     assert max(float((weight - before[name]).abs().max()) for name, weight in after.items()) > 1e-4

@@ -340,6 +340,16 @@ def test_the_base_model_of_a_new_adapter_is_refused(options: dict[str, Any]) -> 
     assert trainer.train(ranked.PROMPTS)["teacher/kl"] > 0
 
 
+def test_a_teacher_with_the_weights_of_a_dithered_policy_is_refused() -> None:
+    given = {**ranked.options(None), "kl_coef": 0.0, "max_steps": 1}
+    rounded = ranked.tiny_policy().bfloat16().float()
+    with pytest.raises(ConfigError, match="teacher has the weights of the policy: its KL is 0"):
+        GRPO(copy.deepcopy(rounded), ranked.share_of_even, teacher=copy.deepcopy(rounded), dtype="bfloat16", **given)
+    # In float32, the same difference is a teacher's.
+    trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, teacher=rounded, dtype="float32", **given)
+    assert trainer.train(ranked.PROMPTS)["teacher/kl"] > 0
+
+
 def test_the_model_itself_is_refused() -> None:
     model = toy.ToyLM()
     with pytest.raises(ConfigError, match="teacher is the model in training"):

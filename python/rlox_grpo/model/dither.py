@@ -19,7 +19,7 @@ _HALF_SPACING = 2**15
 
 
 @torch.no_grad()
-def dither_weights(model: nn.Module, seed: int) -> int:
+def dither_weights(model: nn.Module) -> int:
     """Draw the trained weights of linear layers from the float32 numbers that round to their bfloat16 values, in place.
 
     Products in bfloat16 round their weights, so the function of the model stays equal to the bit. Without dither, the
@@ -29,20 +29,22 @@ def dither_weights(model: nn.Module, seed: int) -> int:
 
     Embeddings, norms, and an output layer, whose products may be in float32, are unchanged.
 
+    The draws of a weight depend on its name alone, so that a resumed run, and a run with another seed, begin with the
+    same weights.
+
     Args:
         model: with float32 weights.
-        seed: the draws of a weight depend on it and on the name of the weight.
 
     Returns:
         The number of weights that were drawn.
     """
-    dither, chosen = make_dither(model, seed)
+    dither, chosen = make_dither(model)
     for name, weight in model.named_parameters():
         dither(weight.view(-1), name, 0)
     return sum(weight.numel() for name, weight in model.named_parameters() if name in chosen)
 
 
-def make_dither(model: nn.Module, seed: int) -> tuple[Callable[[Tensor, str, int], None], set[str]]:
+def make_dither(model: nn.Module) -> tuple[Callable[[Tensor, str, int], None], set[str]]:
     """Return a function that dithers a part of a weight (:func:`draw_weights`), and the names of weights to dither.
 
     The function leaves weights of other names unchanged. The model may be blank.
@@ -51,7 +53,7 @@ def make_dither(model: nn.Module, seed: int) -> tuple[Callable[[Tensor, str, int
 
     def dither(flat: Tensor, name: str, start: int) -> None:
         if name in chosen:
-            draw_weights(flat, name, start, seed)
+            draw_weights(flat, name, start)
 
     return dither, chosen
 
@@ -68,7 +70,7 @@ def _list_dithered(model: nn.Module) -> set[str]:
     }
 
 
-def draw_weights(flat: Tensor, name: str, start: int, seed: int) -> None:
+def draw_weights(flat: Tensor, name: str, start: int) -> None:
     """Dither a part of one weight in place.
 
     Each part of a weight gets the numbers that it has in the whole weight, so that a rank can read its shard alone.
@@ -77,13 +79,12 @@ def draw_weights(flat: Tensor, name: str, start: int, seed: int) -> None:
         flat: ``float32 [N]``, the numbers ``start`` to ``start + N`` of the flat weight.
         name: the weight's name.
         start: where the part begins.
-        seed: see :func:`dither_weights`.
     """
     stop = start + len(flat)
     for chunk in range(start // _CHUNK, -(-stop // _CHUNK)):
         first = chunk * _CHUNK
         low, high = max(start, first), min(stop, first + _CHUNK)
-        generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{name}:{chunk}".encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{name}:{chunk}".encode()))
         # The draws of a chunk begin with its first number, wherever the part begins.
         steps = torch.empty(high - first, dtype=torch.int32).random_(
             1 - _HALF_SPACING, _HALF_SPACING, generator=generator

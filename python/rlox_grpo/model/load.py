@@ -136,9 +136,9 @@ def load_policy(
     config = try_dtypes(config, model)
     if _is_dithered(model, config):
         if stored is None:
-            dither_weights(model, config.seed)
+            dither_weights(model)
         else:
-            stored.change = make_dither(model, config.seed)[0]
+            stored.change = make_dither(model)[0]
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):

@@ -90,8 +90,13 @@ def fingerprint_base(model: nn.Module) -> str | None:
         for name, parameter in model.named_parameters()
         if not parameter.requires_grad and parameter.is_floating_point()
     }
-    pieces = ((name, piece) for name, weight in frozen.items() for piece in torch.split(weight.reshape(-1), _SUMMED))
-    return fingerprint_weights((name, piece.to(torch.bfloat16)) for name, piece in pieces) if frozen else None
+    return fingerprint_rounded(frozen.items()) if frozen else None
+
+
+def fingerprint_rounded(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a digest of weights by name, of their values in bfloat16."""
+    pieces = ((name, piece) for name, weight in weights for piece in torch.split(weight.reshape(-1), _SUMMED))
+    return fingerprint_weights((name, piece.to(torch.bfloat16)) for name, piece in pieces)
 
 
 def fingerprint_weights(weights: Iterable[tuple[str, Tensor]]) -> str:

@@ -25,7 +25,7 @@ from rlox_grpo.model.policy import Policy
 from rlox_grpo.reference.client import connect
 from rlox_grpo.reference.load import is_url, load_frozen, refuse_unfit_model
 from rlox_grpo.reference.local import follow_policy, freeze_model, refer_to_policy
-from rlox_grpo.reference.protocol import Reference, fingerprint_model, fingerprint_weights
+from rlox_grpo.reference.protocol import Reference, fingerprint_rounded, fingerprint_weights
 from rlox_grpo.reference.vllm_server import connect_to_vllm, is_vllm
 from rlox_grpo.types import Batch, TokenDistributions
 
@@ -210,12 +210,9 @@ def make_teacher(
         **{**forward_options, "vocabulary": vocabulary},
     )
     # With a prompt of its own, a frozen copy of the policy is a teacher (SDFT's base teacher).
-    if (
-        config.teacher_prompt is None
-        and policy.shards is None
-        and policy.stored is None
-        and reference.fingerprint == _fingerprint_policy(policy)
-    ):
+    is_whole = policy.shards is None and policy.stored is None
+    is_rounded = forward_options.get("autocast_dtype") is not None
+    if config.teacher_prompt is None and is_whole and _has_policys_weights(reference, teacher, policy, is_rounded):
         raise ConfigError(
             f"{argument} has the weights of the policy: its KL is 0, and nothing would be learned from it"
         )
@@ -241,18 +238,32 @@ def estimate_teachers(teacher: TeacherLike | Mapping[str, TeacherLike] | None, c
     return 0 if shape is None else count_teacher_bytes(shape, config)
 
 
-def _fingerprint_policy(policy: Policy) -> str | None:
-    """Return the digest of the policy's weights, under a new adapter that of the base model; None: it is adapted."""
-    if not hasattr(policy.model, "peft_config"):
-        return fingerprint_model(policy.model, policy.masters)
-    base: Any = policy.model.get_base_model()  # type: ignore[operator]
+def _has_policys_weights(reference: Reference, teacher: nn.Module, policy: Policy, is_rounded: bool) -> bool:
+    """Return whether all weights of a frozen teacher are the policy's.
+
+    With ``is_rounded``, as products in bfloat16 see them: dithered weights differ from the teacher's by less.
+    """
+    weights = _list_weights(policy)
+    if weights is None:
+        return False
+    if is_rounded:
+        return fingerprint_rounded(weights) == fingerprint_rounded(teacher.named_parameters())
+    return fingerprint_weights(weights) == reference.fingerprint
+
+
+def _list_weights(policy: Policy) -> list[tuple[str, Tensor]] | None:
+    """Return the policy's weights by name, under a new adapter those of the base model; None: it is adapted."""
+    model = policy.model
+    if not hasattr(model, "peft_config"):
+        return [(name, policy.masters.get(name, parameter).detach()) for name, parameter in model.named_parameters()]
+    base: Any = model.get_base_model()  # type: ignore[operator]
     plain: list[tuple[str, Tensor]] = []
     for name, parameter in base.named_parameters():
         if "lora_" not in name:
             plain.append((re.sub(r"\.base_layer\b", "", name), parameter.detach()))
         elif ("lora_B" in name or "lora_embedding_A" in name) and parameter.any():  # peft starts them at 0
             return None
-    return fingerprint_weights(plain)
+    return plain
 
 
 def refuse_non_finite(batches: Iterable[Batch], ranks: Ranks) -> None:
