@@ -147,6 +147,7 @@ def pretrained(
             "learning_rate": 1e-5,
             "dtype": "bfloat16",  # what dtype="auto" chose when the first variants were run, and rounded logits
             "fp32_lm_head": False,
+            "dither_weights": False,
         },
         completions=steps * 64,
     )

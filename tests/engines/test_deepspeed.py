@@ -31,7 +31,12 @@ ONE_STEP = {"uniform": True, "max_steps": 1, "adam_epsilon": 1.0, "learning_rate
 # The weights break after step 17; the collapse of the reward is found in step 19, and the run goes back to step 10.
 RESTORED = {"broken_at": 17, "on_collapse": "restore", "max_steps": 22, "learning_rate": 0.002, "log_completions": 0}
 BFLOAT16 = {"dtype": "bfloat16", "dither_weights": False}  # from the weights of float32 runs
-DRAWN = {"dtype": "bfloat16", "max_steps": 1, "learning_rate": 1e-12}  # ends with the weights of the start
+DRAWN = {
+    "dtype": "bfloat16",
+    "dither_weights": True,
+    "max_steps": 1,
+    "learning_rate": 1e-12,
+}  # ends with the weights of the start
 SHORT = {"max_steps": 4, "checkpoint_steps": 0}  # of runs that no other one continues
 
 RUNS = {
@@ -160,7 +165,7 @@ def check_drawn(folder):
     """Assert that the weights in a folder are those of the tiny policy, dithered."""
     policy = ranked.tiny_policy()
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
-    dither_weights(policy)
+    dither_weights(policy, everything=True)
     drawn, after = weights(folder), policy.state_dict()
     assert all(torch.allclose(drawn[name], weight, atol=1e-9, rtol=0) for name, weight in after.items())
     assert max(float((weight - before[name]).abs().max()) for name, weight in after.items()) > 1e-4

@@ -1,20 +1,21 @@
 """Dithered weights: the same function in bfloat16, in which small updates are seen."""
 
 import copy
+import shutil
 
 import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.model import dither
 from rlox_grpo.model.blank import give_storage, make_blank
 from rlox_grpo.model.dither import dither_weights, draw_weights, make_dither
 
 
-def draw(values, name="weight", start=0):
+def draw(values, name="weight", start=0, everything=True):
     drawn = torch.as_tensor(values).clone()
-    draw_weights(drawn, name, start)
+    draw_weights(drawn, name, start, everything=everything)
     return drawn
 
 
@@ -36,6 +37,15 @@ def test_a_weight_is_drawn_from_the_numbers_that_round_to_it():
         assert torch.isfinite(draw(extremes, name)).all()
 
 
+def test_weights_off_the_grid_of_bfloat16_are_unchanged():
+    """They are anywhere within their rounding already: dither of dithered weights changes nothing."""
+    values = torch.linspace(0.1, 0.2, 300)
+    assert torch.equal(draw(values, everything=False), values)
+    drawn = draw(values.bfloat16().float(), everything=False)
+    assert not torch.equal(drawn, values.bfloat16().float())
+    assert torch.equal(draw(drawn, everything=False), drawn)
+
+
 def test_a_part_of_a_weight_has_the_draws_of_the_whole(monkeypatch):
     monkeypatch.setattr(dither, "_CHUNK", 64)
     values = torch.linspace(0.1, 0.2, 300)
@@ -48,7 +58,7 @@ def test_a_part_of_a_weight_has_the_draws_of_the_whole(monkeypatch):
 
 def test_weights_that_are_read_from_files_are_drawn_as_those_of_a_whole_model(make_tiny_model, tmp_path):
     """As each rank reads its rows (FSDP2) or its flat shard (ZeRO 3); weights of a checkpoint are read unchanged."""
-    model = make_tiny_model("qwen2")
+    model = make_tiny_model("qwen2").bfloat16().float()
     model.save_pretrained(tmp_path / "model")
     blank, stored = make_blank(str(tmp_path / "model"))
     first = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -96,6 +106,8 @@ def test_the_function_in_bfloat16_is_unchanged_and_sees_small_updates(make_tiny_
         return float((moved - before).abs().sum())
 
     assert move() == 0
+    transposed = model.model.layers[0].mlp.up_proj.weight
+    transposed.data = transposed.data.T.contiguous().T
     before, embedding = logits(), model.get_input_embeddings().weight.clone()
     assert dither_weights(model) == sum(w.numel() for n, w in model.named_parameters() if "proj" in n and w.dim() == 2)
     assert torch.equal(logits(), before)
@@ -131,6 +143,13 @@ def share_of_odd(completions):
     return [float((completion % 2).float().mean()) for completion in completions]
 
 
+def test_a_model_without_linear_layers_that_are_trained_is_an_error(make_tiny_model):
+    model = make_tiny_model("gpt2")
+    GRPO(model, share_of_odd, dtype="bfloat16", log_to=())
+    with pytest.raises(ConfigError, match="dither_weights=True, and GPT2LMHeadModel has no linear layers"):
+        GRPO(model, share_of_odd, dtype="bfloat16", dither_weights=True, log_to=())
+
+
 @pytest.mark.parametrize(
     "more",
     [{"dtype": "float32"}, {"dtype": "bfloat16", "lora_rank": 2}, {}],
@@ -156,19 +175,23 @@ def test_an_adapter_is_not_drawn(make_tiny_model):
 
 
 def test_a_resumed_run_is_equal_to_the_bit(make_tiny_model, tmp_path):
-    model = make_tiny_model("qwen2")
+    model = make_tiny_model("qwen2").bfloat16().float()
 
-    def train(folder, steps):
+    def train(folder, steps, **changes):
         options = {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 6, "log_to": (), "kl_coef": 0.1}
-        trainer = GRPO(
-            copy.deepcopy(model),
-            share_of_odd,
-            **{"dtype": "bfloat16", "learning_rate": 1e-4, "dither_weights": True, "zero_variance": "keep", **options},
-            **{"output_dir": str(tmp_path / folder), "max_steps": steps, "checkpoint_steps": 1},
-        )
+        options |= {"dtype": "bfloat16", "learning_rate": 1e-4, "dither_weights": True, "zero_variance": "keep"}
+        options |= {"output_dir": str(tmp_path / folder), "max_steps": steps, "checkpoint_steps": 1, **changes}
+        trainer = GRPO(copy.deepcopy(model), share_of_odd, **options)
         trainer.train(torch.arange(1, 9).view(2, 4))
         return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
 
     whole = train("whole", 3)
     train("parts", 1)
     assert torch.equal(train("parts", 3), whole)
+    # Its reference has dithered weights, and with another precision the weights of the model.
+    for changes in ({"dither_weights": False}, {"dither_weights": "auto", "dtype": "float32"}):
+        names = [*changes, "fp32_lm_head"]
+        with pytest.raises(CheckpointError, match=r"frozen reference: not those of the run.*resume_changes=\["):
+            train("parts", 4, **changes)
+        train("parts", 4, **changes, resume_changes=names)
+        shutil.rmtree(tmp_path / "parts/checkpoints/step_000004")

@@ -14,6 +14,7 @@ import transformers
 from torch import Tensor, distributed, nn
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.experts import count_experts_per_token
 from rlox_grpo.model.precision import choose_dtype
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def try_dtypes(config: GRPOConfig, model: nn.Module) -> GRPOConfig:
     """Return ``config`` with ``dtype="auto"`` replaced by the faster precision on this CPU, after a trial.
 
     Models whose products are others than the trial's compute in float32: small ones, those that read pictures or have
-    an adapter, and modules that transformers has not made. The same model gets the same answer in a process.
+    experts or an adapter, and modules that transformers has not made. The same model gets the same answer in a process.
     """
     if config.dtype != "auto":
         return config
@@ -82,7 +83,9 @@ def _can_try(config: GRPOConfig) -> bool:
         ranks = distributed.get_world_size()
     else:
         ranks = int(os.environ.get("WORLD_SIZE") or 1)
-    return config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0 and ranks == 1
+    # A reference server computes in float32 on a CPU.
+    is_plain = config.engine == "hf" and config.updater == "torch" and config.reference != "server"
+    return is_plain and config.lora_rank == 0 and ranks == 1
 
 
 def _find_sizes(model: nn.Module) -> tuple[int, int] | None:
@@ -91,6 +94,8 @@ def _find_sizes(model: nn.Module) -> tuple[int, int] | None:
         return None
     hidden: Any = getattr(model.config, "hidden_size", None)
     if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or hasattr(model.config, "vision_config"):
+        return None
+    if count_experts_per_token(model.config):
         return None
     inner: Any = getattr(model.config, "intermediate_size", None)
     return hidden, inner if isinstance(inner, int) else 4 * hidden
@@ -108,7 +113,7 @@ def choose_by_trial(hidden: int, inner: int, rows: int) -> Dtype:
         hidden, inner: columns and rows of the weight.
         rows: completions that are sampled together.
     """
-    weight = torch.zeros(min(inner, _LARGEST), min(hidden, _LARGEST), requires_grad=True)
+    weight = torch.zeros(min(inner, _LARGEST), min(hidden, _LARGEST), dtype=torch.float32, requires_grad=True)
     begin = time.perf_counter()
     ratio = _time_sampling(weight, rows, torch.bfloat16) / _time_sampling(weight, rows, None)
     if ratio < _HOPELESS:
@@ -128,17 +133,17 @@ def choose_by_trial(hidden: int, inner: int, rows: int) -> Dtype:
 
 def _time_sampling(weight: Tensor, rows: int, autocast: torch.dtype | None) -> float:
     """Return the seconds for each row of a product with ``weight``, which a generation casts once."""
-    states = torch.zeros(min(rows, _ROWS), weight.shape[1])
+    states = torch.zeros(min(rows, _ROWS), weight.shape[1], dtype=torch.float32)
     cast = weight.detach() if autocast is None else weight.detach().to(autocast)
     return _time(lambda: nn.functional.linear(states.to(cast.dtype), cast)) / len(states)
 
 
 def _time_update(weight: Tensor, autocast: torch.dtype | None) -> float:
     """Return the seconds for each row of a product with ``weight``, forward and backward."""
-    states = torch.zeros(_ROWS, weight.shape[1], requires_grad=True)
+    states = torch.zeros(_ROWS, weight.shape[1], dtype=torch.float32, requires_grad=True)
 
     def update() -> None:
-        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        with torch.enable_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
             product = nn.functional.linear(states, weight)
         product.backward(torch.zeros_like(product))  # type: ignore[no-untyped-call]
         weight.grad = None

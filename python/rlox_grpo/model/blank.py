@@ -79,7 +79,8 @@ class StoredWeights:
             with safe_open(path, framework="pt") as file:
                 # A slice reads only its rows from the file. A tensor without a dimension (one number) has no slices.
                 rows = file.get_slice(key)[first + start : first + stop] if tensor.dim() else file.get_tensor(key)
-                if self.change is not None and tensor.dim():
+                # What is read into bfloat16 would lose the change.
+                if self.change is not None and tensor.dim() and tensor.dtype == torch.float32:
                     rows = rows.to(torch.float32, copy=True)
                     self.change(rows.view(-1), name, (first + start) * math.prod(tensor.shape[1:]))
                 (tensor[start:stop] if tensor.dim() else tensor).copy_(rows)

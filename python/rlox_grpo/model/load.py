@@ -98,6 +98,7 @@ def load_policy(
     # refers to them, such as hooks and optimizers.
     check_types(model, tokenizer)
     tokenizer, processor = split_processor(tokenizer, processor)
+    is_dequantized = False
     source = str(model) if isinstance(model, (str, Path)) else str(getattr(model, "name_or_path", ""))
     ranks, stored, shards = ranks or Ranks(), None, None
     if config.load_in_4bit:
@@ -105,9 +106,10 @@ def load_policy(
     if isinstance(model, (str, Path)):
         # In shards, the model comes without weights, and `stored` has the files that hold them.
         in_shards = config.split().sharding.shards_weights and ranks.size > 1
+        is_dequantized = find_gguf(str(model)) is not None
         model, tokenizer, stored = _load_pretrained(str(model), tokenizer, config, in_shards=in_shards)
     else:
-        _make_savable(model)
+        is_dequantized = _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = find_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
@@ -135,10 +137,14 @@ def load_policy(
     keep_differentiable(model)
     config = try_dtypes(config, model)
     if _is_dithered(model, config):
+        everything = config.dither_weights is True or is_dequantized
+        dither, names = make_dither(model, everything=everything)
+        if config.dither_weights is True and not names:
+            raise ConfigError(f"dither_weights=True, and {type(model).__name__} has no linear layers that are trained")
         if stored is None:
-            dither_weights(model)
+            dither_weights(model, everything=everything)
         else:
-            stored.change = make_dither(model)[0]
+            stored.change = dither
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
@@ -198,13 +204,17 @@ def load_scorer(source: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]
     return model, tokenizer
 
 
-def _make_savable(model: Any) -> None:
-    """Turn a model, or the base of a PEFT model, from a GGUF file into an ordinary model, in place."""
+def _make_savable(model: Any) -> bool:
+    """Turn a model, or the base of a PEFT model, from a GGUF file into an ordinary model, in place.
+
+    Returns whether it is from a GGUF file.
+    """
     base = get_base(model)
     file = find_source(base) if isinstance(base, transformers.PreTrainedModel) else None
     make_ordinary(base)
     if file is not None:
         take_metadata(base, file, read_header(file))
+    return file is not None
 
 
 def _is_dithered(model: nn.Module, config: GRPOConfig) -> bool:

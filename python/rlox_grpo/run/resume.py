@@ -24,6 +24,11 @@ OPTIMIZER = "optimizer"
 
 _OTHER_OPTIMIZER = "the optimizer is another, or was edited"
 
+REFERENCE = "frozen reference"
+"""Key of the fingerprint of a frozen reference."""
+
+_OTHER = "{}: not those of the run"
+
 SHARES = "shares of the sources"
 """Key of the text that names the sources of a mixture, with their weights in whole numbers."""
 
@@ -80,7 +85,7 @@ def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if BASE in others and None in (then.get(BASE), now[BASE]):  # in shards, or a checkpoint of an earlier version
         others.remove(BASE)
     changed = [
-        f"{name}: {then.get(name)} there, {now[name]} here" if name == SHARES else f"{name}: not those of the run"
+        f"{name}: {then.get(name)} there, {now[name]} here" if name == SHARES else _OTHER.format(name)
         for name in others
     ]
     for name in DOORS:
@@ -133,6 +138,8 @@ def refuse_other_run(
     fixed = [name for name in options if not is_resumable(name) and name not in allowed]
     permits = {what: REWARDS for what in others if "reward function" in what} | {_OTHER_OPTIMIZER: OPTIMIZER}
     permits |= {_EDITED.format(name): name for name in DOORS}
+    # Dithered weights depend on both options, and a reference that is a copy of the policy has them too.
+    permits |= {_OTHER.format(REFERENCE): name for name in ("dither_weights", "dtype") if name in options}
     forbidden = [what for what in others if permits.get(what) not in allowed]
     if fixed or forbidden:
         changed = [f"{name}: {options[name][0]!r} there, {options[name][1]!r} here" for name in fixed]

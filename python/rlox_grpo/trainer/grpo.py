@@ -49,7 +49,7 @@ from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.recorded import read_recorded_run
 from rlox_grpo.run.report.text import make_table, number
-from rlox_grpo.run.resume import BASE, OPTIMIZER, read_recorded_dtype
+from rlox_grpo.run.resume import BASE, OPTIMIZER, REFERENCE, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
@@ -486,7 +486,7 @@ class GRPO:
         """Open the run folder, and resume from its newest checkpoint; see :class:`rlox_grpo.run.run.Run`."""
         step, teacher = self._step, self._step.fixed_tensors.teacher
         frozen = {
-            "frozen reference": None if self.reference is None else self.reference.fingerprint,
+            REFERENCE: None if self.reference is None else self.reference.fingerprint,
             "teacher": None if teacher is None else teacher.fingerprint,
             BASE: self._base_digest,
         }

@@ -43,7 +43,8 @@ class UpdateConfig(Record, title="Update"):
         "auto",
         "Begin with float32 weights drawn from the numbers that round to the checkpoint's bfloat16 weights, so that "
         "products in bfloat16 see updates smaller than the spacing of bfloat16. At the start, the function of the "
-        "model is unchanged. auto: with bfloat16 arithmetic, unless the model has an adapter.",
+        "model is unchanged. auto: with bfloat16 arithmetic, weights that are stored in bfloat16 or dequantized from a "
+        "GGUF file, unless the model has an adapter. True: other weights too.",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",
