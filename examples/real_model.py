@@ -51,6 +51,13 @@ def find_model() -> Path:
     return file
 
 
+def choose_dtype() -> str:
+    """Return bfloat16 for a processor with instructions for it: a step is faster, and sums are learned as well."""
+    info = Path("/proc/cpuinfo")
+    words = info.read_text().split() if info.exists() else []
+    return "bfloat16" if {"avx512_bf16", "amx_bf16"}.intersection(words) else "auto"
+
+
 def make_problems(size: int, held_out: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows to train on and held-out rows. The prompt is the question alone: it asks for the final answer."""
     train, held = make_rows(SUMS, size=size, held_out=held_out, seed=0, answer_form="number")
@@ -100,7 +107,8 @@ def main() -> None:
     train, held_out = make_problems(2000, 64)
     print(f"{model.name}: {len(train)} problems to train on, {len(held_out)} held out, such as", flush=True)
     print(f"  {held_out[0]['question']}  ({held_out[0]['answer']})", flush=True)
-    trainer = GRPO(model, ReasoningGym(), output_dir=out, **{**OPTIONS, **overrides})
+    options = {**OPTIONS, "dtype": choose_dtype(), **overrides}
+    trainer = GRPO(model, ReasoningGym(), output_dir=out, **options)
     print(
         f"{trainer.config.max_steps} steps in {trainer.config.dtype}. Ctrl-C stops; the same command continues.",
         flush=True,

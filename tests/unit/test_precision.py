@@ -12,11 +12,10 @@ import toy
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.auto_dtype import resolve_dtype
 from rlox_grpo.model.float32_head import float32_logits
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import token_log_probs
-from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.model.precision import cast_frozen_layers, resolve_dtype
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import OutputHead, Prompt, Sampling, ScoredGroup
 
@@ -147,8 +146,7 @@ def test_fp32_lm_head_needs_a_plain_output_layer(make_tiny_model):
 @pytest.mark.parametrize(
     ("options", "has_gpu", "has_bfloat16", "expected"),
     [
-        ({}, False, True, "auto"),  # the model's sizes decide
-        ({"lora_rank": 2}, False, True, "float32"),
+        ({}, False, True, "float32"),
         ({}, True, False, "float32"),
         ({}, True, True, "bfloat16"),
         ({"dtype": "float32"}, True, True, "float32"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.model import auto_dtype
+from rlox_grpo.model import precision
 
 SIZES = {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 1}
 
@@ -21,8 +21,7 @@ def train(make_tiny_model, folder, monkeypatch, usual, steps, dtypes=None, **opt
     ``dtypes`` gets the dtype of each product of a layer, in generation and in the update.
     """
     dtypes = set() if dtypes is None else dtypes
-    monkeypatch.setattr(auto_dtype, "choose_by_trial", lambda *sizes: usual)
-    monkeypatch.setattr(auto_dtype, "SMALLEST_WIDTH", 0)
+    monkeypatch.setattr(precision, "choose_dtype", lambda: usual)
     model = make_tiny_model("qwen2", **SIZES)
     sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 2, "log_to": (), "output_dir": folder}
     trainer = GRPO(model, sum_of_ids, **sizes, max_steps=steps, learning_rate=1e-3, **options)

@@ -111,7 +111,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = parse_overrides(rest)
     origin, config = read_run_file(arguments.file, overrides)
     if not arguments.dry_run and "output_dir" not in {**read_toml(arguments.file), **overrides}:
-        from rlox_grpo.model.auto_dtype import resolve_dtype
+        from rlox_grpo.model.precision import resolve_dtype
         from rlox_grpo.run.resume import read_recorded_dtype
 
         refuse_foreign_run(origin, resolve_dtype(config, read_recorded_dtype(config)))

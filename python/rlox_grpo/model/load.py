@@ -18,7 +18,6 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, import_extra
 from rlox_grpo.model.adapted_layers import describe_partial_adapter, get_base, refuse_unsaved
-from rlox_grpo.model.auto_dtype import try_dtypes
 from rlox_grpo.model.blank import (
     StoredWeights,
     UnreadableError,
@@ -98,7 +97,6 @@ def load_policy(
     # refers to them, such as hooks and optimizers.
     check_types(model, tokenizer)
     tokenizer, processor = split_processor(tokenizer, processor)
-    is_dequantized = False
     source = str(model) if isinstance(model, (str, Path)) else str(getattr(model, "name_or_path", ""))
     ranks, stored, shards = ranks or Ranks(), None, None
     if config.load_in_4bit:
@@ -106,10 +104,9 @@ def load_policy(
     if isinstance(model, (str, Path)):
         # In shards, the model comes without weights, and `stored` has the files that hold them.
         in_shards = config.split().sharding.shards_weights and ranks.size > 1
-        is_dequantized = find_gguf(str(model)) is not None
         model, tokenizer, stored = _load_pretrained(str(model), tokenizer, config, in_shards=in_shards)
     else:
-        is_dequantized = _make_savable(model)
+        _make_savable(model)
         if tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
             tokenizer = find_tokenizer(model.name_or_path)
     reader, no_pictures = make_reader(model, tokenizer, processor, source, config)
@@ -135,11 +132,10 @@ def load_policy(
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
-    config = try_dtypes(config, model)
     if _is_dithered(model, config):
-        everything = config.dither_weights is True or is_dequantized
+        everything = config.dither_weights is True
         dither, names = make_dither(model, everything=everything)
-        if config.dither_weights is True and not names:
+        if everything and not names:
             raise ConfigError(f"dither_weights=True, and {type(model).__name__} has no linear layers that are trained")
         if stored is None:
             dither_weights(model, everything=everything)
@@ -204,17 +200,13 @@ def load_scorer(source: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]
     return model, tokenizer
 
 
-def _make_savable(model: Any) -> bool:
-    """Turn a model, or the base of a PEFT model, from a GGUF file into an ordinary model, in place.
-
-    Returns whether it is from a GGUF file.
-    """
+def _make_savable(model: Any) -> None:
+    """Turn a model, or the base of a PEFT model, from a GGUF file into an ordinary model, in place."""
     base = get_base(model)
     file = find_source(base) if isinstance(base, transformers.PreTrainedModel) else None
     make_ordinary(base)
     if file is not None:
         take_metadata(base, file, read_header(file))
-    return file is not None
 
 
 def _is_dithered(model: nn.Module, config: GRPOConfig) -> bool:

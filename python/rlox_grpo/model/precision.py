@@ -13,14 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.model.blank import replace_parameters
 from rlox_grpo.model.quantize import is_packed
 
 logger = logging.getLogger(__name__)
 
 
+def resolve_dtype(config: GRPOConfig, recorded: Literal["float32", "bfloat16"] | None = None) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
+
+    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
+
+    ``recorded`` is the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
+    """
+    if config.dtype != "auto":
+        return config
+    if recorded is not None:
+        return config.model_copy(update={"dtype": recorded})
+    keeps_float32 = config.updater != "deepspeed" or config.zero_stage > 0
+    return config.model_copy(update={"dtype": choose_dtype() if keeps_float32 else "float32"})
+
+
 def choose_dtype() -> Literal["float32", "bfloat16"]:
-    """Return bfloat16 if this process has a GPU that supports it, otherwise float32: ``dtype="auto"`` without a trial.
+    """Return the precision of ``dtype="auto"``: bfloat16 if this process has a GPU that supports it, otherwise float32.
 
     NVIDIA's GPUs compute in bfloat16 from compute capability 8.0 on.
     """

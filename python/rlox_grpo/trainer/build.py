@@ -20,7 +20,6 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import correction_level
 from rlox_grpo.loss.kl import KLWeight
 from rlox_grpo.loss.policy_term import make_policy_loss
-from rlox_grpo.model.auto_dtype import try_dtypes
 from rlox_grpo.model.blank import find_device, find_gpu
 from rlox_grpo.model.float32_head import choose_float32_logits
 from rlox_grpo.model.flops import find_peak_flops, measure_model
@@ -109,7 +108,6 @@ def build_step(
     refuse_quantized(policy.model)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
-    config = try_dtypes(config, policy.model)
     config = config.model_copy(update={"fp32_lm_head": choose_float32_logits(config, policy.model)})
     stages = config.split()
     if policy.shards is None and policy.stored is None:

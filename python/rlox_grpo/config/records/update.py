@@ -28,8 +28,8 @@ class UpdateConfig(Record, title="Update"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the forward and backward passes; weights in training and optimizer state stay float32. auto: "
-        "bfloat16 on a GPU that computes in bfloat16, and on a CPU if a trial at the model's sizes shows that it is "
-        "faster; otherwise float32. A resumed run keeps its precision.",
+        "bfloat16 on a GPU that computes in bfloat16, otherwise float32; the log says if a CPU is faster in bfloat16. A "
+        "resumed run keeps its precision.",
         source="TRL",
     )
     fp32_lm_head: bool | Literal["auto"] = option(
@@ -43,8 +43,8 @@ class UpdateConfig(Record, title="Update"):
         "auto",
         "Begin with float32 weights drawn from the numbers that round to the checkpoint's bfloat16 weights, so that "
         "products in bfloat16 see updates smaller than the spacing of bfloat16. At the start, the function of the "
-        "model is unchanged. auto: with bfloat16 arithmetic, weights that are stored in bfloat16 or dequantized from a "
-        "GGUF file, unless the model has an adapter. True: other weights too.",
+        "model is unchanged. auto: with bfloat16 arithmetic, weights that are stored in bfloat16, unless the model has "
+        "an adapter. True: other weights too, such as those of a GGUF file.",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",

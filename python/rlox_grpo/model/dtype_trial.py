@@ -1,0 +1,124 @@
+"""Find whether a CPU trains a model faster in bfloat16, by timing products of the model's sizes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.experts import count_experts_per_token
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_WIDTH = 512
+"""Smallest hidden size that is tried: of smaller products, casts take much of the time."""
+
+MARGIN = 1.25
+"""How much faster than float32 bfloat16 must be to be suggested."""
+
+_ROWS = 256
+"""Rows of the product that stands for the update's, and most rows of the one that stands for generation's."""
+
+_LARGEST = 1024
+"""Most rows and columns of a weight in the trial, so that it takes milliseconds."""
+
+_HOPELESS = 2.0
+"""If products in bfloat16 take this many times their time in float32, only the short ones are timed: without
+instructions for bfloat16, long ones take seconds."""
+
+_REPEATS, _SECONDS = 3, 0.1
+"""Most timed calls of a product; none begins after so many seconds."""
+
+
+def suggest_bfloat16(config: GRPOConfig, model: nn.Module) -> None:
+    """Log it if one process trains all weights of ``model`` on this CPU, in float32, and bfloat16 would be faster.
+
+    ``dtype="auto"`` does not choose it, because it was not shown to learn as much from the same completions
+    (docs/concepts/learning_study.md). Models whose products are others than the trial's are not tried: small ones,
+    those that read pictures or have experts or an adapter, and modules that transformers has not made.
+    """
+    is_plain = config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0
+    sizes = _find_sizes(model) if is_plain and not torch.cuda.is_available() else None
+    if sizes is None:
+        return
+    rows, begin = config.group_size * config.prompts_per_step, time.perf_counter()
+    share = measure_share(*sizes, rows)
+    if share * MARGIN <= 1:
+        logger.info(
+            "dtype='auto': float32 on this CPU; products of the model's sizes take %.2f of their time with "
+            "dtype='bfloat16' (a trial of %.0f ms)",
+            *(share, 1000 * (time.perf_counter() - begin)),
+        )
+
+
+def _find_sizes(model: nn.Module) -> tuple[int, int] | None:
+    """Return the width of the residual stream and of the feed-forward layers; None: they are not tried."""
+    if not isinstance(model, transformers.PreTrainedModel) or hasattr(model, "peft_config"):
+        return None
+    hidden: Any = getattr(model.config, "hidden_size", None)
+    if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or hasattr(model.config, "vision_config"):
+        return None
+    if count_experts_per_token(model.config):
+        return None
+    inner: Any = getattr(model.config, "intermediate_size", None)
+    return hidden, inner if isinstance(inner, int) else 4 * hidden
+
+
+@cache
+def measure_share(hidden: int, inner: int, rows: int) -> float:
+    """Return the time of products in bfloat16, with a float32 weight, divided by their time in float32.
+
+    A step samples each token by a product of few rows, and trains on it by a product of many rows, forward and
+    backward; the times for a token are added. Equal sizes are tried once in a process.
+
+    Args:
+        hidden, inner: columns and rows of the weight.
+        rows: completions that are sampled together.
+    """
+    weight = torch.zeros(min(inner, _LARGEST), min(hidden, _LARGEST), dtype=torch.float32, requires_grad=True)
+    share = _time_sampling(weight, rows, torch.bfloat16) / _time_sampling(weight, rows, None)
+    if share > _HOPELESS:
+        return share
+    in_float32, in_bfloat16 = (
+        _time_sampling(weight, rows, autocast) + _time_update(weight, autocast) for autocast in (None, torch.bfloat16)
+    )
+    return in_bfloat16 / in_float32
+
+
+def _time_sampling(weight: Tensor, rows: int, autocast: torch.dtype | None) -> float:
+    """Return the seconds for each row of a product with ``weight``, which a generation casts once."""
+    states = torch.zeros(min(rows, _ROWS), weight.shape[1], dtype=torch.float32)
+    cast = weight.detach() if autocast is None else weight.detach().to(autocast)
+    return _time(lambda: nn.functional.linear(states.to(cast.dtype), cast)) / len(states)
+
+
+def _time_update(weight: Tensor, autocast: torch.dtype | None) -> float:
+    """Return the seconds for each row of a product with ``weight``, forward and backward."""
+    states = torch.zeros(_ROWS, weight.shape[1], dtype=torch.float32, requires_grad=True)
+
+    def update() -> None:
+        with torch.enable_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+            product = nn.functional.linear(states, weight)
+        product.backward(torch.zeros_like(product))  # type: ignore[no-untyped-call]
+        weight.grad = None
+
+    return _time(update) / _ROWS
+
+
+def _time(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of a few calls."""
+    first = time.perf_counter()
+    call()  # plans the product
+    times: list[float] = []
+    while not times or (len(times) < _REPEATS and time.perf_counter() - first < _SECONDS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return min(times)
