@@ -6,14 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.model.experts import count_experts_per_token
+from rlox_grpo.model.load_checks import reads_pictures
+from rlox_grpo.model.memory import measure_shape
 
 logger = logging.getLogger(__name__)
 
@@ -42,33 +41,22 @@ def suggest_bfloat16(config: GRPOConfig, model: nn.Module) -> None:
 
     ``dtype="auto"`` does not choose it, because it was not shown to learn as much from the same completions
     (docs/concepts/learning_study.md). Models whose products are others than the trial's are not tried: small ones,
-    those that read pictures or have experts or an adapter, and modules that transformers has not made.
+    those that read pictures or have experts or an adapter, and modules that are no decoder of transformers.
     """
     is_plain = config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0
-    sizes = _find_sizes(model) if is_plain and not torch.cuda.is_available() else None
-    if sizes is None:
+    shape = measure_shape(model) if is_plain and not torch.cuda.is_available() else None
+    if shape is None or shape.hidden < SMALLEST_WIDTH:
+        return
+    if shape.experts_per_token or shape.adapter or reads_pictures(model):
         return
     rows, begin = config.group_size * config.prompts_per_step, time.perf_counter()
-    share = measure_share(*sizes, rows)
+    share = measure_share(shape.hidden, shape.intermediate, rows)
     if share * MARGIN <= 1:
         logger.info(
             "dtype='auto': float32 on this CPU; products of the model's sizes take %.2f of their time with "
             "dtype='bfloat16' (a trial of %.0f ms)",
             *(share, 1000 * (time.perf_counter() - begin)),
         )
-
-
-def _find_sizes(model: nn.Module) -> tuple[int, int] | None:
-    """Return the width of the residual stream and of the feed-forward layers; None: they are not tried."""
-    if not isinstance(model, transformers.PreTrainedModel) or hasattr(model, "peft_config"):
-        return None
-    hidden: Any = getattr(model.config, "hidden_size", None)
-    if not isinstance(hidden, int) or hidden < SMALLEST_WIDTH or hasattr(model.config, "vision_config"):
-        return None
-    if count_experts_per_token(model.config):
-        return None
-    inner: Any = getattr(model.config, "intermediate_size", None)
-    return hidden, inner if isinstance(inner, int) else 4 * hidden
 
 
 @cache

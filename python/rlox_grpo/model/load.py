@@ -134,13 +134,13 @@ def load_policy(
     keep_differentiable(model)
     if _is_dithered(model, config):
         everything = config.dither_weights is True
-        dither, names = make_dither(model, everything=everything)
-        if everything and not names:
-            raise ConfigError(f"dither_weights=True, and {type(model).__name__} has no linear layers that are trained")
         if stored is None:
-            dither_weights(model, everything=everything)
+            count = dither_weights(model, everything=everything)
         else:
-            stored.change = dither
+            stored.change, names = make_dither(model, everything=everything)
+            count = len(names)
+        if everything and count == 0:
+            raise ConfigError(f"dither_weights=True, and {type(model).__name__} has no linear layers that are trained")
     masters: Mapping[str, Tensor] = {}
     stages = config.split()
     if stores_bfloat16(stages.update, stages.sharding, has_adapter=hasattr(model, "peft_config")):
