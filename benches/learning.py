@@ -78,6 +78,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "fp32_lm_head": {"fp32_lm_head": True},
     "stored_bfloat16": {"stored": "bfloat16"},
     "stored_bfloat16_dither": {"stored": "bfloat16", "dither_weights": True},
+    "stored_bfloat16_dither_head": {"stored": "bfloat16", "dither_weights": True, "fp32_lm_head": True},
     "linear": {"lr_schedule": "linear", "warmup_steps": 0},
     "linear_rate_double": {"lr_schedule": "linear", "warmup_steps": 0, "learning_rate": 2.0},
     "trl_preset": {"preset": "trl", "lr_schedule": "linear", "warmup_steps": 0},
@@ -105,7 +106,7 @@ FROM_SCRATCH = tuple(name for name in TASKS if name not in PRETRAINED)
 ONLY = {
     **dict.fromkeys((BASE, "group_half"), tuple(TASKS)),
     **dict.fromkeys(("float32", "fp32_lm_head", "linear", "linear_rate_double", "trl_preset"), PRETRAINED),
-    **dict.fromkeys(("stored_bfloat16", "stored_bfloat16_dither"), PRETRAINED),
+    **dict.fromkeys((name for name in VARIANTS if name.startswith("stored_")), PRETRAINED),
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_ppo.VARIANTS, ("countdown",)),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems", *PRETRAINED)),

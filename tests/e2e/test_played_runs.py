@@ -85,7 +85,7 @@ def test_several_environments_are_the_same_on_two_ranks_and_after_a_kill(tmp_pat
     done = launch(0, folders["killed"], **options)
     assert done.returncode == 0, done.stderr
     assert episodes(folders["alone"]) == episodes(folders["ranks"]) == episodes(folders["killed"])
-    assert difference(folders["alone"], folders["ranks"]) < 2e-6  # measured 1.2e-7
+    assert difference(folders["alone"], folders["ranks"]) < 1e-5  # measured 1.2e-7
     first = load_file(checkpoints(folders["alone"] / "checkpoints")[0] / "model.safetensors")
     assert max(float((value - weights(folders["alone"])[name]).abs().max()) for name, value in first.items()) > 1e-4
     assert difference(folders["alone"], folders["killed"]) == 0

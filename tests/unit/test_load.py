@@ -181,7 +181,7 @@ def test_a_lora_checkpoint_is_an_adapter_that_is_evaluated_continued_and_merged(
     assert (wanted - plain).abs().max() > 1e-3
     with torch.no_grad():
         by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(checkpoint)
-        torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-6, rtol=0)
+        torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")

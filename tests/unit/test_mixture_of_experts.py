@@ -55,7 +55,7 @@ def test_every_weight_is_trained_and_saved_in_the_names_of_the_family(family, tm
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     metrics = trainer.train(PROMPTS)
     # the built-in engine decodes token by token and the trainer packs rows: the same log-probs up to rounding
-    assert metrics["mismatch/gap_mean"] < 2e-6
+    assert metrics["mismatch/gap_mean"] < 1e-5
     assert not [name for name, parameter in trainer.model.named_parameters() if torch.equal(parameter, before[name])]
     trainer.save(tmp_path)
     # The file has a matrix for each expert under the names of the published checkpoints.
@@ -115,7 +115,7 @@ def test_lora_adapts_and_merges(family, adapted, tmp_path):
     pytest.importorskip("peft", reason="pip install 'rlox-grpo[lora]'")
     trainer = make_trainer(family, lora_rank=2, kl_coef=0.1)
     assert list_adapted(trainer.model) == adapted
-    assert trainer.train(PROMPTS)["mismatch/gap_mean"] < 2e-6
+    assert trainer.train(PROMPTS)["mismatch/gap_mean"] < 1e-5
     trainer.save(tmp_path / "merged", merged=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert (logits(merged) - logits(tiny_experts(family, **ENDS))).abs().max() > 0.1

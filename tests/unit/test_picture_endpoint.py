@@ -66,7 +66,7 @@ def test_the_same_tokens_and_log_probs_as_the_function(tmp_path: Path) -> None:
     for one, other in zip(found, expected, strict=True):
         assert not one.branches
         assert one.token_ids.tolist() == other.token_ids.tolist()
-        assert np.allclose(one.log_probs, other.log_probs, rtol=0, atol=2e-6)  # calls may be decoded in other batches
+        assert np.allclose(one.log_probs, other.log_probs, rtol=0, atol=1e-5)  # decoded in other batches
         assert [each.digest for each in one.pictures] == [each.digest for each in other.pictures]
     assert [len(completion.pictures) for completion in found] == [2, 2, 1, 1]
 

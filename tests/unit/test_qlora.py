@@ -91,7 +91,7 @@ def test_train_resume_evaluate_continue_save_and_merge(base, tmp_path):
 
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000002"
     again = GRPO(checkpoint, count_words, max_steps=1, load_in_4bit=True, **OPTIONS)
-    torch.testing.assert_close(logits(again.model), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits(again.model), wanted, atol=1e-5, rtol=0)
     assert again.evaluate(ROWS, greedy=True) == trainer.evaluate(ROWS, greedy=True)
     again.train(ROWS)
     assert (logits(again.model) - wanted).abs().max() > 1e-3

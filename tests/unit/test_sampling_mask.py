@@ -387,7 +387,7 @@ def test_the_engines_log_probs_are_the_trainers(make_tiny_model, architecture, f
     groups = engine.generate(prompts, 4, sampling, seed=3)
     log_probs, batch = trainer_log_probs(model, groups, sampling)
     # Two forward passes in float32 with sums in another order.
-    torch.testing.assert_close(log_probs, batch.log_probs.sampling, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(log_probs, batch.log_probs.sampling, atol=1e-5, rtol=1e-5)
     whole, _ = trainer_log_probs(
         model,
         [replace(g, completions=tuple(replace(c, sampling_mask=None) for c in g.completions)) for g in groups],
@@ -484,7 +484,7 @@ def train(**changes: Any) -> tuple[dict[str, float], torch.Tensor, Any]:
 def test_the_ratio_is_one_in_the_first_update():
     metrics, weights, _ = train(mini_batches=2, kl_coef=0.1, max_steps=1)
     # The old log-probs are the trainer's, the others are the sampler's.
-    assert metrics["mismatch/gap_max"] < 2e-6
+    assert metrics["mismatch/gap_max"] < 1e-5
     assert metrics["mismatch/effective_sample_size"] == pytest.approx(1)
     assert 1 < metrics["rollout/sampling_mask_size"] < toy.VOCABULARY
     assert "mismatch/truncated_mass" not in metrics
@@ -557,7 +557,7 @@ def test_replies_of_several_turns(tmp_path, options):
     trainer = played.make(tmp_path, top_k=4, max_steps=1, **options)
     model = copy.deepcopy(trainer.model)
     metrics = trainer.train(played.ROWS)
-    assert metrics["mismatch/gap_mean"] < 2e-6
+    assert metrics["mismatch/gap_mean"] < 1e-5
     groups = [scored.group for scored in trainer.last_rollout[0]]
     completions = [completion for group in groups for completion in group.completions]
     assert max(len(completion.turns) for completion in completions) > 2
@@ -569,7 +569,7 @@ def test_replies_of_several_turns(tmp_path, options):
     expected = np.concatenate(dense_log_probs(model, groups))
     flags = np.concatenate([completion.sampled for completion in completions])
     sampled_log_probs = np.concatenate([completion.log_probs for completion in completions])
-    np.testing.assert_allclose(sampled_log_probs[flags], expected[flags], atol=2e-6)
+    np.testing.assert_allclose(sampled_log_probs[flags], expected[flags], atol=1e-5)
 
 
 def test_partial_rollouts_go_through_a_checkpoint(tmp_path):
