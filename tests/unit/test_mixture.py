@@ -562,6 +562,13 @@ def test_settings_of_a_source(tokenizer):
 # Errors
 
 
+def measured_only(completions):
+    return [0.0 for _ in completions]
+
+
+measured_only.weight = 0.0
+
+
 def sources_with(**settings):
     return lambda: {"math": math_rows(), "code": TrainSource(code_rows(), **settings)}
 
@@ -609,6 +616,11 @@ WRONG = {
         r"prompts\['code'\]: reward_fn\[0\] is 'exact', the name of",
     ),
     "no reward": (sources_with(rewards=[]), ConfigError, r"prompts\['code'\]: rewards is empty: leave it out for the"),
+    "weights": (
+        sources_with(rewards=measured_only),
+        ConfigError,
+        r"prompts\['code'\]: the weight of every reward function is 0, .* none of its completions is trained",
+    ),
     "columns of a rule": (
         sources_with(rewards=ExactAnswer()),
         ValueError,

@@ -939,9 +939,12 @@ def test_a_run_that_was_not_continued_is_not_saved_in_silence(tmp_path, caplog):
     trainer = make()
     trainer.train(PROMPTS)
     trainer.save(tmp_path / "trained")
-    assert "save writes" not in caplog.text
+    trainer.evaluate(PROMPTS)
+    assert "GRPO was created with" not in caplog.text
     make().save(tmp_path / "again")
     assert f"not those of the run in {tmp_path / 'run'}: call train first" in caplog.text
+    make().evaluate(PROMPTS)
+    assert "evaluate measures the weights that GRPO was created with" in caplog.text
 
 
 def test_a_model_is_saved_to_a_folder_and_not_to_a_file(tmp_path):

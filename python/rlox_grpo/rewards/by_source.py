@@ -48,6 +48,12 @@ class Scorer:
         others = listed[len(weights) :]
         return [*weights, *(reward_weights(others, None) if others else [])]
 
+    def weigh_sources(self) -> dict[str, list[float]]:
+        """Return the weights of each source's own functions, in their order, by the name of the source."""
+        listed, weights = self.list_all(), self.list_weights()
+        matches = {source: _match(functions, listed) for source, functions in self.by_source.items()}
+        return {source: [weights[index] for index in found if index is not None] for source, found in matches.items()}
+
     def score(self, groups: Sequence[RolloutGroup], on_error: Literal["stop", "none"] = "stop") -> list[ScoredGroup]:
         """Score every completion with the functions of its source, as :func:`.scoring.score_batches` does.
 

@@ -197,12 +197,20 @@ def check_group_size(config: GRPOConfig, *, has_teacher: bool, has_rewards: bool
     )
 
 
-def check_weights(config: GRPOConfig, weights: Sequence[float], *, has_teacher: bool) -> None:
-    """Refuse rewards whose weights are all 0: every advantage is 0, unless a function or a teacher gives others."""
+def check_weights(config: GRPOConfig, weights: Sequence[float], *, has_teacher: bool, where: str | None = None) -> None:
+    """Refuse rewards whose weights are all 0: every advantage is 0, unless a function or a teacher gives others.
+
+    Args:
+        config: the options.
+        weights: one for each reward function.
+        has_teacher: whether the run has a teacher.
+        where: the source of a mixture whose functions they are, as messages call it; None: the run.
+    """
     if weights and not any(weights) and config.advantage_fn is None and config.demo_loss is None and not has_teacher:
+        before, what = ("", "nothing") if where is None else (f"{where}: ", "none of its completions")
         raise ConfigError(
-            "the weight of every reward function is 0, which is only measured: every advantage is 0 and nothing is "
-            "trained; give one of them another weight, by reward_weights or its attribute weight"
+            f"{before}the weight of every reward function is 0, which is only measured: every advantage is 0 and "
+            f"{what} is trained; give one of them another weight, by reward_weights or its attribute weight"
         )
 
 

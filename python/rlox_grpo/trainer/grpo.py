@@ -53,6 +53,7 @@ from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import BASE, OPTIMIZER, REFERENCE, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
+from rlox_grpo.trainer.check_arguments import check_weights
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, estimate_reward_models, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
@@ -402,6 +403,9 @@ class GRPO:
         if data.sources.keys() - data.rewards.keys():
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
+        for source, weights in step.scorer.weigh_sources().items():
+            has_teacher, where = step.fixed_tensors.teacher is not None, name_argument("prompts", source)
+            check_weights(self.config, weights, has_teacher=has_teacher, where=where)
         held_out = self._held_out.load(eval_prompts)
         self.ranks.refuse_differences(
             "ranks of one call of train differ",
@@ -595,6 +599,7 @@ class GRPO:
                     f"greedy=True with samples={samples}: greedy decoding gives the same completion each time; leave "
                     "samples out"
                 )
+        self._warn_about_untrained_weights("evaluate", "measures")
         checkpoint = self._sources.compared_with
         if checkpoint is not None and not self._is_compared and self.step == 0 and self.ranks.is_first:
             if (recorded := read_recorded_run(checkpoint)) is not None:
@@ -626,7 +631,7 @@ class GRPO:
             ValueError: ``merged=True`` without an adapter, or ``best=True`` without an evaluation by ``keep_best``.
             CheckpointError: the best checkpoint is damaged.
         """
-        self._warn_about_untrained_weights()
+        self._warn_about_untrained_weights("save", "writes")
         export_policy(
             Path(path),
             self.policy,
@@ -640,16 +645,16 @@ class GRPO:
             checkpoint=self._find_best() if best else None,
         )
 
-    def _warn_about_untrained_weights(self) -> None:
+    def _warn_about_untrained_weights(self, method: str, does: str) -> None:
         """Warn if the run in ``output_dir`` was not continued, so that the weights are not its own."""
         folder = self.config.output_dir
         if folder is None or self._run is not None or self.step > 0 or not self.ranks.is_first:
             return
         if written := checkpoints(Path(folder) / "checkpoints"):
             logger.warning(
-                "save writes the weights that GRPO was created with, and not those of the run in %s: call train first, "
-                "which loads them even if the run is complete, or save GRPO(%r, …)",
-                *(folder, str(written[-1])),
+                "%s %s the weights that GRPO was created with, and not those of the run in %s: call train first, "
+                "which loads them even if the run is complete, or use GRPO(%r, …).%s",
+                *(method, does, folder, str(written[-1]), method),
             )
 
     def _find_best(self) -> Path | None:
