@@ -229,6 +229,10 @@ def test_a_checkpoint_in_4_bits_needs_an_adapter(base, tmp_path):
         ConfigError, match=r"weights are quantized \(bitsandbytes\) and cannot be trained.*set lora_rank"
     ):
         GRPO(tmp_path / "packed", count_words, **OPTIONS)
+    with pytest.raises(
+        ConfigError, match=r"\(bitsandbytes\), which is supported only with .*here .*torch_compile=True"
+    ):
+        GRPO(tmp_path / "packed", count_words, lora_rank=2, torch_compile=True, **OPTIONS)
     trainer = GRPO(tmp_path / "packed", count_words, lora_rank=2, max_steps=1, **OPTIONS)
     trainer.train(ROWS)
     trainer.save(tmp_path / "merged", merged=True)

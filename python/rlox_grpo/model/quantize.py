@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.option import explain_ignored
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, import_extra
 
 BYTES = 0.5 + (1 + 4 / 256) / 64
@@ -39,15 +41,23 @@ def keep_differentiable(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def refuse_quantized(model: nn.Module) -> None:
-    """Raise ConfigError for a model with quantized weights and no adapter: only its other weights would be trained."""
-    if getattr(model, "is_quantized", False) and not hasattr(model, "peft_config"):
-        method = getattr(model, "quantization_method", None)
-        kind = f" ({getattr(method, 'value', method)})" if method is not None else ""
+def refuse_quantized(model: nn.Module, config: GRPOConfig) -> None:
+    """Raise ConfigError for a model with quantized weights that has no adapter, or with options of other models.
+
+    Without an adapter, only its other weights would be trained. The options are those that ``load_in_4bit`` needs.
+    """
+    if not getattr(model, "is_quantized", False):
+        return
+    method = getattr(model, "quantization_method", None)
+    kind = f" ({getattr(method, 'value', method)})" if method is not None else ""
+    if not hasattr(model, "peft_config"):
         raise ConfigError(
             f"the model's weights are quantized{kind} and cannot be trained, so that only the rest would be, such as "
             "its embeddings: set lora_rank to train an adapter over them, or pass the model that is not quantized"
         )
+    reason = explain_ignored(config, "load_in_4bit")
+    if reason is not None:
+        raise ConfigError(f"the model's weights are quantized{kind}, which is supported only with {reason}")
 
 
 def is_packed(tensor: Tensor) -> bool:

@@ -105,7 +105,7 @@ def build_step(
     if config.gradient_checkpointing == "auto" and find_gpu() is not None:  # read from files for this option alone
         beside = ModelsBeside(estimate_teachers(teacher, config), estimate_reward_models(reward_fns))
     policy = load_policy(model, tokenizer, config, ranks=ranks, processor=processor, beside=beside)
-    refuse_quantized(policy.model)
+    refuse_quantized(policy.model, config)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
     config = config.model_copy(update={"fp32_lm_head": choose_float32_logits(config, policy.model)})

@@ -270,20 +270,29 @@ def find_ignored(config: BaseModel, preset: Mapping[str, Any], arguments: Mappin
         preset: the values of the preset.
         arguments: arguments of :class:`rlox_grpo.GRPO` in ``only_with`` → whether the user gave them.
     """
-    fields = type(config).model_fields
-    for name, field in fields.items():
-        conditions: Sequence[Condition] = read_metadata(field)["only_with"]
+    for name, field in type(config).model_fields.items():
         value = getattr(config, name)
-        if not conditions or value == field.default or (name in preset and value == preset[name]):
-            continue
-        names = list(dict.fromkeys(other for condition in conditions for other in condition))
-        settings = {
-            n: arguments[n] if n in arguments else getattr(config, n) for n in names if n in arguments or n in fields
-        }
-        if any(holds(condition, settings) for condition in conditions):
-            continue
-        actual = ", ".join(f"{n}={settings[n]!r}" if n in fields else n if settings[n] else f"no {n}" for n in settings)
-        yield f"{name}={value!r} is read only with {describe_conditions(conditions, fields)}; here {actual}"
+        if value != field.default and not (name in preset and value == preset[name]):
+            reason = explain_ignored(config, name, arguments)
+            if reason is not None:
+                yield f"{name}={value!r} is read only with {reason}"
+
+
+def explain_ignored(config: BaseModel, name: str, arguments: Mapping[str, bool] | None = None) -> str | None:
+    """Return the conditions of an option and what there is instead; None if one of the conditions holds.
+
+    The arguments are those of :func:`find_ignored`.
+    """
+    fields, arguments = type(config).model_fields, arguments or {}
+    conditions: Sequence[Condition] = read_metadata(fields[name])["only_with"]
+    names = list(dict.fromkeys(other for condition in conditions for other in condition))
+    settings = {
+        n: arguments[n] if n in arguments else getattr(config, n) for n in names if n in arguments or n in fields
+    }
+    if not conditions or any(holds(condition, settings) for condition in conditions):
+        return None
+    actual = ", ".join(f"{n}={settings[n]!r}" if n in fields else n if settings[n] else f"no {n}" for n in settings)
+    return f"{describe_conditions(conditions, fields)}; here {actual}"
 
 
 def holds(condition: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
