@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import toy
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.run.checkpoint import read_state
@@ -243,6 +243,42 @@ def test_a_step_keeps_its_row_when_its_evaluation_fails(fails, tmp_path):
         trainer.train(toy.PROMPTS, eval_prompts=held_out)
     make(**{**options, "output_dir": tmp_path}).train(toy.PROMPTS, eval_prompts=held_out)
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [*range(1, 9)]
+
+
+def read_evaluations(folder):
+    return [
+        {name: value for name, value in row.items() if not name.endswith("time_s")}
+        for row in read_jsonl(folder / "evaluations.jsonl")
+    ]
+
+
+@pytest.mark.parametrize("is_same_trainer", [True, False], ids=["same trainer", "new trainer"])
+@pytest.mark.parametrize("call", [2, 3], ids=["step 4", "last step"])
+def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
+    """The sets are compared with the evaluations before, and not with the half of an evaluation that failed."""
+
+    def train(folder, rewards, trainer=None):
+        options = toy.options(output_dir=folder, eval_steps=4, max_steps=8, checkpoint_steps=50)
+        trainer = trainer or make(**options)
+        sets = {"first": toy.PROMPTS[:2], "second": EvalSet(toy.PROMPTS[:2], rewards=rewards)}
+        return trainer, lambda: trainer.train(toy.PROMPTS, eval_prompts=sets)
+
+    whole, train_whole = train(tmp_path / "whole", toy.share_of_target)
+    expected = train_whole()
+    trainer, train_once = train(tmp_path / "run", raise_at(call, OSError("judge unreachable")))
+    with pytest.raises(RewardError):
+        train_once()
+    assert len(read_evaluations(tmp_path / "run")) == call - 1
+    trainer, train_again = train(tmp_path / "run", toy.share_of_target, trainer if is_same_trainer else None)
+    metrics = train_again()
+    assert read_evaluations(tmp_path / "run") == read_evaluations(tmp_path / "whole")
+    assert torch.equal(weights(trainer), weights(whole))
+    assert metrics["eval/second/accuracy"] == expected["eval/second/accuracy"]
+    assert len([*(tmp_path / "run" / "checkpoints").iterdir()]) == (2 if call == 2 else 1)
+    last = tmp_path / "run" / "checkpoints" / "step_000008"
+    assert read_state(last)["last_metrics"]["eval/second/accuracy"] == metrics["eval/second/accuracy"]
+    train(tmp_path / "run", toy.share_of_target)[1]()
+    assert len(read_evaluations(tmp_path / "run")) == 3
 
 
 def test_a_folder_that_is_moved_during_the_run_is_not_made_anew(tmp_path):

@@ -59,6 +59,7 @@ def save_checkpoint(
     *,
     keep: int,
     best: Path | None = None,
+    again: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     processor: Any = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -72,6 +73,7 @@ def save_checkpoint(
 
     Args:
         state: JSON values for ``state.json``.
+        again: remove a checkpoint of this step, which the same run wrote; otherwise it is renamed.
         processor: the processor of a vision-language model whose prompts may have pictures.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
@@ -118,10 +120,11 @@ def save_checkpoint(
         write_manifest(partial, after=max(map(read_write_time, checkpoints(root)), default=0.0))
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
-        if os.path.lexists(target):  # written by an earlier run from this folder
-            set_aside(target, "superseded")
+        previous = set_aside(target, "superseded") if os.path.lexists(target) else None
         os.replace(partial, target)
         sync_path(root)
+        if again and previous is not None:
+            shutil.rmtree(previous, ignore_errors=True)
     except (OSError, SafetensorError) as error:  # SafetensorError also reports a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error

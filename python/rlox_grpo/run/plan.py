@@ -57,6 +57,7 @@ class Progress:
         total_steps: The step with which this call and its schedules end.
         prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
         learning_rate_factor: Factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
+        failed_evaluation: The step whose evaluation began and raised an error; None without one.
         weights_are_whole: False from the first weight that a training step changes until the step is complete. No
             checkpoint may be written, and no further step taken, until a checkpoint is loaded.
     """
@@ -68,6 +69,7 @@ class Progress:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     learning_rate_factor: float = 1.0
+    failed_evaluation: int | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     weights_are_whole: bool = True
 

@@ -131,6 +131,7 @@ class Run:
         self.rollouts: Mapping[str, Any] | None = None
         """The batches under way in the checkpoint, as :meth:`Sampler.state_dict`; None without a checkpoint."""
         self._saved_step: int | None = None
+        self._saves_again = False  # whether the next checkpoint may replace one of the same step
         self._save_seconds: float | None = None
         self._save_is_due = False
         self._best = best
@@ -335,15 +336,26 @@ class Run:
             return False
         return True
 
-    def record_evaluation(self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]]) -> None:
+    def record_evaluation(
+        self, metrics: Mapping[str, float], groups: Mapping[str, Sequence[ScoredGroup]], *, is_late: bool = False
+    ) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of the completions of each set, by its name.
 
-        Only the evaluation before the first step goes to the sinks here. Later evaluations are part of their step's
-        metrics.
+        Only the evaluation before the first step, and one that is repeated after an error, go to the sinks here. Others
+        are part of their step's metrics.
+
+        Args:
+            metrics: the metrics of all sets.
+            groups: the groups of each set.
+            is_late: the metrics of the step are written already, and perhaps a checkpoint, which is written again.
         """
         step = self._progress.step
-        if step == 0:
-            self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
+        if step == 0 or is_late:
+            named = {f"eval/{name}": value for name, value in metrics.items()}
+            self._sinks.write(step, named, without="jsonl")
+        if is_late:
+            self.last_metrics |= named
+            self._saved_step, self._saves_again = None, True
         if self._written_folder is not None:
             numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
             with self._warning_once("evaluations"):
@@ -404,7 +416,8 @@ class Run:
         kind, message = self._ranks.gather(failure)[0]  # every rank raises what rank 0 raised
         if kind:
             raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
-        self._saved_step, self._save_seconds = self._progress.step, time.perf_counter() - start
+        self._saved_step, self._saves_again = self._progress.step, False
+        self._save_seconds = time.perf_counter() - start
         path = checkpoint_path(self._folder / "checkpoints", self._progress.step)
         self._callbacks.call("on_save", self._progress.step, path)
 
@@ -457,6 +470,7 @@ class Run:
                 state,
                 keep=keep,
                 best=self.best_checkpoint,
+                again=self._saves_again,
                 weights=weights,
                 reference_state=None if self._reference is None else self._reference.state_dict(),
                 teacher_state=None if self._teacher is None else self._teacher.state_dict(),

@@ -269,12 +269,13 @@ class GRPO:
         _check_count("n_epochs", n_epochs)
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), refuse_exits(), hold_run_folder(self.config.output_dir, self.ranks):
-            self._stop_requested = False
+            self._stop_requested, progress = False, self.progress
             restore: Path | None = None
             caught = ""  # the signal that came before a checkpoint was restored
             while True:
                 run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
-                if self.step >= self.progress.total_steps:
+                must_evaluate = bool(held_out) and self.step in (0, progress.failed_evaluation)
+                if self.step >= progress.total_steps and not must_evaluate:
                     run.announce_best()
                     return add_short_names(run.last_metrics, run.progress_fields)
                 draw_prompts = partial(self._draw_prompts, plan, draws)
@@ -285,8 +286,9 @@ class GRPO:
                     stop_on_signal() as stop,
                 ):
                     stop.name = stop.name or caught
-                    if held_out and self.step == 0:
-                        evaluation = self._evaluate_in_training(run, held_out)
+                    if must_evaluate and (due := self._list_due(held_out)):
+                        evaluation = self._evaluate_in_training(run, due)
+                        self._last_metrics = run.last_metrics
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
                     restore = None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
@@ -535,16 +537,26 @@ class GRPO:
             self.sampler.load_state_dict(rollouts, prompts, self.step)
 
     def _evaluate_in_training(self, run: Run, sets: Mapping[str, LoadedSet]) -> dict[str, float]:
-        """Evaluate the current weights on each of ``sets``, and record the evaluation."""
+        """Evaluate the current weights on each of ``sets``, and record the evaluation.
+
+        After an error, the next call of ``train`` evaluates this step again, also from a checkpoint.
+        """
+        is_late = self.step > 0 and self.progress.failed_evaluation == self.step
         self._step.engine_sync.push(self.step)
         evaluation: dict[str, float] = {}
         groups: dict[str, list[ScoredGroup]] = {}
-        for name, loaded in sets.items():
-            metrics, groups[name] = self._held_out.evaluate_in_training(name, loaded, self.step)
-            # A mean over nothing is NaN in the result of `evaluate`. It is not a value that a run logs.
-            measured = {metric: value for metric, value in metrics.items() if not math.isnan(value)}
-            evaluation |= prefix(name, measured)
-        run.record_evaluation(evaluation, groups)
+        history, self.progress.failed_evaluation = self._held_out.history.state_dict(), self.step
+        try:
+            for name, loaded in sets.items():
+                metrics, groups[name] = self._held_out.evaluate_in_training(name, loaded, self.step)
+                # A mean over nothing is NaN in the result of `evaluate`. It is not a value that a run logs.
+                measured = {metric: value for metric, value in metrics.items() if not math.isnan(value)}
+                evaluation |= prefix(name, measured)
+        except BaseException:
+            self._held_out.history.load_state_dict(history)  # a repeated evaluation is not compared with itself
+            raise
+        self.progress.failed_evaluation = None
+        run.record_evaluation(evaluation, groups, is_late=is_late)
         return evaluation
 
     def _show_episodes(self, ended: int, total: int) -> None:
