@@ -12,6 +12,7 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.run import Run
 
 MOVING = {"baseline": "moving", "reward_scaling": "none"}
 
@@ -127,14 +128,14 @@ def test_without_a_checkpoint_such_a_trainer_is_refused(caplog):
 EXITS = [SystemExit(0), GeneratorExit(), asyncio.CancelledError()]
 
 
-def raise_at(call, error, function=toy.share_of_target):
-    """A reward that raises ``error`` at its call number ``call``."""
+def raise_at(call, error, function=toy.share_of_target, and_later=0):
+    """A reward that raises ``error`` at its call number ``call``, and at so many calls after it."""
     calls = []
 
     @functools.wraps(function)  # by name and source that function
     def reward(completions, prompts):
         calls.append(None)
-        if len(calls) == call:
+        if call <= len(calls) <= call + and_later:
             raise error
         return function(completions, prompts)
 
@@ -265,7 +266,12 @@ def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
 
     whole, train_whole = train(tmp_path / "whole", toy.share_of_target)
     expected = train_whole()
-    trainer, train_once = train(tmp_path / "run", raise_at(call, OSError("judge unreachable")))
+    broken = raise_at(call, OSError("judge unreachable"), and_later=2)
+    trainer, train_once = train(tmp_path / "run", broken)
+    for _ in range(2):  # the repeated one fails too
+        with pytest.raises(RewardError):
+            train_once()
+        trainer, train_once = train(tmp_path / "run", broken, trainer if is_same_trainer else None)
     with pytest.raises(RewardError):
         train_once()
     assert len(read_evaluations(tmp_path / "run")) == call - 1
@@ -279,6 +285,27 @@ def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
     assert read_state(last)["last_metrics"]["eval/second/accuracy"] == metrics["eval/second/accuracy"]
     train(tmp_path / "run", toy.share_of_target)[1]()
     assert len(read_evaluations(tmp_path / "run")) == 3
+
+
+def test_a_repeated_evaluation_that_is_the_best_has_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "_save_after", lambda self, error: None)  # such as on a full disk
+    options = toy.options(
+        output_dir=tmp_path, eval_steps=2, max_steps=4, checkpoint_steps=50, keep_best="eval/accuracy"
+    )
+    calls = []
+
+    def right_once(completions):
+        calls.append(None)
+        if len(calls) == 2:
+            raise OSError("judge unreachable")
+        return [float(len(calls) == 3) for _ in completions]
+
+    trainer = make(**options)
+    held_out = EvalSet(toy.PROMPTS[:2], rewards=right_once)
+    with pytest.raises(RewardError):
+        trainer.train(toy.PROMPTS, eval_prompts=held_out)
+    assert trainer.train(toy.PROMPTS, eval_prompts=held_out)["best_step"] == 2
+    trainer.save(tmp_path / "best", best=True)
 
 
 def test_a_folder_that_is_moved_during_the_run_is_not_made_anew(tmp_path):

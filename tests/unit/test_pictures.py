@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tokenizers import AddedToken
 
 from rlox_grpo import GRPO
@@ -276,6 +277,21 @@ def repeat_scans() -> bytes:
     return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * 200 + whole[-2:]
 
 
+def repeat_exif() -> bytes:
+    """A JPEG with three segments of EXIF data, which Pillow joins."""
+    whole = encode(draw_picture(0), "JPEG")
+    segment = b"\xff\xe1" + (50_000).to_bytes(2, "big") + b"Exif\0\0" + bytes(50_000 - 8)
+    return whole[:2] + segment * 3 + whole[2:]
+
+
+def write_comment(size: int, *, behind: bool = False) -> bytes:
+    """A GIF with a comment before or behind its frame."""
+    whole = encode(draw_picture(0), "GIF")
+    comment = b"!\xfe" + (b"\xff" + bytes(255)) * (size // 255) + b"\0"
+    place = len(whole) - 1 if behind else 13 + (3 << (whole[10] & 7) + 1)
+    return whole[:place] + comment + whole[place:]
+
+
 HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     "bomb": (lambda: grow_png(30000, 30000 // 20), "30000 × 1500 pixels: at most 33554432 are decoded"),
     "large bomb": (lambda: grow_png(60000, 4), "60000 × 4 pixels: a side is more than 200 times"),
@@ -287,6 +303,11 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
     # Cut after the second frame's separator: Pillow raises struct.error and IndexError where it looks for a frame.
     "cut animation": (lambda: animate()[: animate().rindex(b",\0\0\0\0") + 3], "is broken or cut off: error"),
     "scans": (repeat_scans, "is a JPEG of 21[0-9] scans: at most 100 are decoded"),
+    "EXIF": (lambda: encode(PICTURE, exif=b"MM\0*" + bytes(2**18)), "26[0-9]+ bytes of EXIF data: at most 131072 are"),
+    "EXIF of a WebP": (lambda: encode(PICTURE, "WEBP", exif=b"MM\0*" + bytes(2**18)), "26[0-9]+ bytes of EXIF data"),
+    "EXIF of a JPEG": (repeat_exif, "150000 bytes of EXIF data"),
+    "comment": (lambda: write_comment(2**20), "is a GIF with more than 64 KiB of comments: save it without them"),
+    "comment behind": (lambda: write_comment(2**20, behind=True), "is a GIF with more than 64 KiB of comments"),
     "16 bits": (lambda: encode(Image.fromarray(np.zeros((8, 8), np.uint16))), "mode 'I;16', more than 8 bits"),
     "text": (lambda: b"a text file named a.png", "is no picture: expected PNG"),
     "SVG": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no picture: expected PNG"),
@@ -316,6 +337,21 @@ def test_a_hostile_picture_is_an_error_that_names_row_and_picture(kind: str, rea
     rows = [{"prompt": "x"}, {"prompt": "x", "images": [PICTURE, make()]}]
     with pytest.raises((ValueError, TypeError), match=rf"^prompts\[1\], picture 1 .*({message})"):
         load(rows, reader)
+
+
+def test_metadata_of_usual_size_is_read(reader: PictureReader) -> None:
+    """Such as a photograph that lies on its side, also in the format of old versions of ImageMagick, which is not."""
+    turned = Image.Exif()
+    turned[274] = 6  # by 90 degrees
+    wide = PICTURE.resize((40, 20))
+    for format in ("JPEG", "PNG", "WEBP"):
+        image = read_picture(encode(wide, format, exif=turned), Path(), "it")
+        assert image.size == (20, 40)
+    for behind in (False, True):
+        assert read_picture(write_comment(2**15, behind=behind), Path(), "it").size == draw_picture(0).size
+    text = PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n0\n" + turned.tobytes().hex())
+    assert read_picture(encode(wide, pnginfo=text), Path(), "it").size == (40, 20)
 
 
 def test_a_large_file_is_not_read_whole(tmp_path: Path, reader: PictureReader, monkeypatch: pytest.MonkeyPatch) -> None:

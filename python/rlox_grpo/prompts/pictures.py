@@ -22,6 +22,7 @@ import numpy as np
 
 from rlox_grpo.errors import import_extra
 from rlox_grpo.prompts.line_breaks import LineBreaks
+from rlox_grpo.prompts.picture_metadata import refuse_large_exif, refuse_large_metadata
 from rlox_grpo.prompts.tensor_cache import TensorCache
 from rlox_grpo.prompts.tower_use import TowerUse
 from rlox_grpo.types import Int64Array, Picture
@@ -80,6 +81,7 @@ def read_picture(value: Any, folder: Path, where: str) -> Image:
 
 def _open(pillow: Any, data: bytes, where: str) -> Image:
     """Return an encoded picture as RGB and upright; errors are as in :func:`read_picture`."""
+    refuse_large_metadata(data, where)
     try:
         opened = pillow.open(io.BytesIO(data), formats=_FORMATS)
     except pillow.UnidentifiedImageError:
@@ -175,6 +177,9 @@ def _decode(opened: Image, where: str) -> Image:
     import PIL.Image
     import PIL.ImageOps
 
+    with _naming(where):
+        opened.load()  # EXIF data may be behind the pixels
+    refuse_large_exif(opened, where)
     with _naming(where):
         upright = PIL.ImageOps.exif_transpose(opened)
         if not upright.has_transparency_data:

@@ -78,9 +78,10 @@ class Progress:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _CALL_KEYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`; the weights are then whole."""
+        """Load the result of :meth:`state_dict`, of an earlier version too; the weights are then whole."""
+        self.failed_evaluation = None
         for each in fields(self):
-            if each.name not in _CALL_KEYS:
+            if each.name not in _CALL_KEYS and (each.name != "failed_evaluation" or each.name in state):
                 setattr(self, each.name, state[each.name])
         self.weights_are_whole = True
 

@@ -131,7 +131,7 @@ class Run:
         self.rollouts: Mapping[str, Any] | None = None
         """The batches under way in the checkpoint, as :meth:`Sampler.state_dict`; None without a checkpoint."""
         self._saved_step: int | None = None
-        self._saves_again = False  # whether the next checkpoint may replace one of the same step
+        self._late_step: int | None = None  # whose checkpoint says that its evaluation failed
         self._save_seconds: float | None = None
         self._save_is_due = False
         self._best = best
@@ -355,7 +355,7 @@ class Run:
             self._sinks.write(step, named, without="jsonl")
         if is_late:
             self.last_metrics |= named
-            self._saved_step, self._saves_again = None, True
+            self._saved_step, self._late_step = None, step
         if self._written_folder is not None:
             numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
             with self._warning_once("evaluations"):
@@ -416,8 +416,7 @@ class Run:
         kind, message = self._ranks.gather(failure)[0]  # every rank raises what rank 0 raised
         if kind:
             raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
-        self._saved_step, self._saves_again = self._progress.step, False
-        self._save_seconds = time.perf_counter() - start
+        self._saved_step, self._save_seconds = self._progress.step, time.perf_counter() - start
         path = checkpoint_path(self._folder / "checkpoints", self._progress.step)
         self._callbacks.call("on_save", self._progress.step, path)
 
@@ -470,7 +469,7 @@ class Run:
                 state,
                 keep=keep,
                 best=self.best_checkpoint,
-                again=self._saves_again,
+                again=self._progress.step in (self._progress.failed_evaluation, self._late_step),
                 weights=weights,
                 reference_state=None if self._reference is None else self._reference.state_dict(),
                 teacher_state=None if self._teacher is None else self._teacher.state_dict(),

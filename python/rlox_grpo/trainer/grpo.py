@@ -287,9 +287,12 @@ class GRPO:
                 ):
                     stop.name = stop.name or caught
                     if must_evaluate and (due := self._list_due(held_out)):
+                        self._is_unfinished = True
                         evaluation = self._evaluate_in_training(run, due)
                         self._last_metrics = run.last_metrics
                         self.callbacks.call("on_evaluation", self.step, dict(evaluation))
+                        if self.step > 0:  # a checkpoint of this step says that its evaluation failed
+                            run.save_if_due()
                     restore = None
                     while restore is None and self.step < self.progress.total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take) | run.take_save_time()
