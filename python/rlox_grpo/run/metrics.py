@@ -40,8 +40,8 @@ def step_metrics(
 
     Args:
         groups: The scored groups of the step, before filtering.
-        advantages: ``float32 [N]``, one for each completion that is trained on, or ``[N, K]``, one for each turn and
-            NaN after the last turn.
+        advantages: ``float32 [N]``, one for each sampled completion of the groups that are trained on, or ``[N, K]``,
+            one for each turn and NaN after the last turn.
         updates: The optimizer steps in order; empty if all groups have zero variance.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step. The part of this time outside of all stages becomes ``time/other_s``.

@@ -33,7 +33,7 @@ from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
-from rlox_grpo.groups import describe_sample
+from rlox_grpo.groups import describe_sample, flag_samples
 from rlox_grpo.loss.importance import gap_shares, measure_truncated_mass, mismatch_metrics
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import KLWeight
@@ -509,7 +509,8 @@ class TrainStep:
         is_ahead = self.stages.sampling.async_steps > 0 or self.sampler.partial is not None
         timed = [] if is_ahead else rollout.first_groups
         constant = self._flag_constant(rollout, advantages)
-        metrics = step_metrics(rollout.groups, advantages, updates, seconds, timed=timed, constant=constant)
+        sampled = advantages[flag_samples(rollout.chosen)]  # without demonstrations and replays
+        metrics = step_metrics(rollout.groups, sampled, updates, seconds, timed=timed, constant=constant)
         metrics |= profile_update(
             add_work(works),
             num_updates=self.stages.update.updates_per_batch if updates else 0,
@@ -530,7 +531,7 @@ class TrainStep:
             # A step in which all groups have constant rewards has no update and still reports its learning rate.
             "update/learning_rate": learning_rate,
             **metrics,
-            **self.kl_weight.finish(metrics, len(advantages)),
+            **self.kl_weight.finish(metrics, len(sampled)),
             **mismatch,
             **rollout.metrics(),
             **measure_staleness(groups, progress.step - 1),
