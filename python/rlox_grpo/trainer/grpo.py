@@ -53,7 +53,7 @@ from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import BASE, OPTIMIZER, REFERENCE, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
-from rlox_grpo.trainer.check_arguments import check_weights
+from rlox_grpo.trainer.check_arguments import check_weights, refuse_dropped_groups
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, estimate_reward_models, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
@@ -404,6 +404,9 @@ class GRPO:
         train_prompts = data.prompts
         if data.sources.keys() - data.rewards.keys():
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
+        refuse_dropped_groups(
+            self.config, {source: data.rewards.get(source, self.reward_fns) for source in data.sources}
+        )
         step.score_sources(data.rewards)
         for source, weights in step.scorer.weigh_sources().items():
             has_teacher, where = step.fixed_tensors.teacher is not None, name_argument("prompts", source)
