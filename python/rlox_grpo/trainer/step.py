@@ -292,10 +292,12 @@ class TrainStep:
         self.last_token_rows = self.token_rows.take(scored)
         return {**metrics, **information}
 
-    def score_sources(self, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
+    def score_sources(
+        self, rewards: Mapping[str, Sequence[RewardFn]], source_weights: Mapping[str, Sequence[float]]
+    ) -> None:
         """Score the rows of each of these sources of a mixture by reward functions of its own, from now on."""
         if rewards or self.scorer.by_source:
-            self.scorer = replace(self.scorer, by_source=rewards)
+            self.scorer = replace(self.scorer, by_source=rewards, source_weights=source_weights)
             weights = self.scorer.list_weights()
             self.advantage_fn = make_advantage_fn(self.stages.advantages, weights, self.moving_baselines)
             self.is_constant = make_constant_test(self.stages.advantages, weights)
