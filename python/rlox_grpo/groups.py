@@ -103,6 +103,11 @@ def find_origin(scored: ScoredGroup, origin: Origin | None) -> list[int]:
     return [index for index, completion in enumerate(scored.group.completions) if completion.origin == origin]
 
 
+def flag_samples(groups: Sequence[ScoredGroup]) -> BoolArray:
+    """Return ``bool [N]``: which completions of the groups the policy sampled for this step, prompt-major."""
+    return np.array([c.origin is None for scored in groups for c in scored.group.completions], np.bool_)
+
+
 def select_completions(scored: ScoredGroup, indices: Sequence[int]) -> ScoredGroup:
     """Return the group with the completions ``indices`` alone and what is known of them, in this order."""
     if list(indices) == list(range(len(scored.rewards))):

@@ -60,10 +60,18 @@ def test_demonstrations_are_in_the_trained_groups_and_not_in_the_metrics_of_the_
     assert metrics["mean_reward"] == 0
     # Nine rewards 0 … 0 1 have the mean 1/9 and the standard deviation 1/3: (1 − 1/9)/(1/3 + 1e-4).
     assert advantages[8] == pytest.approx((8 / 9) / (1 / 3 + 1e-4), rel=1e-5)
+    assert metrics["advantages/mean"] == metrics["advantages/max"] == pytest.approx(advantages[0], rel=1e-5)
     rows = [row for row in read_jsonl(tmp_path / "completions" / "step_000001.jsonl") if "origin" in row]
     assert [(row["origin"], row["completion"], row["reward"]) for row in rows] == [
         ("demonstration", [TARGET] * 4, 1.0)
     ] * 4
+
+
+def test_the_adaptive_weight_of_the_kl_counts_the_samples_alone():
+    """The policy is the reference in the first step: the weight falls by 0.2 · 32 samples / 1,000."""
+    schedule = {"kl_coef": 0.1, "kl_schedule": "adaptive", "kl_target": 0.1, "kl_horizon": 1000}
+    trainer, _ = train(max_steps=1, demo_loss="luffy", **schedule)
+    assert trainer._step.kl_weight.value == pytest.approx(0.1 * (1 - 0.2 * 32 / 1000), rel=1e-9)
 
 
 def test_the_reward_of_a_cross_entropy_demonstration_stays_out_of_the_baseline_unless_asked():

@@ -102,6 +102,21 @@ def test_rows_of_each_source_have_their_environment_rewards_and_metrics(model: A
     assert metrics["environment/turns"] == 2, "the mean over the episodes that returned it"
 
 
+def test_reward_weights_are_those_of_the_environment_and_the_functions_of_the_run(model: Any, tokenizer: Any) -> None:
+    trainer = make_trainer(model, tokenizer, max_steps=1, reward_weights=[0.5])
+    trainer.train(make_prompts())
+    assert trainer._step.scorer.weigh_sources() == {"questions": [0.5, 1.0]}
+    trainer = make_trainer(model, tokenizer, False, max_steps=1, reward_weights=[0.1], reward_fn=first_is_even)
+    games = [{"secret": number} for number in range(4)]
+    plain = [{"prompt": f"q{number}"} for number in range(4)]
+    trainer.train({
+        "game": TrainSource(games, environment=game),
+        "own": TrainSource(games, environment=game, rewards=first_is_even),
+        "plain": plain,
+    })  # fmt: skip
+    assert trainer._step.scorer.weigh_sources() == {"game": [1.0, 0.1], "own": [1.0, 1.0]}
+
+
 def play(model: Any, tokenizer: Any, environment: Any, **options: Any) -> Any:
     runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).split().episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=8)

@@ -272,14 +272,35 @@ def test_equal_judges_of_two_sources_are_one_with_its_limit():
         assert 1 < server.most_at_a_time <= 2
 
 
-def test_weights_are_those_of_the_run_or_of_the_function():
+def test_functions_of_a_source_have_their_own_weights():
+    """The weights of the run are those of its own functions, although a source uses an equal one."""
     half = ExactAnswer(weight=0.5)
     scorer = Scorer([ones], [3.0], {"math": [half, ones], "code": [ExactAnswer(weight=0.5), ExactAnswer(tag="a")]})
-    assert scorer.list_all() == [ones, half, ExactAnswer(tag="a")]  # equal rules are one
-    assert scorer.list_weights() == [3.0, 0.5, 1.0]
-    (scored,) = scorer.score(groups_of("math"))
-    assert list(scored.components) == ["ones", "exact_answer", "exact_answer_2"]
-    np.testing.assert_array_equal(scored.rewards, [3.5, 3.0])
+    assert scorer.list_all() == [ones, half, ones, ExactAnswer(tag="a")]  # equal rules are one
+    assert scorer.list_weights() == [3.0, 0.5, 1.0, 1.0]
+    assert scorer.weigh_sources() == {"math": [0.5, 1.0], "code": [0.5, 1.0]}
+    math, chat = scorer.score(groups_of("math", "chat"))
+    assert list(math.components) == ["ones", "exact_answer", "ones_2", "exact_answer_2"]
+    np.testing.assert_array_equal(math.rewards, [1.5, 1.0])
+    np.testing.assert_array_equal(chat.rewards, [3.0, 3.0])
+    assert np.isnan(math.components["ones"]).all()
+    assert np.isnan(chat.components["ones_2"]).all()
+
+
+def test_equal_judges_with_two_weights_are_one_object():
+    judges = [Judge("http://127.0.0.1:1", "m", "r") for _ in range(2)]
+    scorer = Scorer(judges[:1], [0.1], {"math": judges[1:]})
+    assert scorer.list_weights() == [0.1, 1.0]
+    assert all(function is judges[0] for function in scorer.list_all())
+
+
+def test_a_run_weighs_the_functions_of_a_source_by_their_own_weights():
+    trainer = trainer_of(share_of_target, reward_weights=[0.25], max_steps=1)
+    metrics = trainer.train({"math": math_rows(), "code": TrainSource(code_rows(), rewards=share_of_target)})
+    for name, weight, component in (("math", 0.25, "share_of_target"), ("code", 1.0, "share_of_target_2")):
+        reward = metrics[f"rewards/{component}/mean"]
+        assert metrics[f"source/{name}/reward"] == pytest.approx(weight * reward, abs=1e-6)
+        assert reward > 0
 
 
 def test_a_function_twice_in_a_source_counts_twice():

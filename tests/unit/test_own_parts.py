@@ -251,6 +251,55 @@ def test_wrong_advantages_name_the_function_and_the_sample(function: Any, messag
         run(advantage_fn=function)
 
 
+def test_an_advantage_function_is_called_once_in_each_step() -> None:
+    calls: list[int] = []
+
+    def count(groups: Any) -> list[np.ndarray]:
+        calls.append(len(groups))
+        return own_advantages(groups)
+
+    run(advantage_fn=count)
+    assert calls == [4, 4, 4]
+
+
+def whiten(groups: Any) -> list[np.ndarray]:
+    """Standardize over the batch: NaN if all rewards of ``groups`` are equal."""
+    rewards = np.concatenate([group.rewards for group in groups])
+    return [(group.rewards - rewards.mean()) / rewards.std() for group in groups]
+
+
+def reward_by_prompt(completions: Any, prompts: Any) -> list[float]:
+    """A reward that is equal in each group, and 0 in those of half of the prompts."""
+    return [float(int(prompt[0]) % 2) for prompt in prompts]
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value encountered in divide")
+def test_a_group_of_equal_rewards_is_no_error_where_advantages_are_of_the_batch() -> None:
+    trainer = GRPO(ToyLM(), reward_by_prompt, advantage_fn=whiten, **options(max_steps=1, prompts_per_step=8))
+    metrics = trainer.train({"all": PROMPTS})
+    assert metrics["rollout/frac_reward_zero_std"] == metrics["source/all/zero_variance_share"] == 0.0
+    assert metrics["advantages/max"] == 1.0
+
+
+@pytest.mark.parametrize(("zero_variance", "share"), [("drop", 0.5), ("refill", None)])
+def test_the_share_of_constant_groups_is_that_of_the_advantages(zero_variance: str, share: float | None) -> None:
+    """Half of the prompts have advantages of 0; a refill replaces their groups, and draws others like them."""
+
+    def of_odd(groups: Any) -> list[np.ndarray]:
+        return [own_advantages([group])[0] * (int(group.group.prompt.token_ids[0]) % 2) for group in groups]
+
+    trainer = GRPO(
+        ToyLM(),
+        share_of_target,
+        advantage_fn=of_odd,
+        **options(max_steps=1, prompts_per_step=8, zero_variance=zero_variance),
+    )
+    metrics = trainer.train({"all": PROMPTS})
+    if share is None:
+        share = 1 - metrics["rollout/groups_chosen"] / metrics["rollout/groups"]
+    assert metrics["rollout/frac_reward_zero_std"] == metrics["source/all/zero_variance_share"] == share
+
+
 @pytest.mark.parametrize("policy_loss", ["gspo", "gmpo"])
 def test_advantages_of_tokens_with_one_ratio_for_the_sequence_are_an_error(policy_loss: str) -> None:
     with pytest.raises(ConfigError, match=f"policy_loss='{policy_loss}' is one for the sequence"):

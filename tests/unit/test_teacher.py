@@ -13,7 +13,7 @@ import torch
 import ranked
 import toy
 import worded
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
@@ -229,6 +229,10 @@ def other_vocabulary(folder: Any) -> Any:
         ({"teacher": 3}, "teacher is int: expected a path, a hub id, a URL or a torch.nn.Module"),
         ({"reward_fn": toy.share_of_target}, "a teacher without rewards needs no group"),
         ({"zero_variance": "refill"}, "a teacher trains these groups too: set zero_variance='drop'"),
+        (
+            {"zero_variance": "drop_always"},
+            "'drop_always' leaves out every group, because teacher= without rewards .* set zero_variance='drop'",
+        ),
         ({"teacher": toy.ToyLM()}, "teacher has the weights of the policy"),
         ({"teacher": "self"}, "teacher='self' without teacher_prompt: the policy and its teacher would read the same"),
         ({"teacher": "ema"}, "teacher='ema' without teacher_prompt"),
@@ -288,6 +292,16 @@ def other_vocabulary(folder: Any) -> Any:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError, TypeError), match=said):
         train(**options)
+
+
+def test_a_source_without_rewards_is_refused_where_groups_of_equal_rewards_are_always_left_out() -> None:
+    """A source with rewards of its own trains on them."""
+    changes = {"max_steps": 1, "zero_variance": "drop_always"}
+    trainer = GRPO(toy.ToyLM(), teacher=make_teacher_model(), **toy.options(**changes))
+    scored = TrainSource(toy.PROMPTS, rewards=toy.share_of_target)
+    with pytest.raises(ConfigError, match=r"prompts\['plain'\]: zero_variance='drop_always' leaves out every group"):
+        trainer.train({"scored": scored, "plain": toy.PROMPTS})
+    assert trainer.train({"scored": scored})["teacher/kl"] > 0.4
 
 
 def test_another_vocabulary_is_refused(tmp_path: Any) -> None:

@@ -212,7 +212,7 @@ def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
     after = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     change = after - before
     assert change[0, 3, 7] < 0 < change[1, 3, 6]  # the second tokens, of advantages −0.5 and 0.5
-    found = step_metrics(groups, advantages, stats, {}, is_constant=BY_TURN)
+    found = step_metrics(groups, advantages, stats, {}, constant=[BY_TURN(group) for group in groups])
     assert found["rollout/frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert step_metrics(groups, advantages, stats, {})["rollout/frac_reward_zero_std"] == 1.0
     path = write_completions(tmp_path, 1, groups, advantages)

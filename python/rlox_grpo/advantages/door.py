@@ -27,7 +27,7 @@ from rlox_grpo.advantages.zero import zero
 from rlox_grpo.config.records import AdvantageConfig
 from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
-from rlox_grpo.groups import count_turns, flag_sampled
+from rlox_grpo.groups import count_turns, find_origin, flag_sampled
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.signatures import explain_misfit
@@ -76,8 +76,9 @@ def find_advantage_fn(advantage_fn: Any) -> AdvantageFn:
 def make_constant_test(config: AdvantageConfig, weights: Sequence[float]) -> Callable[[ScoredGroup], bool]:
     """Return the function that tells whether all advantages of a group are 0; ``weights``: one for each component.
 
-    With a custom advantage function, the test calls this function with the group alone. With ``"zero"`` it tells
-    whether they would be 0 without that option, which is a fact about the rewards.
+    With a custom advantage function, the test calls this function with the group alone, so it is only for what has to
+    be decided before the advantages of the step are computed; :func:`flag_constant` reads these afterwards. With
+    ``"zero"`` it tells whether they would be 0 without that option, which is a fact about the rewards.
     """
     if not is_custom(config.advantage_fn):
         is_constant = make_zero_variance_test(config, weights)
@@ -134,6 +135,20 @@ def compute_advantages(function: AdvantageFn, groups: Sequence[ScoredGroup]) -> 
 def has_signal(advantages: Advantages, rows: Sequence[int] | NDArray[np.int64] | range) -> bool:
     """Return whether any advantage of the completions ``rows`` is not 0."""
     return any(bool(np.nan_to_num(advantages[int(row)]).any()) for row in rows)
+
+
+def flag_constant(advantages: Advantages, groups: Sequence[ScoredGroup]) -> list[bool]:
+    """Return for each group whether all advantages of its samples are 0.
+
+    Args:
+        advantages: those of all completions of ``groups``, in their order.
+        groups: with the demonstrations and the replays that were trained beside the samples.
+    """
+    flags, start = [], 0
+    for scored in groups:
+        flags.append(not has_signal(advantages, [start + row for row in find_origin(scored, None)]))
+        start += len(scored.rewards)
+    return flags
 
 
 def select_rows(advantages: Advantages, rows: NDArray[np.int64]) -> Advantages:

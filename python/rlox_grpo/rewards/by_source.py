@@ -27,32 +27,48 @@ class Scorer:
         functions: the reward functions of the run, which score every row whose source has no reward functions.
         weights: one for each of ``functions``; None: their own.
         by_source: the functions of the sources that have their own.
+        source_weights: one for each function of a source; those of other sources have the weights that they have
+            themselves.
     """
 
     functions: Sequence[RewardFn]
     weights: Sequence[float] | None = None
     by_source: Mapping[str, Sequence[RewardFn]] = field(default_factory=dict)
+    source_weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def list_all(self) -> list[RewardFn]:
-        """Return every function once: those of the run, then the others, in the order of the sources."""
-        listed = list(self.functions)
-        for functions in self.by_source.values():
-            matches = _match(functions, listed)
-            listed += [function for function, index in zip(functions, matches, strict=True) if index is None]
-        return listed
+        """Return every function: those of the run, then the others, in the order of the sources.
+
+        Equal functions of several sources are listed once, or once for each weight that they have.
+        """
+        return [function for function, _ in self._list_weighed()]
 
     def list_weights(self) -> list[float]:
         """Return the weight of each function of :meth:`list_all`."""
-        listed = self.list_all()
-        weights = reward_weights(self.functions, self.weights) if self.functions else []
-        others = listed[len(weights) :]
-        return [*weights, *(reward_weights(others, None) if others else [])]
+        return [weight for _, weight in self._list_weighed()]
 
     def weigh_sources(self) -> dict[str, list[float]]:
         """Return the weights of each source's own functions, in their order, by the name of the source."""
-        listed, weights = self.list_all(), self.list_weights()
-        matches = {source: _match(functions, listed) for source, functions in self.by_source.items()}
-        return {source: [weights[index] for index in found if index is not None] for source, found in matches.items()}
+        return {source: [weight for _, weight in self._weigh(source)] for source in self.by_source}
+
+    def _weigh(self, source: str | None) -> list[tuple[RewardFn, float]]:
+        """Return the functions that score a source with their weights; None: those of the run."""
+        functions, weights = self.functions, self.weights
+        if source is not None:
+            functions, weights = self.by_source[source], self.source_weights.get(source)
+        return list(zip(functions, reward_weights(functions, weights), strict=True)) if functions else []
+
+    def _list_weighed(self) -> list[tuple[RewardFn, float]]:
+        """Return the functions of :meth:`list_all`, each with its weight."""
+        listed = self._weigh(None)
+        for source in self.by_source:
+            weighed = self._weigh(source)
+            for (function, weight), index in zip(weighed, _match(weighed, listed), strict=True):
+                if index is None:
+                    # Equal judges are one object, also with two weights, because they share one limit of requests.
+                    same = next((other for other, _ in listed if _is_same(function, other)), function)
+                    listed.append((same, weight))
+        return listed
 
     def score(self, groups: Sequence[RolloutGroup], on_error: Literal["stop", "none"] = "stop") -> list[ScoredGroup]:
         """Score every completion with the functions of its source, as :func:`.scoring.score_batches` does.
@@ -63,7 +79,8 @@ class Scorer:
         """
         if not self.by_source:
             return score_batches([RewardBatch(groups, self.functions, self.weights)], on_error)[0]
-        listed, weights = self.list_all(), self.list_weights()
+        weighed = self._list_weighed()
+        listed, weights = [function for function, _ in weighed], [weight for _, weight in weighed]
         names = make_unique_names(listed)
         batches: dict[str | None, list[int]] = {}  # positions in `groups`
         for position, group in enumerate(groups):
@@ -71,8 +88,7 @@ class Scorer:
             batches.setdefault(source if source in self.by_source else None, []).append(position)
         requests, judges = [], []  # a judge is the name of the first function, which says whether a completion is right
         for source, positions in batches.items():
-            functions = self.functions if source is None else self.by_source[source]
-            chosen = [index for index in _match(functions, listed) if index is not None]
+            chosen = [index for index in _match(self._weigh(source), weighed) if index is not None]
             requests.append(
                 RewardBatch(
                     [groups[position] for position in positions],
@@ -101,11 +117,18 @@ def _warn_about_failed_sources(sources: Sequence[Sequence[RolloutGroup]]) -> Non
             )
 
 
-def _match(functions: Sequence[RewardFn], listed: Sequence[RewardFn]) -> list[int | None]:
-    """Return the index in ``listed`` of each of ``functions``, each index once; None where it is not there."""
+def _match(functions: Sequence[tuple[RewardFn, float]], listed: Sequence[tuple[RewardFn, float]]) -> list[int | None]:
+    """Return the index in ``listed`` of each of ``functions``, each index once; None where it is not there.
+
+    A function with another weight is another one: its scores count otherwise in the total.
+    """
     matches: list[int | None] = []
-    for function in functions:
-        same = (index for index, other in enumerate(listed) if index not in matches and _is_same(function, other))
+    for function, weight in functions:
+        same = (
+            index
+            for index, (other, factor) in enumerate(listed)
+            if index not in matches and weight == factor and _is_same(function, other)
+        )
         matches.append(next(same, None))
     return matches
 

@@ -34,20 +34,20 @@ def step_metrics(
     timings: Mapping[str, float],
     *,
     timed: Sequence[ScoredGroup] | None = None,
-    is_constant: Callable[[ScoredGroup], bool] = has_zero_variance,
+    constant: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
     Args:
         groups: The scored groups of the step, before filtering.
-        advantages: ``float32 [N]``, one for each completion that is trained on, or ``[N, K]``, one for each turn and
-            NaN after the last turn.
+        advantages: ``float32 [N]``, one for each sampled completion of the groups that are trained on, or ``[N, K]``,
+            one for each turn and NaN after the last turn.
         updates: The optimizer steps in order; empty if all groups have zero variance.
-        is_constant: Whether all advantages of a group are 0.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step. The part of this time outside of all stages becomes ``time/other_s``.
         timed: The groups that were sampled in the time of the stage ``rollout``, for ``perf/rollout_tokens_per_s``;
             None: all groups. Empty if the stage is a wait for groups whose sampling began earlier.
+        constant: For each of ``groups``, whether all its advantages are 0; None: whether its rewards are equal.
 
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
@@ -57,7 +57,7 @@ def step_metrics(
     """
     times = _time_metrics(timings)
     metrics = {
-        **_reward_metrics(groups, is_constant),
+        **_reward_metrics(groups, constant),
         **_completion_metrics(groups),
         **_spread("advantages", advantages, ("mean", "std", "min", "max")),
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
@@ -72,7 +72,7 @@ def step_metrics(
     return metrics
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool]) -> dict[str, float]:
+def _reward_metrics(groups: Sequence[ScoredGroup], constant: Sequence[bool] | None) -> dict[str, float]:
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std", "min", "max"))
@@ -84,8 +84,13 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
             metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
-    metrics["rollout/frac_reward_zero_std"] = _mean([is_constant(scored) for scored in groups])
+    metrics["rollout/frac_reward_zero_std"] = _mean(_flag_constant(groups, constant))
     return metrics
+
+
+def _flag_constant(groups: Sequence[ScoredGroup], constant: Sequence[bool] | None) -> Sequence[bool]:
+    """Return ``constant``, or without it whether the rewards of each group are equal."""
+    return [has_zero_variance(scored) for scored in groups] if constant is None else constant
 
 
 def reward_times(groups: Iterable[ScoredGroup]) -> dict[str, float]:
@@ -218,14 +223,12 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def source_metrics(
-    groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool] = has_zero_variance
-) -> dict[str, float]:
+def source_metrics(groups: Sequence[ScoredGroup], constant: Sequence[bool] | None = None) -> dict[str, float]:
     """Compute the metrics of each source of a mixture; empty without a mixture. A metric without a value is left out.
 
     Args:
         groups: The scored groups of the step, before filtering.
-        is_constant: Whether all advantages of a group are 0.
+        constant: For each of ``groups``, whether all its advantages are 0; None: whether its rewards are equal.
 
     Returns:
         By ``source/<name>/``: ``prompts``, the number of groups; ``reward``, the mean total; ``accuracy``, the share of
@@ -234,8 +237,10 @@ def source_metrics(
         ``zero_variance_share``, the share of groups whose advantages are all 0.
     """
     metrics: dict[str, float] = {}
-    named = [{group.group.prompt.data_source: group} for group in groups if group.group.prompt.data_source is not None]
-    for name, sampled in by_name(named).items():
+    flagged = zip(groups, _flag_constant(groups, constant), strict=True)
+    named = [{name: pair} for pair in flagged if (name := pair[0].group.prompt.data_source) is not None]
+    for name, pairs in by_name(named).items():
+        sampled = [group for group, _ in pairs]
         right = [first[~np.isnan(first)] >= RIGHT for first in (group.first_rewards for group in sampled)]
         judged = [flags for flags in right if len(flags)]
         rewards = np.concatenate([group.rewards for group in sampled])
@@ -246,7 +251,7 @@ def source_metrics(
             "accuracy": _mean(np.concatenate(judged)) if judged else None,
             "pass_rate": _mean([bool(flags.any()) for flags in judged]) if judged else None,
             "mean_length": _mean(lengths),
-            "zero_variance_share": _mean([is_constant(group) for group in sampled]),
+            "zero_variance_share": _mean([is_constant for _, is_constant in pairs]),
         }
         metrics |= {f"source/{name}/{metric}": value for metric, value in values.items() if value is not None}
     return metrics

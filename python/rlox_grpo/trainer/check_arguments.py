@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from rlox_grpo.advantages.door import find_advantage_fn
+from rlox_grpo.config.eval_set import name_argument
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
 from rlox_grpo.config.records.option import find_ignored
@@ -20,6 +21,8 @@ from rlox_grpo.prompts.teacher_prompts import find_teacher_prompt
 from rlox_grpo.reference.load import is_url
 from rlox_grpo.reference.teacher import EMA, SELF, Teacher, TeacherLike
 from rlox_grpo.reference.teachers import Teachers
+from rlox_grpo.rewards import RewardFn
+from rlox_grpo.rewards.registry import no_reward
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.update.custom_optimizer import OptimizerFactory, refuse_unread_options
 from rlox_grpo.update.mini_batches import needs_no_advantage
@@ -212,6 +215,27 @@ def check_weights(config: GRPOConfig, weights: Sequence[float], *, has_teacher: 
             f"{before}the weight of every reward function is 0, which is only measured: every advantage is 0 and "
             f"{what} is trained; give one of them another weight, by reward_weights or its attribute weight"
         )
+
+
+def refuse_dropped_groups(config: GRPOConfig, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
+    """Refuse a teacher without rewards whose groups are all left out, because their rewards are equal.
+
+    Args:
+        config: the options.
+        rewards: the functions that score the rows of each source; ``""`` for rows that are not a mixture. A run
+            without a teacher has no :func:`.no_reward` among them.
+    """
+    if config.zero_variance != "drop_always" or config.advantage_fn is not None:
+        return
+    if config.kl_in == "reward" or config.parse_error_penalty:
+        return  # what these subtract from the rewards may differ within a group
+    for source, functions in rewards.items():
+        if all(function is no_reward for function in functions):
+            raise ConfigError(
+                f"{name_argument('prompts', source)}: zero_variance='drop_always' leaves out every group, because "
+                "teacher= without rewards has groups of equal rewards alone: set zero_variance='drop', or pass "
+                "reward_fn too"
+            )
 
 
 def refuse_branches(config: GRPOConfig, episodes: EpisodeRunner) -> None:

@@ -53,7 +53,7 @@ from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import BASE, OPTIMIZER, REFERENCE, read_recorded_dtype
 from rlox_grpo.run.run import Provenance, Run
 from rlox_grpo.trainer.build import build_step
-from rlox_grpo.trainer.check_arguments import check_weights
+from rlox_grpo.trainer.check_arguments import check_weights, refuse_dropped_groups
 from rlox_grpo.trainer.held_out import Evaluated, HeldOut, LoadedSet, closing_sets, prefix
 from rlox_grpo.trainer.prepare_rewards import connect_rewards, estimate_reward_models, prepare_rewards
 from rlox_grpo.trainer.sources import RunSources, make_data_table, record_sources, resolve_path
@@ -348,25 +348,34 @@ class GRPO:
             described.setdefault(f"the code of {name}", []).append(digest and digest.partition("+")[0])
         return described
 
-    def _prepare_rewards(self, rewards: Any, environment: Environment | None) -> list[RewardFn]:
+    def _prepare_rewards(self, rewards: Any, environment: Environment | None) -> tuple[list[RewardFn], list[float]]:
         """Return the reward functions of a source of a mixture: that of its environment, then its own or the run's.
 
         Args:
             rewards: the source's own; None: those of the run.
             environment: the source's own; None: that of the run.
+
+        Returns:
+            The functions and their weights. ``reward_weights`` applies to the environment and the functions of the run.
         """
-        scoring = [function for function in self.reward_fns if isinstance(function, EnvironmentReward)]
-        functions = [function for function in self.reward_fns if function not in scoring]
+        scorer = self._step.scorer
+        weights = reward_weights(scorer.functions, scorer.weights) if scorer.functions else []
+        weighed = list(zip(scorer.functions, weights, strict=True))
+        scoring = [pair for pair in weighed if isinstance(pair[0], EnvironmentReward)]
+        functions = [pair for pair in weighed if not isinstance(pair[0], EnvironmentReward)]
         if rewards is not None:
-            functions = prepare_rewards(rewards, self._step.stages)
-            if not functions:
+            prepared = prepare_rewards(rewards, self._step.stages)
+            if not prepared:
                 raise ConfigError("rewards is empty: leave it out for the rewards of the run, or give at least one")
-            connect_rewards(functions, self.model, self.config.output_dir, self.ranks.size)
+            connect_rewards(prepared, self.model, self.config.output_dir, self.ranks.size)
+            functions = list(zip(prepared, reward_weights(prepared, None), strict=True))
         if environment is not None:
-            scoring = [EnvironmentReward(environment.name)] if environment.has_reward else []
+            its_reward = EnvironmentReward(environment.name)
+            scoring = [(its_reward, its_reward.weight)] if environment.has_reward else []
         if not scoring and not functions:
             raise ConfigError("its environment scores no episode, and there is no reward function: give rewards")
-        return [*scoring, *functions]
+        both = [*scoring, *functions]
+        return [function for function, _ in both], [weight for _, weight in both]
 
     def _draw_prompts(self, plan: Plan, draws: Draws, step: int) -> list[Prompt]:
         """Draw the prompts of ``step``; no prompts after the last step."""
@@ -407,7 +416,10 @@ class GRPO:
         train_prompts = data.prompts
         if data.sources.keys() - data.rewards.keys():
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
-        step.score_sources(data.rewards)
+        refuse_dropped_groups(
+            self.config, {source: data.rewards.get(source, self.reward_fns) for source in data.sources}
+        )
+        step.score_sources(data.rewards, data.weights)
         for source, weights in step.scorer.weigh_sources().items():
             has_teacher, where = step.fixed_tensors.teacher is not None, name_argument("prompts", source)
             check_weights(self.config, weights, has_teacher=has_teacher, where=where)

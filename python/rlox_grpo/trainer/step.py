@@ -20,6 +20,7 @@ from torch import Tensor
 from rlox_grpo.advantages.door import (
     Advantages,
     compute_advantages,
+    flag_constant,
     make_advantage_fn,
     make_constant_test,
     pad_advantages,
@@ -29,9 +30,10 @@ from rlox_grpo.advantages.moving import MovingBaselines
 from rlox_grpo.advantages.process import refuse_other_options
 from rlox_grpo.config.records import OptimizerConfig, StageConfigs
 from rlox_grpo.config.records.loss import SEQUENCE_RATIO_LOSSES
+from rlox_grpo.config.records.option import is_custom
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, NonFiniteError, SampleError
-from rlox_grpo.groups import describe_sample
+from rlox_grpo.groups import describe_sample, flag_samples
 from rlox_grpo.loss.importance import gap_shares, measure_truncated_mass, mismatch_metrics
 from rlox_grpo.loss.inputs import LossInputs, PolicyTerm, make_loss_inputs
 from rlox_grpo.loss.kl import KLWeight
@@ -145,7 +147,7 @@ class TrainStep:
         sampler: samples the groups of each step.
         engine_sync: pushes the weights to the engine.
         advantage_fn: groups with rewards → advantages.
-        is_constant: whether all advantages of a group are 0.
+        is_constant: whether all advantages of a group are 0, before those of the step are computed.
         moving_baselines: the averages of ``baseline="moving"``.
         off_policy: adds demonstrations and earlier completions to the groups.
         kl_weight: the weight of the KL penalty over the run.
@@ -290,10 +292,12 @@ class TrainStep:
         self.last_token_rows = self.token_rows.take(scored)
         return {**metrics, **information}
 
-    def score_sources(self, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
+    def score_sources(
+        self, rewards: Mapping[str, Sequence[RewardFn]], source_weights: Mapping[str, Sequence[float]]
+    ) -> None:
         """Score the rows of each of these sources of a mixture by reward functions of its own, from now on."""
         if rewards or self.scorer.by_source:
-            self.scorer = replace(self.scorer, by_source=rewards)
+            self.scorer = replace(self.scorer, by_source=rewards, source_weights=source_weights)
             weights = self.scorer.list_weights()
             self.advantage_fn = make_advantage_fn(self.stages.advantages, weights, self.moving_baselines)
             self.is_constant = make_constant_test(self.stages.advantages, weights)
@@ -457,6 +461,20 @@ class TrainStep:
             ),
         )
 
+    def _flag_constant(self, rollout: Rollout, advantages: Float32Array) -> list[bool]:
+        """Return for each sampled group whether all its advantages are 0.
+
+        An advantage function of the user is not called: it may count its calls, and the weights have changed by now.
+        """
+        if not is_custom(self.stages.advantages.advantage_fn):
+            return [self.is_constant(scored) for scored in rollout.groups]
+        flags = flag_constant(advantages, rollout.chosen)
+        if rollout.refills is None:  # the chosen groups are the sampled groups, in their order
+            return flags
+        # The others were replaced, because their advantages were 0.
+        by_group = {id(scored): flag for scored, flag in zip(rollout.chosen, flags, strict=True)}
+        return [by_group.get(id(scored), True) for scored in rollout.groups]
+
     def _measure(
         self,
         rollout: Rollout,
@@ -492,7 +510,9 @@ class TrainStep:
         # Ahead of their step, groups are also sampled in the time of earlier steps.
         is_ahead = self.stages.sampling.async_steps > 0 or self.sampler.partial is not None
         timed = [] if is_ahead else rollout.first_groups
-        metrics = step_metrics(rollout.groups, advantages, updates, seconds, timed=timed, is_constant=self.is_constant)
+        constant = self._flag_constant(rollout, advantages)
+        sampled = advantages[flag_samples(rollout.chosen)]  # without demonstrations and replays
+        metrics = step_metrics(rollout.groups, sampled, updates, seconds, timed=timed, constant=constant)
         metrics |= profile_update(
             add_work(works),
             num_updates=self.stages.update.updates_per_batch if updates else 0,
@@ -513,7 +533,7 @@ class TrainStep:
             # A step in which all groups have constant rewards has no update and still reports its learning rate.
             "update/learning_rate": learning_rate,
             **metrics,
-            **self.kl_weight.finish(metrics, len(advantages)),
+            **self.kl_weight.finish(metrics, len(sampled)),
             **mismatch,
             **rollout.metrics(),
             **measure_staleness(groups, progress.step - 1),
@@ -523,7 +543,7 @@ class TrainStep:
             **self.moving_baselines.finish(),
             **({} if self.routing is None else self.routing.finish()),
             **episode_metrics(rollout.groups),
-            **source_metrics(rollout.groups, self.is_constant),
+            **source_metrics(rollout.groups, constant),
             **picture_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),

@@ -77,12 +77,14 @@ class TrainData:
         sources: by name; rows that are not a mixture have the name ``""``.
         shares: share of each source of a mixture; None without a mixture.
         rewards: the reward functions of the sources that have their own, or their own environment.
+        weights: the weights of these functions.
         environments: the environments of the sources that have their own.
     """
 
     sources: Mapping[str, OpenSource]
     shares: Mapping[str, float] | None = None
     rewards: Mapping[str, Sequence[RewardFn]] = field(default_factory=dict)
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
     environments: Mapping[str, Prepared] = field(default_factory=dict)
 
     @property
@@ -149,12 +151,12 @@ class DataReader:
 
     Attributes:
         reader: reads prompts with the options of the run.
-        prepare: makes the reward functions of a source ready: ``prepare(rewards, environment)``, each of them None
-            if the source does not have its own.
+        prepare: makes the reward functions of a source ready: ``prepare(rewards, environment)`` → the functions and
+            their weights; each argument is None if the source does not have its own.
     """
 
     reader: PromptReader
-    prepare: Callable[[Any, Environment | None], Sequence[RewardFn]]
+    prepare: Callable[[Any, Environment | None], tuple[Sequence[RewardFn], Sequence[float]]]
     _readers: dict[str, PromptReader] = field(default_factory=dict)  # which hold the streams that they have opened
 
     def open(self, prompts: Any, progress: Progress) -> TrainData:
@@ -181,12 +183,15 @@ class DataReader:
         shares = {name: float(source.share) for name, source in asked.items()}
         counts = count_draws(shares, progress.draws, progress.skipped)
         environments = self._use_environments(asked)
-        sources, rewards = {}, {}
+        sources: dict[str, OpenSource] = {}
+        rewards: dict[str, Sequence[RewardFn]] = {}
+        weights: dict[str, Sequence[float]] = {}
         for position, (name, source) in enumerate(asked.items()):
             try:
                 if source.rewards is not None or name in environments:
                     prepared = environments.get(name)
-                    rewards[name] = self.prepare(source.rewards, None if prepared is None else prepared.environment)
+                    environment = None if prepared is None else prepared.environment
+                    rewards[name], weights[name] = self.prepare(source.rewards, environment)
                 reader = self._make_reader(source, Slot(name, position, len(asked)), rewards.get(name))
                 sources[name] = open_source(reader, source.prompts, counts[name])
             except (ValueError, TypeError, OSError, RuntimeError) as error:  # a RewardError is a RuntimeError
@@ -194,7 +199,7 @@ class DataReader:
                 raise
         if self.reader.episodes is None:
             refuse_different_forms([source.prompts[0] for source in sources.values()], continue_final_message=True)
-        return TrainData(sources, shares, rewards, environments)
+        return TrainData(sources, shares, rewards, weights, environments)
 
     def _use_environments(self, sources: Mapping[str, TrainSource]) -> Mapping[str, Prepared]:
         """Let the sources that have an environment of their own use it. Raises ConfigError if one cannot be used."""

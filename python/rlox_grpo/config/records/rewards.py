@@ -142,7 +142,7 @@ class AdvantageConfig(Record, title="Advantages"):
             "environment_loss_coef gives their tokens a gradient.",
             "keep": "train them; their tokens count in the denominators of the loss.",
             "refill": "replace them by groups of new prompts, whatever the other terms are; not with a teacher.",
-            "drop_always": "leave them out, whatever the other terms are.",
+            "drop_always": "leave them out, whatever the other terms are; not with a teacher without rewards.",
         },
     )
     reward_variance_share: float = option(
