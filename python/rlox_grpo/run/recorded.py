@@ -72,8 +72,8 @@ class RecordedRun:
         dropped: set[str] = set()
         if "engine" in overrides.options or self.options.get("engine") == "vllm_server":
             dropped |= EngineConfig.model_fields.keys()
-        if {"rewards", "environment"} & overrides.sources.keys():
-            dropped.add("reward_weights")  # the weights of other functions
+        if {"rewards", "environment"} & overrides.sources.keys() or "rewards" in self.sources.get("unrecorded", {}):
+            dropped.add("reward_weights")  # the weights of other functions, or of functions that are not there
         options = {name: value for name, value in options.items() if name in overrides.options or name not in dropped}
         sources = {**self.sources, **overrides.sources}
         if "environment" in overrides.sources and "environment_args" not in overrides.sources:
