@@ -118,7 +118,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
+    from rlox_grpo.cli.eval_tables import compare_checkpoints, show_results
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
     from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
@@ -178,10 +178,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if len(checkpoints) == 2:
         first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)
         rows = compare_checkpoints(first, second)
-    shown = format_metrics(metrics[0]) if rows is None else format_comparison(checkpoints, metrics, rows)
-    print("\n".join(shown))
-    if output is not None:  # after the output, which a full disk must not lose
-        write_results(output, checkpoints, metrics, rows)
+    show_results(output, checkpoints, metrics, rows)
 
 
 def _parse_set(text: str) -> dict[str, Any]:
