@@ -261,6 +261,20 @@ def test_the_set_without_a_name_has_a_band(tmp_path):
     assert (series["low"], series["high"]) == ([0.4], [0.6])
 
 
+@pytest.mark.parametrize("sets", [("",), ("accuracy_check/", "a_vs_b/")])
+def test_only_the_accuracy_of_a_set_is_drawn_as_accuracy(tmp_path, sets):
+    """A reward, an environment's metric and a set may have any name."""
+    measured = {"accuracy": 0.5, "mean_reward": 0.7, "mean_length": 300.0, "time_s": 9.0}
+    measured |= {"rewards/accuracy": 0.5, "rewards/mean_reward": 0.2, "environment/accuracy": 3.0}
+    write_evaluations(tmp_path, [{"step": 0, **{f"{name}{key}": measured[key] for name in sets for key in measured}}])
+    charts = charts_of(write_report(tmp_path).read_text(encoding="utf-8"))
+    titles = {f"{name.removesuffix('/')}: accuracy" if name else "Accuracy" for name in sets}
+    assert {title for title in charts if ": " in title or title == "Accuracy"} == titles
+    for title, metric in (("Held-out accuracy", "accuracy"), ("Held-out reward", "mean reward")):
+        names = [f"{name}{metric}".replace("_", " ") for name in sets]
+        assert [series["name"] for series in charts[title]["series"]] == names
+
+
 def test_runs_have_a_band_each(tmp_path):
     for name, low in (("a", 0.1), ("b", 0.2)):
         row = {

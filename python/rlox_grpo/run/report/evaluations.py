@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlox_grpo.config.eval_set import TAKEN
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.eval_history import compare_shares
 from rlox_grpo.run.report.charts import Chart
@@ -45,8 +46,9 @@ def chart_sets(evaluations: Table) -> list[Chart]:
     A set whose first reward is graded has a chart of its mean reward instead. The bands are 95 % confidence intervals.
     """
     names = dict.fromkeys(key for row in evaluations.values() for key in row)
+    set_names = dict.fromkeys(match[1] or "" for name in names if (match := _SET.fullmatch(name)))
     charts = []
-    for set_name in dict.fromkeys(match[1] or "" for name in names if (match := _SET.fullmatch(name))):
+    for set_name in (name for name in set_names if name not in TAKEN):
         rows = _select(evaluations, set_name)
         keys = dict.fromkeys(key for row in rows.values() for key in row)
         shares = [key for key in keys if key in ("accuracy", "greedy_accuracy") or _AT_K.fullmatch(key)]
