@@ -520,6 +520,29 @@ def test_sets_of_two_runs_are_compared_prompt_by_prompt(tmp_path):
     assert read_tables(page)[1] == {"math": cells, "evaluation": cells}
 
 
+@pytest.mark.parametrize(("old", "num_prompts"), [((), 4), (("a",), 1), (("a", "b"), 1)])
+def test_prompts_of_one_text_are_compared_by_their_numbers(tmp_path, old, num_prompts):
+    """Four episodes with the same first message, of two samples each. The runs ``old`` did not number prompts yet."""
+    for name, solved in (("a", [0, 1, 1, 1]), ("b", [1, 1, 1, 1])):
+        folder = tmp_path / name / "completions"
+        folder.mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+        rows = [
+            {"prompt": "guess", "completion": "text", "reward": reward, "rewards": {"rule": reward}}
+            | ({} if name in old else {"prompt_index": index})
+            for index, reward in enumerate(solved)
+            for _ in range(2)
+        ]
+        for step in (3, 7):
+            (folder / f"eval_step_{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    cell = read_tables(page)[1]["evaluation"]["b"]
+    assert cell.startswith("1.000, step 7; +0.250 [")
+    assert cell.endswith(f"] over {num_prompts} prompts")
+    count = 1 if "b" in old else 4
+    assert f"All {count} held-out prompts in both files" in " ".join("".join(page_of(tmp_path / "b").text).split())
+
+
 def test_a_comparison_of_runs(tmp_path, whole_run):
     other = write_run(tmp_path / "other", num_steps=60, hostile=HOSTILE)
     config = other / "config.toml"

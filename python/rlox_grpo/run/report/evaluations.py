@@ -107,12 +107,11 @@ def compare_runs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """
     rows = []
     for name in (name for name in runs[0].held_out if all(run.held_out.get(name) for run in runs)):
-        cells, first = list[str](), dict[str, list[bool]]()
-        for number, run in enumerate(runs):
-            step = max(run.held_out[name])
-            verdicts = read_verdicts(run.held_out[name][step])
-            if number == 0:
-                first = verdicts
+        cells = list[str]()
+        steps = [max(run.held_out[name]) for run in runs]
+        all_verdicts = read_verdicts([run.held_out[name][step] for run, step in zip(runs, steps, strict=True)])
+        first = all_verdicts[0]
+        for number, (step, verdicts) in enumerate(zip(steps, all_verdicts, strict=True)):
             shares = [np.mean(right) for right in verdicts.values()]
             cell = f"{np.mean(shares):.3f}, step {step:,}" if shares else escape("—")
             common = [prompt for prompt in first if prompt in verdicts]
