@@ -371,6 +371,23 @@ def test_sources_and_sets_with_rewards_of_their_own_need_none_of_the_run(folder,
     assert "eval needs --reward" in capsys.readouterr().err
 
 
+def test_eval_of_a_run_from_python_needs_no_rewards_where_each_set_has_its_own(folder, capsys):
+    def halves(completions):
+        return [0.5 for _ in completions]
+
+    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+    rewards = {"reward_fn": [halves, TagCount()], "reward_weights": [1.0, 2.0]}
+    trainer = GRPO("model", **rewards, output_dir="a", zero_variance="keep", **sizes)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    metrics = trainer.train(rows, eval_prompts={"tags": EvalSet("rows.jsonl", rewards=TagCount())})
+    assert main(["eval", "a/checkpoints/step_000001", "--json", "tags.json"]) == 0
+    ((measured,),) = (each["metrics"] for each in [json.loads((folder / "tags.json").read_text())])
+    assert measured["tags"]["mean_reward"] == pytest.approx(metrics["eval/tags/mean_reward"])
+    capsys.readouterr()
+    assert main(["eval", "a/checkpoints/step_000001", "--set", "plain=rows.jsonl"]) == 2
+    assert "--reward is needed: the run was started from Python" in capsys.readouterr().err
+
+
 def test_a_run_without_output_dir_is_kept_under_the_name_of_its_file(folder, capsys):
     assert main(["train", "own/first.toml", "--max_steps", "1"]) == 0
     shown = capsys.readouterr().out

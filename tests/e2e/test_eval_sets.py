@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +137,57 @@ def test_another_answer_or_setting_is_another_set(byte_tokenizer: Any, make_tiny
         return trainer._held_out.load(EvalSet([*prompts], **settings))[""].digest
 
     assert digest() == digest(rewards=[ExactAnswer()]) != digest(**settings)
+
+
+class Counting:
+    """A reward function that counts its calls, and that no dict can have as a key."""
+
+    def __init__(self, score: float) -> None:
+        self.score, self.calls = score, 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counting) and self.score == other.score
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, completions: Any) -> list[float]:
+        self.calls += 1
+        return [self.score for _ in completions]
+
+
+def pay(score: float) -> Any:
+    def paid(completions: Any) -> list[float]:
+        return [score for _ in completions]
+
+    return paid
+
+
+def pay_by_default(score: float) -> Any:
+    def paid(completions: Any, score: float = score) -> list[float]:
+        return [score for _ in completions]
+
+    return paid
+
+
+@pytest.mark.parametrize("make", [pay, pay_by_default, Counting, lambda score: Counting(score).__call__])
+def test_a_reward_that_holds_another_value_is_another_set_on_all_ranks(make: Any) -> None:
+    trainer = GRPO(ToyLM(), right_or_wrong, **options(max_steps=1))
+    first, again, other = (trainer._held_out.load(EvalSet(PROMPTS[:2], rewards=make(k)))[""] for k in (0.0, 0.0, 1.0))
+    assert first.digest == again.digest != other.digest
+    assert first.code_digest == again.code_digest == other.code_digest  # a rank may have its own value
+    ranks = SimpleNamespace(gather=lambda digests: [{"s": first.digest}, digests])
+    replace(trainer._held_out, ranks=ranks).share_digests({"s": other})  # type: ignore[arg-type]
+    assert other.digest == first.digest
+
+
+def test_a_reward_that_counts_its_calls_continues_its_comparisons() -> None:
+    reward = Counting(0.5)
+    trainer = GRPO(ToyLM(), right_or_wrong, **options(max_steps=2))
+    sets = {"counted": EvalSet(PROMPTS[:2], rewards=reward)}
+    assert "eval/counted/accuracy_vs_start" in trainer.train(PROMPTS, eval_prompts=sets)
+    before = trainer._held_out.load(sets)["counted"].digest
+    reward.calls += 1
+    assert trainer._held_out.load(sets)["counted"].digest == before
 
 
 def test_another_environment_of_training_is_another_set(byte_tokenizer: Any, make_tiny_model: Any) -> None:

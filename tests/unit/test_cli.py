@@ -13,6 +13,7 @@ from word_problems import generate_problems
 
 from rlox_grpo import EvalSet, TrainSource, rewards
 from rlox_grpo.cli import _make_parser, main, parse_overrides, parse_reward
+from rlox_grpo.cli.evaluate import _list_sets
 from rlox_grpo.cli.values import import_sets, import_sources
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
@@ -24,6 +25,7 @@ from rlox_grpo.prompts.tasks import countdown, reasoning_gym
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.workers import closing_workers, in_workers
+from rlox_grpo.run.recorded import RecordedRun
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -606,6 +608,15 @@ def test_eval_names_data_that_is_given_twice(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["eval", "model", "--data", "none.jsonl", "--data", "rows.jsonl", "--reward", "math", "--reward", "gsm8k"])
     assert "argument --data: given twice, as 'none.jsonl' and 'rows.jsonl'" in capsys.readouterr().err
+
+
+def test_eval_takes_the_set_of_the_hub_that_the_run_had():
+    sources = {"task": "gsm8k", "eval_data": "openai/gsm8k:test", "rewards": [{"name": "gsm8k"}]}
+    nothing = RecordedRun({}, {})
+    assert _list_sets(RecordedRun({}, sources), nothing, True)[""].prompts == "openai/gsm8k:test"
+    for other in ({"task": None}, {"eval_data": "openai/other:test"}):
+        with pytest.raises(ConfigError, match="is not there: pass --data"):
+            _list_sets(RecordedRun({}, {**sources, **other}), nothing, True)
 
 
 @pytest.mark.parametrize("flags", [[], ["--cpu"]])

@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
+from rlox_grpo.cli import eval_tables
+from rlox_grpo.cli.eval_tables import (
+    compare_checkpoints,
+    format_comparison,
+    format_metrics,
+    show_results,
+    write_results,
+)
 from rlox_grpo.rewards import MathAnswer, score
 from rlox_grpo.run.intervals import difference_interval
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -44,6 +51,17 @@ def test_sets_with_names_are_columns() -> None:
         f"{'accuracy':11}  0.5000 [0.2500, 0.7500]  –",
         f"{'mean_reward':11}  {'–':23}  1.0000",
     ]
+
+
+@pytest.mark.parametrize("ends", [("_low",), ("_high",), ("_low", "_high")])
+def test_a_reward_may_have_the_name_of_a_limit(ends: tuple[str, ...]) -> None:
+    names = ["rewards/fluency", *(f"rewards/fluency{end}" for end in ends)]
+    table = format_metrics({"math": {**ACCURACY, **dict.fromkeys(names, 0.5)}})
+    assert [line.split() for line in table[2:]] == [[name, "0.5000"] for name in names]
+
+
+def test_a_metric_whose_interval_is_not_defined_has_no_limits() -> None:
+    assert format_metrics({"math": {"accuracy": 0.5, "accuracy_low": 0.25}})[1].split() == ["accuracy", "0.5000"]
 
 
 @pytest.mark.parametrize(
@@ -83,3 +101,15 @@ def test_the_file_is_strict_json(tmp_path: Path) -> None:
         "checkpoints": ["a"],
         "metrics": [{"": {"accuracy": 0.5, "pass@4": None}}],
     }
+
+
+def test_results_are_written_and_printed_even_if_one_of_both_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="no_such_folder"):
+        show_results(tmp_path / "no_such_folder" / "out.json", ["a"], [{"": ACCURACY}])
+    assert "accuracy" in capsys.readouterr().out
+    monkeypatch.delattr(eval_tables, "format_metrics")
+    with pytest.raises(NameError):
+        show_results(tmp_path / "out.json", ["a"], [{"": ACCURACY}])
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"] == [{"": ACCURACY}]

@@ -167,6 +167,29 @@ def test_letters_and_texts_are_counted_as_their_rule_reads_them(
     assert measure([group(0, gold, *texts)], rule)[f"maj@{len(texts)}"] == share
 
 
+@pytest.mark.parametrize(
+    ("settings", "gold", "answers"),
+    [
+        ({"unevaluated": "right"}, "1024", ["2^{10}", "2^{10}", "7"]),
+        ({"tolerance": 0.01}, "3.14159", ["3.14", "3.1416", "3.141", "7", "7"]),
+        ({"units": "convert"}, r"100 \text{ cm}", [r"1 \text{ m}", r"100 \text{ cm}", r"2 \text{ m}"]),
+        ({"brackets": "optional"}, "(1, 2)", ["(1, 2)", "[1, 2]", "(3, 4)"]),
+    ],
+)
+def test_answers_are_compared_with_the_options_of_their_rule(
+    settings: dict[str, Any], gold: str, answers: list[str]
+) -> None:
+    texts = [rf"\boxed{{{answer}}}" for answer in answers]
+    assert measure([group(0, gold, *texts)], MathAnswer(**settings))[f"maj@{len(texts)}"] == 1.0
+    assert measure([group(0, gold, *texts)], MathAnswer())[f"maj@{len(texts)}"] < 1.0
+
+
+def test_a_percentage_has_no_vote_for_two_answers() -> None:
+    """50% is right for 50, and in a vote it is 0.5 alone: four answers, of which 0.5 has two votes."""
+    texts = [rf"\boxed{{{answer}}}" for answer in (r"50\%", "0.5", "50", "3")]
+    assert measure([group(0, "0.5", *texts)], MathAnswer())["maj@4"] == 1.0
+
+
 def test_the_vote_of_an_episode_is_in_its_last_reply() -> None:
     """Its first row may end with the first turn, where the template rewrites history, or contain tool results.
 

@@ -7,6 +7,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.model import precision
+from rlox_grpo.run.recorded import read_recorded_run
 
 SIZES = {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 1}
 
@@ -74,3 +75,18 @@ def test_a_resumed_run_in_bfloat16_ends_at_the_weights_of_an_uninterrupted_one(m
     pairs = [*zip(resumed.model.parameters(), whole.model.parameters(), untrained.parameters(), strict=True)]
     assert all(torch.equal(one, other) for one, other, _ in pairs)
     assert not all(torch.equal(one, start) for one, _, start in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({"dtype": "bfloat16", "fp32_lm_head": False}, False),
+        ({"dtype": "bfloat16"}, "auto"),  # which has become True in the run
+        ({"dtype": "float32"}, "auto"),  # it has no effect there, and would have one in --dtype bfloat16
+    ],
+)
+def test_an_evaluation_rounds_logits_as_its_run_did(make_tiny_model, tmp_path, monkeypatch, options, recorded):
+    train(make_tiny_model, tmp_path, monkeypatch, "float32", 1, **options)
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    run = read_recorded_run(checkpoint)
+    assert run.options.get("fp32_lm_head", "auto") == recorded

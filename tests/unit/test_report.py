@@ -261,6 +261,20 @@ def test_the_set_without_a_name_has_a_band(tmp_path):
     assert (series["low"], series["high"]) == ([0.4], [0.6])
 
 
+@pytest.mark.parametrize("sets", [("",), ("accuracy_check/", "a_vs_b/")])
+def test_only_the_accuracy_of_a_set_is_drawn_as_accuracy(tmp_path, sets):
+    """A reward, an environment's metric and a set may have any name."""
+    measured = {"accuracy": 0.5, "mean_reward": 0.7, "mean_length": 300.0, "time_s": 9.0}
+    measured |= {"rewards/accuracy": 0.5, "rewards/mean_reward": 0.2, "environment/accuracy": 3.0}
+    write_evaluations(tmp_path, [{"step": 0, **{f"{name}{key}": measured[key] for name in sets for key in measured}}])
+    charts = charts_of(write_report(tmp_path).read_text(encoding="utf-8"))
+    titles = {f"{name.removesuffix('/')}: accuracy" if name else "Accuracy" for name in sets}
+    assert {title for title in charts if ": " in title or title == "Accuracy"} == titles
+    for title, metric in (("Held-out accuracy", "accuracy"), ("Held-out reward", "mean reward")):
+        names = [f"{name}{metric}".replace("_", " ") for name in sets]
+        assert [series["name"] for series in charts[title]["series"]] == names
+
+
 def test_runs_have_a_band_each(tmp_path):
     for name, low in (("a", 0.1), ("b", 0.2)):
         row = {
@@ -504,6 +518,29 @@ def test_sets_of_two_runs_are_compared_prompt_by_prompt(tmp_path):
     # (1 + 1/4)/4.5 - 0.2222^2 = 0.2284, and 3.182446 * sqrt(0.2284 / 4.5) = 0.7170 on each side.
     cells = {"a": "0.500, step 7", "b": "0.900, step 7; +0.250 [-0.495, +0.939] over 4 prompts"}
     assert read_tables(page)[1] == {"math": cells, "evaluation": cells}
+
+
+@pytest.mark.parametrize(("old", "num_prompts"), [((), 4), (("a",), 1), (("a", "b"), 1)])
+def test_prompts_of_one_text_are_compared_by_their_numbers(tmp_path, old, num_prompts):
+    """Four episodes with the same first message, of two samples each. The runs ``old`` did not number prompts yet."""
+    for name, solved in (("a", [0, 1, 1, 1]), ("b", [1, 1, 1, 1])):
+        folder = tmp_path / name / "completions"
+        folder.mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+        rows = [
+            {"prompt": "guess", "completion": "text", "reward": reward, "rewards": {"rule": reward}}
+            | ({} if name in old else {"prompt_index": index})
+            for index, reward in enumerate(solved)
+            for _ in range(2)
+        ]
+        for step in (3, 7):
+            (folder / f"eval_step_{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    cell = read_tables(page)[1]["evaluation"]["b"]
+    assert cell.startswith("1.000, step 7; +0.250 [")
+    assert cell.endswith(f"] over {num_prompts} prompts")
+    count = 1 if "b" in old else 4
+    assert f"All {count} held-out prompts in both files" in " ".join("".join(page_of(tmp_path / "b").text).split())
 
 
 def test_a_comparison_of_runs(tmp_path, whole_run):

@@ -551,6 +551,7 @@ def test_completions_are_bounded_and_hostile_text_comes_back(tmp_path):
     rows = read_jsonl(path)
     assert [row["completion"] for row in rows] == [hostile, "b", "c"]
     assert [row["advantage"] for row in rows] == [None] * 3
+    assert [row["prompt_index"] for row in rows] == [0, 0, 0]  # of the held-out prompts
     assert len(path.read_bytes().splitlines()) == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from rlox_grpo.types import ScoredGroup
 Metrics = Mapping[str, float]
 Groups = Mapping[str, Sequence[ScoredGroup]]
 """The scored groups of each set by its name."""
+
+_WITH_INTERVAL = re.compile(r"accuracy|(?:pass|maj)@[0-9]+|mean_reward|mean_length|truncated_share")
+"""The metrics of :func:`rlox_grpo.run.evaluation.evaluate` that may have an interval."""
 
 
 def format_metrics(metrics: Mapping[str, Metrics]) -> list[str]:
@@ -60,6 +64,30 @@ def format_comparison(checkpoints: Sequence[str], metrics: Sequence[Mapping[str,
     return [f"A: {checkpoints[0]}", f"B: {checkpoints[1]}", *align(table)]
 
 
+def show_results(
+    output: Path | None, checkpoints: Sequence[str], metrics: Sequence[Mapping[str, Metrics]], rows: Any = None
+) -> None:
+    """Write the results to the file ``output``, if there is any, and print them.
+
+    An evaluation is long, so that each is done even if the other fails.
+
+    Args:
+        output: a file for :func:`write_results`.
+        checkpoints: the checkpoint, or two.
+        metrics: the metrics of each checkpoint by set.
+        rows: what :func:`compare_checkpoints` returned, if there are two checkpoints.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        if output is not None:
+            write_results(output, checkpoints, metrics, rows)
+    finally:
+        shown = format_metrics(metrics[0]) if rows is None else format_comparison(checkpoints, metrics, rows)
+        print("\n".join(shown))
+
+
 def write_results(
     path: Path, checkpoints: Sequence[str], metrics: Sequence[Mapping[str, Metrics]], rows: Any = None
 ) -> None:
@@ -88,9 +116,20 @@ def align(rows: Iterable[Sequence[str]]) -> list[str]:
 def _format_cell(name: str, numbers: Metrics) -> str:
     if name not in numbers:
         return "–"
+    limits = _read_limits(name, numbers)
+    return f"{numbers[name]:.4f}" if limits is None else f"{numbers[name]:.4f} [{limits[0]:.4f}, {limits[1]:.4f}]"
+
+
+def _read_limits(name: str, numbers: Metrics) -> tuple[float, float] | None:
+    """Return the limits of a metric's interval; None without an interval.
+
+    A reward may have any name, such as ``fluency_low`` beside ``fluency``, and none has an interval.
+    """
     low, high = numbers.get(f"{name}_low"), numbers.get(f"{name}_high")
-    return f"{numbers[name]:.4f}" if low is None else f"{numbers[name]:.4f} [{low:.4f}, {high:.4f}]"
+    return None if low is None or high is None or _WITH_INTERVAL.fullmatch(name) is None else (low, high)
 
 
 def _is_limit(name: str, numbers: Metrics) -> bool:
-    return any(name.endswith(end) and name.removesuffix(end) in numbers for end in ("_low", "_high"))
+    return any(
+        name.endswith(end) and _read_limits(name.removesuffix(end), numbers) is not None for end in ("_low", "_high")
+    )

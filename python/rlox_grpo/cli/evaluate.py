@@ -118,7 +118,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.cli.eval_tables import compare_checkpoints, format_comparison, format_metrics, write_results
+    from rlox_grpo.cli.eval_tables import compare_checkpoints, show_results
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.load import advise_on_run_folder, refuse_missing_folder
     from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
@@ -178,10 +178,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if len(checkpoints) == 2:
         first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)
         rows = compare_checkpoints(first, second)
-    shown = format_metrics(metrics[0]) if rows is None else format_comparison(checkpoints, metrics, rows)
-    print("\n".join(shown))
-    if output is not None:  # after the output, which a full disk must not lose
-        write_results(output, checkpoints, metrics, rows)
+    show_results(output, checkpoints, metrics, rows)
 
 
 def _parse_set(text: str) -> dict[str, Any]:
@@ -209,29 +206,39 @@ def _list_sets(run: RecordedRun, overrides: RecordedRun, is_recorded: bool) -> d
     from rlox_grpo.config.eval_set import UNNAMED, EvalSet
     from rlox_grpo.config.run_file import list_eval_sets
     from rlox_grpo.errors import ConfigError
-    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
 
     sources = run.sources
+    sets: dict[str, EvalSet] = {}
+    if "eval" in sources:
+        sets = list_eval_sets(sources["eval"])
+    elif "eval_data" in sources:
+        sets = {UNNAMED: EvalSet(sources["eval_data"])}
     for argument, names in sources.get("unrecorded", {}).items():
+        if argument == "rewards" and sets and all(asked.rewards is not None for asked in sets.values()):
+            continue  # the sets never use the run's rewards
         flag = {"rewards": "--reward"}.get(argument, f"--{argument}")
         built_in = "; --engine hf evaluates with the built-in engine" if argument == "engine" else ""
         raise ConfigError(
             f"{flag} is needed: the run was started from Python, and its {argument} ({', '.join(names)}) are objects "
             f"of that program; put them into a file, and pass {flag} module:name{built_in}"
         )
-    if "eval" in sources:
-        sets = list_eval_sets(sources["eval"])
-    elif "eval_data" in sources:
-        sets = {UNNAMED: EvalSet(sources["eval_data"])}
-    else:
+    if not sets:
         what = sources.get("unrecorded_sets", "the run had no file of evaluation data" if is_recorded else "")
         raise ConfigError(f"eval needs --data{': ' if what else ''}{what}")
     if {"eval", "eval_data"} & overrides.sources.keys():
         return sets
     for asked in sets.values():
-        if not is_generated(asked.prompts) and not Path(asked.prompts).exists():
+        if not _is_loaded_by_name(asked.prompts, sources.get("task")) and not Path(asked.prompts).exists():
             raise ConfigError(f"the run's evaluation data {asked.prompts} is not there: pass --data")
     return sets
+
+
+def _is_loaded_by_name(data: str, task: str | None) -> bool:
+    """Whether evaluation data are no file: tasks that are generated, or the public set of GSM8K on the Hub."""
+    from rlox_grpo.prompts.tasks import gsm8k
+    from rlox_grpo.prompts.tasks.reasoning_gym import is_generated
+
+    return is_generated(data) or (task == "gsm8k" and data.partition(":")[0] == gsm8k.HUB_SET)
 
 
 def _evaluate_checkpoint(

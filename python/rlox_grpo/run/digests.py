@@ -15,7 +15,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from types import CodeType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 from rlox_grpo.config.records import DOORS
 from rlox_grpo.config.records.option import is_custom
@@ -51,8 +51,11 @@ def digest_reward(function: Any) -> str | None:
     return digest if values is None else f"{digest}+{values}"
 
 
-_FIRST_VALUES: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-"""The digests of values as this process saw them first."""
+_FIRST_VALUES: dict[int, str | None] = {}
+"""The digests of values as this process saw them first, by the identity of the object that holds them.
+
+Objects that are equal may hold different values, and objects that define equality may have no hash.
+"""
 
 
 def _digest_values(function: Any) -> str | None:
@@ -65,15 +68,14 @@ def _digest_values(function: Any) -> str | None:
     while isinstance(function, (partial, InWorkers)):
         function = function.function if isinstance(function, InWorkers) else function.func
     owner = function.__self__ if inspect.ismethod(function) else function
-    try:
-        if owner in _FIRST_VALUES:
-            return _FIRST_VALUES[owner]
-    except TypeError:  # it has no hash, or no weak references
-        pass
+    if id(owner) in _FIRST_VALUES:
+        return _FIRST_VALUES[id(owner)]
     values = _list_values(owner)
     digest = digest_content(values) if values else None
-    with suppress(TypeError):
-        _FIRST_VALUES[owner] = digest
+    with suppress(TypeError):  # it has no weak references
+        # The entry ends with the object, as a later object may have the same identity.
+        finalize(owner, _FIRST_VALUES.pop, id(owner), None).atexit = False
+        _FIRST_VALUES[id(owner)] = digest
     return digest
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 ANSWER_RULES = (MathAnswer, GSM8KAnswer, ExactAnswer, MultipleChoice)
 """The rules on a final answer, so that answers can be compared with each other for ``maj@k``."""
 
+_COMPARED_BY = ("tolerance", "units", "base", "brackets", "unsolved", "unevaluated")
+"""The options of :class:`MathAnswer` that a vote takes from it; not ``percent``, see :class:`MajorityVote`."""
+
 
 def evaluate(
     engine: GenerationEngine,
@@ -129,7 +132,8 @@ def vote(groups: Sequence[ScoredGroup], rule: RewardFn) -> Float64Array:
 
     The answers are read where the reward rules read them: that of an episode is in its last reply. ``rule`` is the
     first reward, one of :data:`ANSWER_RULES`. Letters and texts are compared as :class:`MultipleChoice` and
-    :class:`ExactAnswer` compare them, and other answers as by :class:`rlox_grpo.rewards.MajorityVote`.
+    :class:`ExactAnswer` compare them, and other answers as by :class:`rlox_grpo.rewards.MajorityVote`, with the options
+    of a :class:`MathAnswer` except ``percent``.
     """
     completions = collect_arguments([scored.group for scored in groups])["completions"]
     firsts = np.stack([scored.first_rewards for scored in groups])  # [P, samples]
@@ -137,7 +141,8 @@ def vote(groups: Sequence[ScoredGroup], rule: RewardFn) -> Float64Array:
         answers = np.array(_list_answers(rule, read_texts(completions, "maj@k")), object).reshape(firsts.shape)
         is_chosen = np.array([_find_most_frequent(row) for row in answers])
     else:
-        verdicts = MajorityVote(group_size=firsts.shape[1]).verdicts(completions, {})
+        options = {name: getattr(rule, name) for name in _COMPARED_BY} if isinstance(rule, MathAnswer) else {}
+        verdicts = MajorityVote(group_size=firsts.shape[1], **options).verdicts(completions, {})
         is_chosen = verdicts.scores.reshape(firsts.shape) == 1.0
     is_scored = ~np.isnan(firsts)
     right, counted = ((is_chosen & (firsts >= RIGHT)).sum(axis=1), (is_chosen & is_scored).sum(axis=1))

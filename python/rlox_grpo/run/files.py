@@ -238,7 +238,8 @@ def write_completions(
 
     Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
-    is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
+    is null, and so is the advantage if ``advantages`` is None; then ``prompt_index`` is the prompt's number among the
+    held-out prompts, as several of them may have the same text. Without a tokenizer, ``prompt`` and ``completion`` are
     lists of token ids. ``pictures`` has the digests of the prompt's pictures, if it has any. ``origin`` is
     ``"demonstration"`` or ``"replay"`` for a completion that was not sampled in this step; its ``policy_version`` is
     the version of its group's samples. ``measures`` has what functions measured of the completion, by
@@ -271,6 +272,7 @@ def write_completions(
                 {
                     "step": step,
                     **({} if prompt.data_source is None else {"source": prompt.data_source}),
+                    **({"prompt_index": int(prompt.index)} if advantages is None else {}),
                     "prompt": prompt.text if prompt.text is not None else prompt.token_ids.tolist(),
                     **({"pictures": [picture.digest for picture in prompt.pictures]} if prompt.pictures else {}),
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),

@@ -23,7 +23,7 @@ EVALUATED: tuple[str, ...] = (
         for record in (PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig, RewardConfig)
         for name in list_evaluated(record)
     ),
-    *("dtype", "load_in_4bit", "eval_samples", "seed"),
+    *("dtype", "fp32_lm_head", "load_in_4bit", "eval_samples", "seed"),
 )
 """The options that an evaluation reads."""
 
@@ -72,8 +72,8 @@ class RecordedRun:
         dropped: set[str] = set()
         if "engine" in overrides.options or self.options.get("engine") == "vllm_server":
             dropped |= EngineConfig.model_fields.keys()
-        if {"rewards", "environment"} & overrides.sources.keys():
-            dropped.add("reward_weights")  # the weights of other functions
+        if {"rewards", "environment"} & overrides.sources.keys() or "rewards" in self.sources.get("unrecorded", {}):
+            dropped.add("reward_weights")  # the weights of other functions, or of functions that are not there
         options = {name: value for name, value in options.items() if name in overrides.options or name not in dropped}
         sources = {**self.sources, **overrides.sources}
         if "environment" in overrides.sources and "environment_args" not in overrides.sources:
@@ -131,6 +131,9 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
         if not isinstance(state.get(key), dict):
             raise CheckpointError(f"{path / STATE} is damaged: it has no {key}")
     saved = {name: state["config"][name] for name in EVALUATED if name in state["config"]}
+    if not (saved.get("dtype") == "bfloat16" and saved.get("fp32_lm_head") is False):
+        # A run records what "auto" has become. It becomes True here too, and in float32 the option has no effect.
+        saved.pop("fp32_lm_head", None)
     objects = {name: [value] for name, value in saved.items() if isinstance(value, str) and value.startswith(OBJECT)}
     config = GRPOConfig.create(**{name: value for name, value in saved.items() if name not in objects})
     options = {

@@ -428,6 +428,7 @@ class GRPO:
             "ranks of one call of train differ",
             {"n_epochs": int(n_epochs), **_name_digests("eval_prompts", held_out), **self._describe_rank(data)},
         )
+        self._held_out.share_digests(held_out)
         held_out_prompts = {name_argument("eval_prompts", name): each.prompts for name, each in held_out.items()}
         if self.ranks.is_first:
             warn_about_trained_prompts(held_out_prompts, train_prompts)
@@ -763,8 +764,8 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _name_digests(argument: str, sets: Mapping[str, LoadedSet]) -> dict[str, str]:
-    """Return the digest of each evaluation set, by what messages call the set."""
-    return {name_argument(argument, name): loaded.digest for name, loaded in sets.items()}
+    """Return the digest of each evaluation set that ranks compare, by what messages call the set."""
+    return {name_argument(argument, name): loaded.code_digest for name, loaded in sets.items()}
 
 
 def _record_data(eval_prompts: Any) -> dict[str, Any]:

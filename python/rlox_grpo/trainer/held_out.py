@@ -62,6 +62,8 @@ class LoadedSet:
         played_in: the environment that plays the prompts, the set's own or that of training; None: single replies.
         episode_options: the options of its episodes.
         digest: digest of everything that an evaluation depends on, except the weights and the seed.
+        code_digest: the same without the values that functions hold in attributes, closures and defaults, which may
+            differ between ranks.
     """
 
     prompts: Sequence[Prompt]
@@ -75,17 +77,19 @@ class LoadedSet:
     played_in: EpisodeRunner | None
     episode_options: EpisodeConfig
     digest: str = field(init=False)
+    code_digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the digest now, before an evaluation changes what the functions hold."""
+        """Compute the digests now, before an evaluation changes what the functions hold."""
         functions = digest_rewards(self.reward_fns, self.played_in)
-        # Without the values of closures, which may be state and differ from start to start.
         codes = [(name, digest and digest.partition("+")[0]) for name, digest in functions]
-        settings = f"{self.sampling} {self.samples} {self.weights} {codes} {digest_data(self.prompts)}"
+        settings = f"{self.sampling} {self.samples} {self.weights} {digest_data(self.prompts)}"
         if self.played_in is not None:
             options = {name: getattr(self.episode_options, name) for name in _EPISODE_OPTIONS}
             settings += f" {options} {self.played_in.system_prompt}"
-        object.__setattr__(self, "digest", hashlib.sha256(settings.encode()).hexdigest()[:16])
+        for name, described in (("digest", functions), ("code_digest", codes)):
+            text = f"{settings} {described}"
+            object.__setattr__(self, name, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def close(self) -> None:
         """End the worker processes of the set's own rewards and environment."""
@@ -171,6 +175,15 @@ class HeldOut:
             played_in=episodes,
             episode_options=self.stages.episodes,
         )
+
+    def share_digests(self, sets: Mapping[str, LoadedSet]) -> None:
+        """Take the digests of the first rank on every rank, which has the same sets.
+
+        What functions hold may differ between ranks, and all of them must continue a comparison, or none.
+        """
+        digests = self.ranks.gather({name: loaded.digest for name, loaded in sets.items()})[0]
+        for name, loaded in sets.items():
+            object.__setattr__(loaded, "digest", digests[name])
 
     def find_set(self, metric: str, sets: Mapping[str, LoadedSet]) -> LoadedSet:
         """Return the set of ``metric``, by which ``keep_best`` chooses a checkpoint.

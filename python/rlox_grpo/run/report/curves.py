@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rlox_grpo.config.eval_set import TAKEN
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.judge.judge import NO_CRITERIA
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
@@ -182,7 +183,7 @@ def _held_out(evaluations: Table) -> list[Chart]:
         chart(
             "Held-out reward",
             "mean of the weighted total; healthy: rising with the training reward",
-            lambda key: key.rpartition("/")[2] == "mean_reward" and not key.startswith("rewards/"),
+            lambda key: _read_metric_name(key) == "mean_reward",
         ),
         Chart(
             "Held-out criteria of judges",
@@ -210,10 +211,17 @@ def list_criteria(metrics: Iterable[str]) -> dict[str, str]:
     }
 
 
+def _read_metric_name(key: str) -> str:
+    """Return the metric of an evaluation without the name of its set; empty for that of a reward or an environment."""
+    set_name, _, metric = key.rpartition("/")
+    return "" if "/" in set_name or set_name in TAKEN else metric
+
+
 def _is_accuracy(key: str) -> bool:
     """Whether a metric of an evaluation is a share of right samples, and not a limit of an interval or a difference."""
-    is_share = "accuracy" in key or key.rpartition("/")[2].startswith(("pass@", "maj@"))
-    return is_share and "_vs_" not in key and not key.endswith(("_low", "_high"))
+    metric = _read_metric_name(key)
+    is_share = metric in ("accuracy", "greedy_accuracy") or metric.startswith(("pass@", "maj@"))
+    return is_share and not metric.endswith(("_low", "_high"))
 
 
 def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlox_grpo.config.eval_set import TAKEN
 from rlox_grpo.run.console import list_set_accuracies, shows_accuracy
 from rlox_grpo.run.eval_history import compare_shares
 from rlox_grpo.run.report.charts import Chart
@@ -45,8 +46,9 @@ def chart_sets(evaluations: Table) -> list[Chart]:
     A set whose first reward is graded has a chart of its mean reward instead. The bands are 95 % confidence intervals.
     """
     names = dict.fromkeys(key for row in evaluations.values() for key in row)
+    set_names = dict.fromkeys(match[1] or "" for name in names if (match := _SET.fullmatch(name)))
     charts = []
-    for set_name in dict.fromkeys(match[1] or "" for name in names if (match := _SET.fullmatch(name))):
+    for set_name in (name for name in set_names if name not in TAKEN):
         rows = _select(evaluations, set_name)
         keys = dict.fromkeys(key for row in rows.values() for key in row)
         shares = [key for key in keys if key in ("accuracy", "greedy_accuracy") or _AT_K.fullmatch(key)]
@@ -105,12 +107,11 @@ def compare_runs(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """
     rows = []
     for name in (name for name in runs[0].held_out if all(run.held_out.get(name) for run in runs)):
-        cells, first = list[str](), dict[str, list[bool]]()
-        for number, run in enumerate(runs):
-            step = max(run.held_out[name])
-            verdicts = read_verdicts(run.held_out[name][step])
-            if number == 0:
-                first = verdicts
+        cells = list[str]()
+        steps = [max(run.held_out[name]) for run in runs]
+        all_verdicts = read_verdicts([run.held_out[name][step] for run, step in zip(runs, steps, strict=True)])
+        first = all_verdicts[0]
+        for number, (step, verdicts) in enumerate(zip(steps, all_verdicts, strict=True)):
             shares = [np.mean(right) for right in verdicts.values()]
             cell = f"{np.mean(shares):.3f}, step {step:,}" if shares else escape("—")
             common = [prompt for prompt in first if prompt in verdicts]

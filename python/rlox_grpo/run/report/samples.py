@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def _compare(held_out: Mapping[int, Path], pictures: PicturesShown) -> str:
     the index of a sample alone, so that the two samples of a pair differ by the weights.
     """
     steps = min(held_out), max(held_out)
-    before, after = (_by_sample(read_rows(held_out[step])) for step in steps)
+    before, after = _read_samples([held_out[step] for step in steps])
     pairs = [(before[sample], after[sample]) for sample in before if sample in after]
     firsts = [(before[sample], after[sample]) for sample in before if sample in after and sample[1] == 0]
     learned = [pair for pair in pairs if (_is_right(pair[0]), _is_right(pair[1])) == (False, True)]
@@ -68,13 +68,17 @@ def _compare(held_out: Mapping[int, Path], pictures: PicturesShown) -> str:
     )
 
 
-def read_verdicts(path: Path) -> dict[str, list[bool]]:
-    """Return for each prompt of a file whether its samples are right, by the JSON of the prompt.
+def read_verdicts(paths: Sequence[Path]) -> list[dict[str, list[bool]]]:
+    """Return for each file whether the samples of each prompt are right, by the prompt's name in all files.
 
     Samples without a first reward are left out.
     """
+    return [_list_verdicts(samples) for samples in _read_samples(paths)]
+
+
+def _list_verdicts(samples: Mapping[tuple[str, int], Row]) -> dict[str, list[bool]]:
     verdicts: dict[str, list[bool]] = {}
-    for (prompt, _), row in _by_sample(read_rows(path)).items():
+    for (prompt, _), row in samples.items():
         if (is_right := _is_right(row)) is not None:
             verdicts.setdefault(prompt, []).append(is_right)
     return verdicts
@@ -223,12 +227,24 @@ def _name_prompt(row: Row) -> str:
     return json.dumps([row.get("prompt"), pictures] if pictures else row.get("prompt"))
 
 
-def _by_sample(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Return the completions by prompt and by index among those of the prompt, in the order of the file."""
+def _read_samples(paths: Sequence[Path]) -> list[dict[tuple[str, int], Row]]:
+    """Return the completions of each file by prompt and by index among those of the prompt, in the order of the file.
+
+    Prompts are numbered, because several may have the same text, such as the first message of an environment. If a file
+    is of an older version, which did not write the numbers, the prompts of all files have their text alone.
+    """
+    files = [read_rows(path) for path in paths]
+    are_numbered = all("prompt_index" in row for rows in files for row in rows)
+    return [_by_sample(rows, are_numbered) for rows in files]
+
+
+def _by_sample(rows: list[Row], are_numbered: bool) -> dict[tuple[str, int], Row]:
     samples: dict[tuple[str, int], Row] = {}
     counts: Counter[str] = Counter()
     for row in rows:
         prompt = _name_prompt(row)
+        if are_numbered:
+            prompt = json.dumps([row["prompt_index"], prompt])
         samples[prompt, counts[prompt]] = {**row, "prompt": row.get("prompt")}
         counts[prompt] += 1
     return samples
