@@ -20,6 +20,7 @@ from rlox_grpo.config.tiers import COMMON, START
 from rlox_grpo.demo import episodes
 from rlox_grpo.demo import run as countdown_demo
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.prompts.tasks import countdown, reasoning_gym
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
@@ -570,6 +571,17 @@ def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
     assert error.startswith("rlox-grpo: ")
     assert message in error
     assert "Traceback" not in error
+
+
+def test_the_demo_imports_a_loss_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "loss_of_a_demo.py").write_text("def soft_clip(inputs):\n    return inputs.ratios\n")
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    monkeypatch.setattr(
+        countdown_demo, "run_demo", lambda *_, settings, **__: losses.append(find_policy_loss(settings["policy_loss"]))
+    )
+    assert main(["demo", "--policy_loss", "loss_of_a_demo:soft_clip"]) == 0
+    assert losses == [sys.modules.pop("loss_of_a_demo").soft_clip]
 
 
 @pytest.mark.parametrize("task", ["countdown", "guess_the_number"])

@@ -93,6 +93,7 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     settings = parse_overrides(rest)
     if "output_dir" in settings:
         raise ConfigError("--output_dir: the demo writes its run and its models to --out")
+    _import_options(settings, [Path.cwd()])
     if arguments.task == "countdown":
         from rlox_grpo.demo.run import run_demo
 
@@ -178,6 +179,21 @@ def _record_sources(origin: Origin, run_file: str) -> RunSources:
     return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
 
 
+def _import_options(options: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
+    """Import the functions that options name as ``module:name``, so that the trainer finds their modules.
+
+    Raises:
+        ConfigError: one does not exist or is not callable.
+    """
+    from rlox_grpo.config.records import DOORS
+    from rlox_grpo.config.records.option import is_custom
+    from rlox_grpo.rewards.import_callable import import_callable
+
+    for name in DOORS:
+        if is_custom(value := options.get(name)) and isinstance(value, str):
+            import_callable(name, value, folders)
+
+
 def _import_functions(
     origin: Origin, config: GRPOConfig, run_file: str
 ) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
@@ -190,14 +206,10 @@ def _import_functions(
         ConfigError: one does not exist or is not callable.
     """
     from rlox_grpo.config.records import DOORS
-    from rlox_grpo.config.records.option import is_custom
-    from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
-    for name in DOORS:
-        if is_custom(value := getattr(config, name)):
-            import_callable(name, value, folders)
+    _import_options({name: getattr(config, name) for name in DOORS}, folders)
     environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
     return make_rewards(origin.rewards, folders), environment, tools
 
