@@ -24,7 +24,7 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.load import advise_on_run_folder, load_policy
 from rlox_grpo.rewards import TagFormat
 
 TOKENIZER = build_countdown_tokenizer(20)
@@ -256,6 +256,12 @@ def test_an_incomplete_adapter_is_refused(tmp_path, capsys):
     assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(r"rlox-grpo: model='.*adapter' is an adapter that cannot be loaded: .*: fetch it again\n", said)
+
+
+def test_a_run_folder_is_answered_with_its_newest_checkpoint(tmp_path):
+    for name in ("step_000009", "step_1000000", "step_999999", "step_1000001.damaged-1", "step_2000000.superseded-1"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert advise_on_run_folder(tmp_path).endswith("checkpoints/step_1000000'")
 
 
 def test_gradient_checkpointing_trains_to_the_same_weights():

@@ -257,7 +257,9 @@ def refuse_missing_folder(source: str, argument: str = "model") -> None:
 
 def advise_on_run_folder(source: str | Path) -> str:
     """Return which checkpoints to pass in place of the folder of a run; "" if ``source`` is no such folder."""
-    newest = sorted(Path(source).glob("checkpoints/step_*"))
+    # As rlox_grpo.run.history.checkpoints, which imports this module's package: without renamed ones, such as damaged.
+    listed = [path for path in Path(source).glob("checkpoints/step_*") if re.fullmatch(r"step_\d{6,}", path.name)]
+    newest = sorted((path for path in listed if path.is_dir()), key=lambda path: int(path.name.removeprefix("step_")))
     if not newest:
         return ""
     best = Path(source) / "checkpoints" / "best"
