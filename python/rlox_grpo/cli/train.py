@@ -168,14 +168,17 @@ def _refuse_missing_files(data: Any) -> None:
 
 def _record_sources(origin: Origin, run_file: str) -> RunSources:
     """Return what a run records of its run file; see :mod:`rlox_grpo.run.recorded`."""
-    from rlox_grpo.trainer.sources import RunSources, resolve_path
+    from rlox_grpo.trainer.sources import RunSources, resolve_path, resolve_reward_paths
 
     keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "eval", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
     resolved = {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()}
-    if origin.eval:
-        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in origin.eval]
+    for table in (resolved, *named.get("eval", ())):
+        if "rewards" in table:
+            table["rewards"] = resolve_reward_paths(table["rewards"])
+    if "eval" in named:
+        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in named["eval"]]
     return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
 
 
