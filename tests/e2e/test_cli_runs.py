@@ -19,6 +19,7 @@ from rlox_grpo import GRPO, EvalSet
 from rlox_grpo.cli import main
 from rlox_grpo.rewards import TagCount
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.run.recorded import read_recorded_run
 
 
 @pytest.fixture
@@ -177,7 +178,8 @@ def read_evaluation(shown):
 
 
 def test_eval_is_the_runs_own_evaluation_of_the_checkpoint(folder, capsys, monkeypatch):
-    assert main(["train", "own/first.toml"]) == 0
+    (folder / "own" / "engine_of_a_test.py").write_text("from rlox_grpo.rollout.engines.hf import make_engine\n")
+    assert main(["train", "own/first.toml", "--engine", "engine_of_a_test:make_engine"]) == 0
     *_, last = map(json.loads, (folder / "runs/first/evaluations.jsonl").read_text().splitlines())
     assert last.pop("step") == 2
     # Differences need earlier evaluations, and the time is of the run.
@@ -185,16 +187,58 @@ def test_eval_is_the_runs_own_evaluation_of_the_checkpoint(folder, capsys, monke
     assert 0 < last["accuracy"] < 1
     capsys.readouterr()
     sys.modules.pop("short_of_a_test")
+    sys.modules.pop("engine_of_a_test")
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
+    (elsewhere / "short_of_a_test.py").write_text("def short(completions):\n    return [0.0 for _ in completions]\n")
     shutil.copytree(folder / "runs/first/checkpoints/step_000002", "copied")  # without the run folder
-    assert main(["eval", "copied"]) == 0
+    assert main(["eval", "copied"]) == 2
+    refusal = "copied is not in the folder of the run that its record names, and its record names code to run: rewards "
+    assert f"{refusal}'short_of_a_test:short', engine 'engine_of_a_test:make_engine'. " in capsys.readouterr().err
+    assert "short_of_a_test" not in sys.modules
+    assert main(["eval", "copied", "--trust"]) == 0
     shown = capsys.readouterr().out
+    assert sys.modules.pop("engine_of_a_test").__file__ == str(folder / "own" / "engine_of_a_test.py")
     assert read_evaluation(shown) == {name: pytest.approx(value, abs=5e-5) for name, value in last.items()}
     for line in ("system_prompt = '3 4 5'", "temperature = 0.6", "stop = [')']", "eval_samples = 3", "top_k = 5"):
         assert f"\n  {line}\n" in shown
     assert "in the run" not in shown.replace("as in its run", "")
+    sys.modules.pop("short_of_a_test")
+    assert (
+        main(["eval", "copied", "--reward", "short_of_a_test:short", "--engine", "hf"]) == 0
+    )  # the file in this folder
+    assert read_evaluation(capsys.readouterr().out)["mean_reward"] == 0.0
+
+
+def test_eval_runs_no_code_that_a_foreign_checkpoint_names(tmp_path, capsys, monkeypatch):
+    checkpoint = tmp_path / "downloads" / "checkpoints" / "step_000001"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    command = "command: touch started"
+    attacks = [
+        ({"rewards": [{"name": "evil_of_a_test:f"}]}, "rewards 'evil_of_a_test:f'"),
+        ({"rewards": [{"name": "composite", "rules": ["exact", "evil_of_a_test:f"]}]}, "rewards 'evil_of_a_test:f'"),
+        ({"rewards": [{"name": "judge", "url": "http://127.0.0.1:9/v1", "api_key_env": "HOME"}]}, "rewards 'judge'"),
+        ({"environment": command}, f"environment '{command}'"),
+        ({"environment": False, "tools": ["evil_of_a_test:f"]}, "tools 'evil_of_a_test:f'"),
+        ({"eval": [{"name": "a", "data": "rows.jsonl", "environment": command}]}, f"environment '{command}'"),
+        ({"eval": [{"data": "rows.jsonl", "rewards": ["evil_of_a_test:f"]}]}, "rewards 'evil_of_a_test:f'"),
+    ]
+    (tmp_path / "rows.jsonl").write_text("")
+    for folder in (checkpoint, checkpoint.parent, tmp_path):
+        (folder / "evil_of_a_test.py").write_text("open('started', 'w').close()\n")
+    for output_dir in ("/", str(tmp_path), ".", "downloads", None):
+        for record, message in attacks:
+            sources = {"rewards": [{"name": "exact"}], "folders": [".", str(checkpoint)], "eval_data": "rows.jsonl"}
+            if "eval" in record:
+                del sources["eval_data"]
+            state = {"config": {"output_dir": output_dir}, "sources": {**sources, **record}}
+            (checkpoint / "state.json").write_text(json.dumps(state))
+            assert main(["eval", str(checkpoint)]) == 2
+            assert f"its record names code to run: {message}. Pass --reward" in capsys.readouterr().err
+            assert read_recorded_run(checkpoint).sources["folders"] == []
+    assert not (tmp_path / "started").exists()
 
 
 def test_eval_says_what_replaces_the_runs_settings(folder, capsys):

@@ -56,6 +56,26 @@ def test_models_and_services_of_the_run_are_not_asked(run_file, tmp_path, change
     assert main(["train", str(run_file), "--dry-run", *change]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--keep_best", "eval/pass@8", "--eval_samples", "8"],
+        ["--keep_best", "eval/greedy_accuracy", "--eval_greedy", "true"],
+        ["--importance_cap", "3", "--importance_mode", "mask", "--importance_floor", "2.5"],
+        ["--generation_kwargs", "{repetition_penalty=1.1, min_tokens=2, top_k=5}"],
+    ],
+)
+def test_options_that_the_stand_in_reads_otherwise_are_no_mistakes(run_file, change, capsys):
+    assert main(["train", str(run_file), "--dry-run", *change]) == 0, capsys.readouterr().err
+
+
+def test_a_set_keeps_its_samples_for_keep_best(run_file, tmp_path, capsys):
+    text = run_file.read_text().replace(f'eval_data = "{tmp_path}/rows.jsonl"\n', "")
+    table = f'[[eval]]\nname = "often"\ndata = "{tmp_path}/rows.jsonl"\nsamples = 2\n'
+    run_file.write_text(text + table)
+    assert main(["train", str(run_file), "--dry-run", "--keep_best", "eval/often/pass@2"]) == 0, capsys.readouterr().err
+
+
 def test_quotas_of_sources_keep_their_step(run_file, tmp_path, capsys):
     text = run_file.read_text().replace(f'train_data = "{tmp_path}/rows.jsonl"\n', "")
     tables = (f'[[train]]\nname = "{name}"\ndata = "{tmp_path}/rows.jsonl"\nquota = 3\n' for name in ("a", "b"))

@@ -122,12 +122,9 @@ def test_the_best_checkpoint_of_another_run_or_a_damaged_one_is_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path / "first")
-    run(tmp_path / "other", curve={**CURVE, 3: 0.9})  # its best is of step 3 too
     last = tmp_path / "first" / "checkpoints" / "step_000006"
     _, metrics = run(tmp_path / "other", resume=str(last), max_steps=8, curve={7: 0.1, 8: 0.2})
-    assert (
-        f"{Path('checkpoints', 'step_000003')}, the best checkpoint so far, is not of the run of {last}" in caplog.text
-    )
+    assert f"{Path('checkpoints', 'step_000003')}, the best checkpoint so far, is not there" in caplog.text
     assert (metrics["best_step"], metrics["best_value"]) == (8.0, pytest.approx(0.2))
     assert (tmp_path / "other" / "checkpoints" / "best").readlink() == Path("step_000008")
     weights = tmp_path / "first" / "checkpoints" / "step_000003" / "model.safetensors"

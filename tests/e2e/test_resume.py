@@ -66,6 +66,27 @@ def test_a_start_beside_a_living_run_is_refused_and_the_run_goes_on(tmp_path):
     assert names(tmp_path) == ["step_000002"]
 
 
+def test_a_checkpoint_of_another_run_does_not_continue_in_the_folder_of_a_run(tmp_path):
+    run(tmp_path / "first", max_steps=2)
+    run(tmp_path / "second", max_steps=4)
+    checkpoint = tmp_path / "first" / "checkpoints" / "step_000002"
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "second").rglob("*")}
+    with pytest.raises(CheckpointError, match=r"second'?, which holds another run: choose a new output_dir"):
+        run(tmp_path / "second", resume=str(checkpoint), max_steps=4)
+    shutil.rmtree(tmp_path / "second" / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds another run"):  # its metrics would be cut
+        run(tmp_path / "second", resume=str(checkpoint), max_steps=4)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "second").rglob("*") if path.is_file()}
+    changed = {path.name for path, when in after.items() if before.get(path) != when}
+    assert changed <= {".lock"}
+    run(tmp_path / "third", resume=str(checkpoint), max_steps=4)
+    assert steps(tmp_path / "third" / "metrics.jsonl") == [3, 4]
+    os.symlink(tmp_path / "second", tmp_path / "link")
+    run(tmp_path / "link", resume="auto", max_steps=2)
+    run(tmp_path / "link", resume=str(tmp_path / "second/checkpoints/step_000002"), max_steps=4)
+    assert steps(tmp_path / "second" / "metrics.jsonl") == [1, 2, 3, 4]
+
+
 def test_a_damaged_newest_checkpoint_falls_back_by_itself_and_ends_at_the_same_weights(tmp_path, caplog):
     whole = run(tmp_path, keep_checkpoints=9)
     damaged = tmp_path / "checkpoints" / "step_000006"

@@ -14,6 +14,7 @@ from word_problems import generate_problems
 from rlox_grpo import EvalSet, TrainSource, rewards
 from rlox_grpo.cli import _make_parser, main, parse_overrides, parse_reward
 from rlox_grpo.cli.evaluate import _list_sets
+from rlox_grpo.cli.train import _record_sources
 from rlox_grpo.cli.values import import_sets, import_sources
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.config.schema import GRPOConfig
@@ -21,6 +22,7 @@ from rlox_grpo.config.tiers import COMMON, START
 from rlox_grpo.demo import episodes
 from rlox_grpo.demo import run as countdown_demo
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.policies import find_policy_loss
 from rlox_grpo.prompts.tasks import countdown, reasoning_gym
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
@@ -249,6 +251,23 @@ def test_evaluation_sets_that_cannot_be_meant(run_file, tables, message):
     run_file.write_text(run_file.read_text() + tables)
     with pytest.raises(ConfigError, match=message):
         read_run_file(run_file, {})
+
+
+def test_a_run_records_the_absolute_paths_of_its_reward_models(run_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("judge", "other", "rows"):
+        (tmp_path / name).mkdir()
+    model = "{name = 'reward_model', path = 'judge'}"
+    lines = f"[[rewards]]\nname = 'composite'\nrules = ['exact', {model}]\n[[rewards]]\nname = 'reward_model'\n"
+    table = f"[[eval]]\ndata = 'rows'\nrewards = ['exact', {model}, {{name = 'reward_model', path = 'owner/hub'}}]\n"
+    run_file.write_text(f"{run_file.read_text()}\n{lines}path = 'other'\n{table}")
+    origin, _ = read_run_file(run_file, {})
+    recorded = _record_sources(origin, str(run_file)).evaluation
+    judge = {"name": "reward_model", "path": str(tmp_path / "judge")}
+    assert recorded["rewards"][-2]["rules"] == ["exact", judge]
+    assert recorded["rewards"][-1]["path"] == str(tmp_path / "other")
+    hub = {"name": "reward_model", "path": "owner/hub"}
+    assert recorded["eval"] == [{"data": str(tmp_path / "rows"), "rewards": ["exact", judge, hub]}]
 
 
 def test_a_run_file_has_evaluation_data_in_a_single_place(run_file):
@@ -572,6 +591,17 @@ def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
     assert error.startswith("rlox-grpo: ")
     assert message in error
     assert "Traceback" not in error
+
+
+def test_the_demo_imports_a_loss_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "loss_of_a_demo.py").write_text("def soft_clip(inputs):\n    return inputs.ratios\n")
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    monkeypatch.setattr(
+        countdown_demo, "run_demo", lambda *_, settings, **__: losses.append(find_policy_loss(settings["policy_loss"]))
+    )
+    assert main(["demo", "--policy_loss", "loss_of_a_demo:soft_clip"]) == 0
+    assert losses == [sys.modules.pop("loss_of_a_demo").soft_clip]
 
 
 @pytest.mark.parametrize("task", ["countdown", "guess_the_number"])

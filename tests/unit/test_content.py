@@ -22,7 +22,7 @@ import torch
 import toy
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError
-from rlox_grpo.rewards import Countdown, GSM8KAnswer
+from rlox_grpo.rewards import Countdown, GSM8KAnswer, InWorkers
 from rlox_grpo.run.content import digest_content
 from rlox_grpo.run.digests import digest_data, digest_reward
 from rlox_grpo.run.resume import compare_data, compare_rewards
@@ -278,6 +278,15 @@ def test_a_prompt_without_ids_is_compared_by_its_source():
     without = digest_data([Prompt(ids[:0], 0, source="a")]), digest_data([Prompt(ids[:0], 0, source="b")])
     assert without[0] != without[1]
     assert digest_data([Prompt(ids[:0], 0)])["prompts of episodes"] is None
+
+
+def test_the_weight_of_a_function_in_workers_counts():
+    def reward(completions, **columns):
+        return [0.0] * len(completions)
+
+    plain, heavy = InWorkers(reward), InWorkers(reward, weight=2.0)
+    assert digest_reward(plain) == digest_reward(reward)
+    assert digest_reward(heavy) not in (digest_reward(plain), digest_reward(InWorkers(reward, weight=3.0)))
 
 
 def test_a_rule_and_a_function_of_one_name_differ():

@@ -296,6 +296,23 @@ def test_convert_writes_what_a_run_reads(file, tmp_path, capsys):
     assert "is no GGUF file, and no folder with one" in capsys.readouterr().err
 
 
+def test_convert_that_fails_leaves_no_folder(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(file), "~/out"]) == 2
+    assert "would be a folder named ~ here" in capsys.readouterr().err
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:-64])
+    assert main(["convert", "cut.gguf", "out"]) == 2
+    assert "truncated" in capsys.readouterr().err
+    monkeypatch.setattr("rlox_grpo.model.gguf.load_gguf", lambda *_: raise_damage())
+    assert main(["convert", str(file), "out"]) == 2
+    assert "damaged weights" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.gguf"]
+
+
+def raise_damage():
+    raise ValueError("damaged weights")
+
+
 def test_run_files_and_evaluations_take_a_gguf_file(file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = "".join(json.dumps({"prompt": prompt, "answer": "a"}) + "\n" for prompt in PROMPTS)

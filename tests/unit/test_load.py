@@ -2,12 +2,14 @@
 
 import json
 import logging
+import re
 import warnings
 
 import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,7 +24,7 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.load import advise_on_run_folder, load_policy
 from rlox_grpo.rewards import TagFormat
 
 TOKENIZER = build_countdown_tokenizer(20)
@@ -239,6 +241,27 @@ def test_what_does_not_fit_an_adapter_is_named(tmp_path):
     settings.write_text(json.dumps({**stated, "base_model_name_or_path": None}))
     with pytest.raises(ValueError, match="names no base model"):
         GRPO(tmp_path / "adapter", count_words)
+
+
+def test_an_incomplete_adapter_is_refused(tmp_path, capsys):
+    GRPO(str(save(tmp_path / "base", model_of())), count_words, lora_rank=2).save(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    whole, weights = file.read_bytes(), load_file(file)
+    lacks = next(iter(weights))
+    save_file({name: weight for name, weight in weights.items() if name != lacks}, file)
+    where = re.escape(lacks.rpartition(".")[0])  # peft names the weights of the model
+    with pytest.raises(ValueError, match=rf"adapter' is an incomplete adapter: its file lacks 1 .*{where}"):
+        GRPO(tmp_path / "adapter", count_words)
+    file.write_bytes(whole[:-20])
+    assert main(["merge", str(tmp_path / "adapter"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"rlox-grpo: model='.*adapter' is an adapter that cannot be loaded: .*: fetch it again\n", said)
+
+
+def test_a_run_folder_is_answered_with_its_newest_checkpoint(tmp_path):
+    for name in ("step_000009", "step_1000000", "step_999999", "step_1000001.damaged-1", "step_2000000.superseded-1"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert advise_on_run_folder(tmp_path).endswith("checkpoints/step_1000000'")
 
 
 def test_gradient_checkpointing_trains_to_the_same_weights():

@@ -607,6 +607,12 @@ def test_the_command_compares_runs(tmp_path, whole_run, capsys):
     other = write_run(tmp_path / "other", num_steps=20)
     assert main(["report", str(whole_run), str(other), "--out", str(tmp_path / "both.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'both.html'}\n"
+    assert main(["report", str(other), "--out", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    assert (tmp_path / "page.html").exists()
+    assert not (other / "report.html").exists()
+    assert main(["report", str(other), "--mean"]) == 2
+    assert "--mean is of several runs" in capsys.readouterr().err
     assert main(["report", str(other), "--watch", "0"]) == 2
     assert "at least 1 second" in capsys.readouterr().err
 

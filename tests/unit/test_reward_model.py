@@ -216,6 +216,11 @@ def test_settings_are_checked_pickled_and_digested(folder):
     assert copy.copy(model) == model  # by __reduce__, as pickle
     assert digest_reward(model) == digest_reward(RewardModel(folder, batch_size=4, max_length=9))
     assert digest_reward(model) != digest_reward(RewardModel(folder, batch_size=3, max_length=8))
+    assert digest_reward(RewardModel(folder, weight=2.0)) not in (
+        digest_reward(RewardModel(folder)),
+        digest_reward(RewardModel(folder, weight=3.0)),
+    )
+    assert digest_reward(RewardModel(folder, weight=1)) == digest_reward(RewardModel(folder, device="cpu"))
     assert in_workers([model], 1.0, None, "stop") == [model]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

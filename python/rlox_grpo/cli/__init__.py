@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'interrupted'}", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
+    except _list_expected() as error:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 1
         if shows_traceback:
@@ -36,6 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlox-grpo: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _list_expected() -> tuple[type[Exception], ...]:
+    """Return the errors that one line explains. Only a command that has imported safetensors raises its error."""
+    damaged = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
+    expected = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
+    return expected if damaged is None else (*expected, damaged)
 
 
 def _is_output_closed() -> bool:

@@ -16,6 +16,7 @@ import transformers
 from transformers.utils.logging import disable_progress_bar
 
 from rlox_grpo.config.eval_set import UNNAMED, list_sets
+from rlox_grpo.config.generation_kwargs import list_honoured
 from rlox_grpo.config.records import (
     EngineConfig,
     ExpertConfig,
@@ -55,6 +56,8 @@ RESET = (
     *("max_group_size", "async_steps", "drop_stale", "partial_rollout_turns", "replay", "replay_prompts"),
     *("replay_max_age", "reward_variance_share", "max_refills", "on_collapse", "mutual_information_steps"),
     *("eval_greedy", "eval_steps"),
+    # What is read only with another engine, dtype or with async_steps.
+    *("importance_cap", "importance_mode", "importance_floor"),
     # Models and servers that a dry run replaces.
     *("reference_url", "reference_token_file", "reference_timeout"),
     *("teacher_token_file", "teacher_timeout", "teacher_offload"),
@@ -106,7 +109,8 @@ def run_dry(
             config=shrink(config, Path(folder) / "run", train_data),
         )
         with quiet_folder():
-            metrics = trainer.train(train_data, eval_prompts=take_first(eval_data))
+            held_out = take_first(eval_data, keeps_samples=config.keep_best is not None)
+            metrics = trainer.train(train_data, eval_prompts=held_out)
         prompt = trainer.last_rollout[0][0].group.prompt
         if trainer.policy.tokenizer is not None and len(prompt.token_ids):  # an environment writes its own prompts
             say(f"a prompt as the model reads it:\n{trainer.policy.tokenizer.decode(prompt.token_ids)}\n")
@@ -189,16 +193,26 @@ def shrink(config: GRPOConfig, output_dir: Path, train_data: Any) -> GRPOConfig:
     small = {**{name: Options.model_fields[name].default for name in names}, **SMALL}
     if isinstance(train_data, Mapping) and any(getattr(each, "quota", None) for each in train_data.values()):
         del small["prompts_per_step"]  # the quotas sum to it
+    if config.keep_best is not None:  # it may name pass@k or the metric of a greedy evaluation
+        del small["eval_samples"], small["eval_greedy"]
+    honoured = list_honoured(small["engine"])
+    small["generation_kwargs"] = {name: value for name, value in config.generation_kwargs.items() if name in honoured}
     if config.reference in ("server", "adapter_off"):
         small["reference"] = "frozen"
     return GRPOConfig.create(**{**config.model_dump(), **small, "output_dir": str(output_dir)})
 
 
-def take_first(eval_data: Any) -> Any:
-    """Return the first rows of each held-out set, with its settings; None without a set."""
+def take_first(eval_data: Any, *, keeps_samples: bool = False) -> Any:
+    """Return the first rows of each held-out set, with its settings; None without a set.
+
+    ``keeps_samples`` keeps the number of completions of each prompt too.
+    """
     sets = {
         name: asked.model_copy(
-            update={"prompts": list(islice(list_entries(asked.prompts), HELD_OUT_ROWS)), "samples": None}
+            update={
+                "prompts": list(islice(list_entries(asked.prompts), HELD_OUT_ROWS)),
+                "samples": asked.samples if keeps_samples else None,
+            }
         )
         for name, asked in list_sets(eval_data).items()
     }

@@ -80,6 +80,12 @@ def add_commands(commands: Commands) -> None:
     )
     evaluate.add_argument("--samples", type=int, help="completions for each prompt (default: the run's, else 4)")
     evaluate.add_argument("--greedy", action="store_true", help="one completion each, the likeliest tokens")
+    evaluate.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the code that the checkpoint's record names, although the checkpoint is not in the folder of its run "
+        "(it was moved, or somebody else wrote it)",
+    )
     evaluate.set_defaults(run=_evaluate)
     evaluate.others = "options"
 
@@ -157,6 +163,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = RecordedRun(options, {key: value for key, value in named.items() if value})
     recorded = read_recorded_run(checkpoints[0])
     run = overrides if recorded is None else recorded.replace_by(overrides)
+    if recorded is not None and not recorded.is_in_its_run and not arguments.trust:
+        _refuse_code(checkpoints[0], run.list_code({*overrides.sources, *overrides.options}))
     is_first = os.environ.get("RANK", "0") == "0"  # the rank that shows and writes; no rank has a trainer yet
     if is_first:
         _show_settings(checkpoints[0], recorded, run)
@@ -169,7 +177,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     evaluations = []
     for path in checkpoints:
-        evaluations.append(_evaluate_checkpoint(path, run, sets, greedy=arguments.greedy))
+        evaluations.append(_evaluate_checkpoint(path, run, sets, overrides, greedy=arguments.greedy))
         gc.collect()  # a trainer is part of a cycle, and its model would stay in memory beside the next one
     metrics = [{name: numbers for name, (numbers, _) in evaluated.items()} for evaluated in evaluations]
     if not is_first:
@@ -179,6 +187,18 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         first, second = ({name: groups for name, (_, groups) in evaluated.items()} for evaluated in evaluations)
         rows = compare_checkpoints(first, second)
     show_results(output, checkpoints, metrics, rows)
+
+
+def _refuse_code(checkpoint: str, code: Sequence[str]) -> None:
+    """Raise ConfigError if there is ``code`` that a checkpoint names which is not in the folder of its run."""
+    from rlox_grpo.errors import ConfigError
+
+    if code:
+        raise ConfigError(
+            f"{checkpoint} is not in the folder of the run that its record names, and its record names code to run: "
+            f"{', '.join(code)}. Pass --reward, --environment, --tools, --set or --engine in its stead, or --trust if "
+            "you trust who wrote the checkpoint"
+        )
 
 
 def _parse_set(text: str) -> dict[str, Any]:
@@ -242,22 +262,33 @@ def _is_loaded_by_name(data: str, task: str | None) -> bool:
 
 
 def _evaluate_checkpoint(
-    checkpoint: str, run: RecordedRun, sets: Mapping[str, EvalSet], *, greedy: bool
+    checkpoint: str, run: RecordedRun, sets: Mapping[str, EvalSet], overrides: RecordedRun, *, greedy: bool
 ) -> dict[str, Evaluated]:
-    """Return the metrics and the scored groups of each set, of one checkpoint with the settings of ``run``."""
+    """Return the metrics and the scored groups of each set, of one checkpoint with the settings of ``run``.
+
+    Modules that ``overrides`` names are searched in the current folder first, and those of the run where it searched.
+    """
     from rlox_grpo.config.eval_set import UNNAMED
     from rlox_grpo.config.records.option import is_custom
     from rlox_grpo.config.run_file import load_task
+    from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
     from rlox_grpo.trainer.sources import RunSources
 
     sources = run.sources
-    folders = [Path.cwd(), *sources.get("folders", ())]
-    environment, tools = import_environment(
-        sources.get("environment"), sources.get("tools", ()), folders, sources.get("environment_args")
-    )
-    rewards = make_rewards(sources.get("rewards", ()), folders)
+    recorded = sources.get("folders", ())
+
+    def list_folders(*keys: str) -> list[str | Path]:
+        is_asked_here = any(key in overrides.sources or key in overrides.options for key in keys)
+        return [Path.cwd(), *recorded] if is_asked_here else [*recorded, Path.cwd()]
+
+    if is_custom(engine := run.options.get("engine")):  # the trainer then finds its module
+        import_callable("engine", engine, list_folders("engine"))
+    table = sources.get("environment_args")
+    environment, _ = import_environment(sources.get("environment"), (), list_folders("environment"), table)
+    _, tools = import_environment(None, sources.get("tools", ()), list_folders("tools"))
+    rewards = make_rewards(sources.get("rewards", ()), list_folders("rewards"))
     # Without a checkpoint to compare with: the differences are shown above.
     facts = RunSources(default_template=run.default_template)
     trainer = GRPO(checkpoint, rewards, environment=environment, tools=tools, sources=facts, **run.options)
@@ -266,7 +297,7 @@ def _evaluate_checkpoint(
         name: asked.model_copy(
             update={"prompts": load_task(task, asked.prompts, trainer.config, sources.get("data_args"))}
         )
-        for name, asked in import_sets(sets, folders).items()
+        for name, asked in import_sets(sets, list_folders("eval")).items()
     }
     evaluated = trainer.evaluate_sets(loaded.get(UNNAMED) or loaded, greedy=greedy)
     if not is_custom(trainer.config.engine):  # vLLM keeps its share of the GPU; a custom engine may be used again

@@ -161,8 +161,9 @@ def _read_shape(argument: str, source: str, config: GRPOConfig) -> ModelShape:
 def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.model.load import load_policy
-    from rlox_grpo.run.checkpoint import export_model
+    from rlox_grpo.run.checkpoint import export_model, refuse_unfit_folder
 
+    refuse_unfit_folder(Path(arguments.out), None, merged=True)  # before the model is loaded, which may take minutes
     policy = load_policy(arguments.adapter, None, GRPOConfig.create())
     export_model(Path(arguments.out), policy.model, policy.tokenizer, merged=True, processor=policy.processor)
     print(f"{arguments.out}: {arguments.adapter} merged into its base model")
@@ -171,14 +172,24 @@ def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 def _convert(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     import torch
 
-    from rlox_grpo.model.gguf import find_gguf, load_gguf, load_tokenizer
-    from rlox_grpo.run.checkpoint import export_model
+    from rlox_grpo.model.gguf import find_gguf, load_gguf, load_tokenizer, read_header
+    from rlox_grpo.run.checkpoint import export_model, refuse_unfit_folder
 
+    out = Path(arguments.out)
     file = find_gguf(arguments.file)
     if file is None:
         raise ValueError(f"{arguments.file!r} is no GGUF file, and no folder with one")
-    Path(arguments.out).mkdir(parents=True, exist_ok=True)  # before the weights are read
-    export_model(Path(arguments.out), load_gguf(file, torch.float32), load_tokenizer(file))
+    refuse_unfit_folder(out, None, merged=False)
+    read_header(file)
+    was_there = out.exists()
+    out.mkdir(parents=True, exist_ok=True)  # before the weights are read
+    try:
+        model, tokenizer = load_gguf(file, torch.float32), load_tokenizer(file)
+    except BaseException:
+        if not was_there:
+            out.rmdir()
+        raise
+    export_model(out, model, tokenizer)
     print(f"{arguments.out}: {file} as a Hugging Face folder")
 
 

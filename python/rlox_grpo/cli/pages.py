@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
     """Add ``report``, ``options`` and ``presets``."""
     report = commands.add_parser("report", help="write RUN_DIR/report.html, or a page that compares several runs")
     report.add_argument("run_dir", nargs="+", help="the output_dir of a run; several are compared on one page")
-    report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
+    report.add_argument("--out", help="the page (default: RUN_DIR/report.html, and comparison.html for several runs)")
     report.add_argument(
         "--mean",
         action="store_true",
@@ -44,10 +44,15 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.run.report import watch_report, write_comparison, write_report
 
+    runs = arguments.run_dir
+    if arguments.mean and len(runs) == 1:
+        raise ConfigError("--mean is of several runs: name each of them, such as mine_0 and mine_1")
+
     def write(refresh_s: int | None = None) -> Path:
-        if len(arguments.run_dir) > 1:
-            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s, mean=arguments.mean)
-        return write_report(arguments.run_dir[0], refresh_s=refresh_s)
+        if len(runs) > 1:
+            out = "comparison.html" if arguments.out is None else arguments.out
+            return write_comparison(runs, out, refresh_s=refresh_s, mean=arguments.mean)
+        return write_report(runs[0], arguments.out, refresh_s=refresh_s)
 
     if arguments.watch is None:
         print(write())

@@ -93,6 +93,7 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     settings = parse_overrides(rest)
     if "output_dir" in settings:
         raise ConfigError("--output_dir: the demo writes its run and its models to --out")
+    _import_options(settings, [Path.cwd()])
     if arguments.task == "countdown":
         from rlox_grpo.demo.run import run_demo
 
@@ -167,15 +168,33 @@ def _refuse_missing_files(data: Any) -> None:
 
 def _record_sources(origin: Origin, run_file: str) -> RunSources:
     """Return what a run records of its run file; see :mod:`rlox_grpo.run.recorded`."""
-    from rlox_grpo.trainer.sources import RunSources, resolve_path
+    from rlox_grpo.trainer.sources import RunSources, resolve_path, resolve_reward_paths
 
     keys = {"rewards", "environment", "environment_args", "tools", "task", "eval_data", "eval", "data_args"}
     named = origin.model_dump(include=keys, exclude_defaults=True)
     folders = {"folders": [str(Path(run_file).resolve().parent), str(Path.cwd())]}
     resolved = {key: resolve_path(value) if key == "eval_data" else value for key, value in named.items()}
-    if origin.eval:
-        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in origin.eval]
+    for table in (resolved, *named.get("eval", ())):
+        if "rewards" in table:
+            table["rewards"] = resolve_reward_paths(table["rewards"])
+    if "eval" in named:
+        resolved["eval"] = [{**table, "data": resolve_path(table["data"])} for table in named["eval"]]
     return RunSources(origin.model_dump(exclude_none=True), resolved | folders)
+
+
+def _import_options(options: Mapping[str, Any], folders: Sequence[str | Path]) -> None:
+    """Import the functions that options name as ``module:name``, so that the trainer finds their modules.
+
+    Raises:
+        ConfigError: one does not exist or is not callable.
+    """
+    from rlox_grpo.config.records import DOORS
+    from rlox_grpo.config.records.option import is_custom
+    from rlox_grpo.rewards.import_callable import import_callable
+
+    for name in DOORS:
+        if is_custom(value := options.get(name)) and isinstance(value, str):
+            import_callable(name, value, folders)
 
 
 def _import_functions(
@@ -190,14 +209,10 @@ def _import_functions(
         ConfigError: one does not exist or is not callable.
     """
     from rlox_grpo.config.records import DOORS
-    from rlox_grpo.config.records.option import is_custom
-    from rlox_grpo.rewards.import_callable import import_callable
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
-    for name in DOORS:
-        if is_custom(value := getattr(config, name)):
-            import_callable(name, value, folders)
+    _import_options({name: getattr(config, name) for name in DOORS}, folders)
     environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
     return make_rewards(origin.rewards, folders), environment, tools
 

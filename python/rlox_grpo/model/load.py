@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -255,7 +257,9 @@ def refuse_missing_folder(source: str, argument: str = "model") -> None:
 
 def advise_on_run_folder(source: str | Path) -> str:
     """Return which checkpoints to pass in place of the folder of a run; "" if ``source`` is no such folder."""
-    newest = sorted(Path(source).glob("checkpoints/step_*"))
+    # As rlox_grpo.run.history.checkpoints, which imports this module's package: without renamed ones, such as damaged.
+    listed = [path for path in Path(source).glob("checkpoints/step_*") if re.fullmatch(r"step_\d{6,}", path.name)]
+    newest = sorted((path for path in listed if path.is_dir()), key=lambda path: int(path.name.removeprefix("step_")))
     if not newest:
         return ""
     best = Path(source) / "checkpoints" / "best"
@@ -400,7 +404,7 @@ def explain_failure(source: str, error: Exception) -> str:
     elif not isinstance(error, (OSError, ValueError)):
         reason = f"{type(error).__name__}: {reason}"
     if isinstance(error, (SafetensorError, UnpicklingError)):
-        return f"{reason}; a file of its weights is truncated or damaged: fetch it again"
+        return _describe_damage(error)
     if "trust_remote_code" in reason:
         return f"{reason}; here: load it by from_pretrained(…, trust_remote_code=True) and pass the model as model"
     if Path(source).is_file():
@@ -414,6 +418,11 @@ def explain_failure(source: str, error: Exception) -> str:
     if Path(source).exists():
         return reason
     return f"{reason}; there is no such folder either: without network access, pass a folder"
+
+
+def _describe_damage(error: Exception) -> str:
+    reason = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {reason}; a file of its weights is truncated or damaged: fetch it again"
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:
@@ -467,7 +476,22 @@ def _load_adapter(
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
     with ignoring_peft_warnings():
-        adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
+        # The weights that a file lacks would stay random, and peft only warns.
+        warnings.filterwarnings("error", ".*Found missing adapter keys", UserWarning)
+        try:
+            adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
+        except (SafetensorError, UnpicklingError, EOFError) as error:
+            raise ValueError(
+                f"model={source!r} is an adapter that cannot be loaded: {_describe_damage(error)}"
+            ) from error
+        except UserWarning as warning:
+            missing = re.findall(r"'([^']+)'", str(warning).partition("Found missing adapter keys")[2])
+            if not missing:  # another warning, where the program raises warnings
+                raise
+            raise ValueError(
+                f"model={source!r} is an incomplete adapter: its file lacks {len(missing)} weights, the first is "
+                f"{missing[0]!r}: fetch it again"
+            ) from warning
     return adapted, loaded_tokenizer
 
 

@@ -168,10 +168,11 @@ def load_learning_rate_factor(checkpoint: Path, saved: float) -> float:
     return float(factor)
 
 
-def _refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
+def refuse_unfit_folder(path: Path, model: Any, *, merged: bool) -> None:
     """Raise ValueError if ``path`` is no folder for the model.
 
-    Writing to it would damage a checkpoint, change the base model of an adapter, or hide the written model.
+    Writing to it would damage a checkpoint, change the base model of an adapter, or hide the written model. ``model``
+    may be None, as long as it is not loaded.
     """
     if path.is_file():
         raise ValueError(f"{str(path)!r} is a file: choose the path of a folder")
@@ -217,7 +218,7 @@ def export_model(
             begins with ``~``, is a checkpoint of a run or the folder of the base model, or holds an adapter beside
             which a whole model would be written.
     """
-    _refuse_unfit_folder(path, model, merged=merged)
+    refuse_unfit_folder(path, model, merged=merged)
     if weights is not None and not hasattr(model, "peft_config"):
         weights = {**weights, **_find_buffers(model)}
     if merged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import io
@@ -121,12 +122,15 @@ def _digest_code(function: Any) -> str | None:
     # addresses in their repr, which differ in each process.
     while isinstance(function, (partial, InWorkers)):
         if isinstance(function, InWorkers):
-            function = function.function
+            inner = function.function
+            if function.weight != getattr(inner, "weight", 1.0):
+                fields += f"weight={function.weight!r}"
+            function = inner
         else:
             fields += repr((function.args, function.keywords))
             function = function.func
     if is_dataclass(function) and not isinstance(function, type):
-        fields += repr(function)
+        fields += repr(function) + _show_hidden_weight(function)
     fields = _ADDRESS.sub("", fields)
     target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     target = inspect.unwrap(target)
@@ -149,6 +153,12 @@ def _digest_code(function: Any) -> str | None:
     owner = getattr(function, "__self__", None)
     bound = f"+{_sha256(_ADDRESS.sub('', repr(owner)))}" if is_dataclass(owner) and not inspect.isclass(owner) else ""
     return f"source:{_sha256(text + fields)}{bound}"
+
+
+def _show_hidden_weight(record: Any) -> str:
+    """Return the weight that the repr of a dataclass leaves out; empty for the default, so that older digests stay."""
+    hidden = [field for field in dataclasses.fields(record) if field.name == "weight" and not field.repr]
+    return "".join(f"weight={record.weight!r}" for field in hidden if record.weight != field.default)
 
 
 def digest_optimizer(factory: Any) -> str | None:

@@ -53,8 +53,8 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
     All ranks must see the same folder.
 
     Raises:
-        CheckpointError: on every rank: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and
-            the folder has checkpoints.
+        CheckpointError: on every rank: the named checkpoint or every checkpoint is damaged, ``resume="never"`` and
+            the folder has checkpoints, or the named checkpoint is of another folder and this one holds a run.
     """
     path: Path | None = None
     damaged: list[Path] = []
@@ -64,6 +64,8 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
             if resume not in ("auto", "never"):
                 path = Path(resume)
                 require_good(path)
+                if folder is not None:
+                    _refuse_other_run(folder, path)
             elif folder is not None:
                 root = folder / "checkpoints"
                 if resume == "never" and checkpoints(root):
@@ -75,6 +77,18 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
     if trouble:
         raise CheckpointError(trouble)
     return Path(newest) if newest else None, [Path(path) for path in broken]
+
+
+def _refuse_other_run(folder: Path, checkpoint: Path) -> None:
+    """Raise CheckpointError if ``folder`` holds a run that ``checkpoint`` is not of: its files would be removed."""
+    root = folder / "checkpoints"
+    if checkpoint.resolve().parent == root.resolve():
+        return
+    if checkpoints(root) or (folder / "metrics.jsonl").exists():
+        raise CheckpointError(
+            f"resume={str(checkpoint)!r} is not a checkpoint of output_dir={str(folder)!r}, which holds another run: "
+            "choose a new output_dir, or resume='auto'"
+        )
 
 
 def name_newest(folder: Path) -> str:

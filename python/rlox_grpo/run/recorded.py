@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, RewardConfig, SamplingConfig
-from rlox_grpo.config.records.option import OBJECT, list_evaluated
+from rlox_grpo.config.records.option import OBJECT, is_custom, list_evaluated
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.manifest import STATE, read_object
@@ -50,11 +50,14 @@ class RecordedRun:
             its evaluation sets are not there.
         default_template: the prompt template if it is that of the run's preset, so that rows may have prompts of their
             own; otherwise None.
+        is_in_its_run: whether the checkpoint lies in the run folder that its record names. Otherwise it was moved, or
+            somebody else wrote it.
     """
 
     options: Mapping[str, Any]
     sources: Mapping[str, Any]
     default_template: str | None = None
+    is_in_its_run: bool = True
 
     def replace_by(self, overrides: RecordedRun) -> RecordedRun:
         """Return the run with the options and sources of ``overrides`` in place of its own.
@@ -93,6 +96,22 @@ class RecordedRun:
         default_template = None if "prompt_template" in overrides.options else self.default_template
         return RecordedRun(options, {**sources, **({"unrecorded": unrecorded} if unrecorded else {})}, default_template)
 
+    def list_code(self, replaced: Collection[str] = ()) -> list[str]:
+        """Return what an evaluation would import, start or ask, as ``key 'name'``, without the keys ``replaced``.
+
+        That are functions and environments by name, an engine of the user, and judges, which get the samples and a key.
+        """
+        asked = {key: value for key, value in self.sources.items() if key not in replaced}
+        sets = [table for table in asked.get("eval", ()) if isinstance(table, Mapping)]
+        code = []
+        for table in (asked, *sets):
+            code += [("rewards", name) for name in _list_rules(table.get("rewards")) if _runs_code(name)]
+            code += [("environment", table["environment"])] if table.get("environment") else []
+        code += [("tools", name) for name in asked.get("tools", ())]
+        engine = None if "engine" in replaced else self.options.get("engine")
+        code += [("engine", engine)] if is_custom(engine) else []
+        return [f"{key} {name!r}" for key, name in dict.fromkeys(code)]
+
     def warn_about_differences(self, config: GRPOConfig) -> None:
         """Warn if options for prompts and sampling differ from the run's, so that accuracies cannot be compared."""
         names = [*list_evaluated(PromptConfig), *list_evaluated(SamplingConfig)]
@@ -112,6 +131,41 @@ class RecordedRun:
         options = {name: self.options.get(name, GRPOConfig.model_fields[name].default) for name in names}
         settings = {**{name: value for name, value in self.sources.items() if name in _SOURCES}, **options}
         return {name: repr(list(value) if isinstance(value, tuple) else value) for name, value in settings.items()}
+
+
+def _list_rules(rewards: Any) -> Iterator[str]:
+    """Return the names in ``rewards`` tables, also those of rules in rules."""
+    if isinstance(rewards, str):
+        yield rewards
+    elif isinstance(rewards, Mapping):
+        for key in ("name", "rule", "accuracy", "rules"):
+            yield from _list_rules(rewards.get(key))
+    elif isinstance(rewards, (list, tuple)):
+        for table in rewards:
+            yield from _list_rules(table)
+
+
+def _runs_code(name: str) -> bool:
+    """Whether a name in a ``rewards`` table is code to import, or a judge."""
+    return name == "judge" or (":" in name and not name.startswith("reasoning_gym:"))
+
+
+def _choose_folders(checkpoint: Path, folders: Any) -> list[str]:
+    """Return the recorded folders to search for modules: absolute ones, which the checkpoint did not bring along."""
+    here = checkpoint.resolve()
+    named = [Path(folder) for folder in folders if isinstance(folder, str)] if isinstance(folders, list) else []
+    return [str(folder) for folder in named if folder.is_absolute() and not folder.resolve().is_relative_to(here)]
+
+
+def _is_in_its_run(checkpoint: Path, output_dir: Any, folders: list[str]) -> bool:
+    """Whether the checkpoint lies under the run folder ``output_dir`` of its record.
+
+    The last of ``folders`` is that in which the run was started. The parent is compared, as every path is under ``/``.
+    """
+    if not isinstance(output_dir, str):
+        return False
+    run = Path(*folders[-1:], output_dir)
+    return run.is_absolute() and checkpoint.resolve().parent == (run / "checkpoints").resolve()
 
 
 def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
@@ -141,7 +195,8 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
         for name in EVALUATED
         if name not in _PROCESS_OPTIONS and getattr(config, name) != GRPOConfig.model_fields[name].default
     }
-    sources = state["sources"]
+    folders = _choose_folders(path, state["sources"].get("folders", ()))
+    sources = {**state["sources"], "folders": folders}
     unrecorded = {**sources.get("unrecorded", {}), **objects}
     preset = PRESETS.get(state["config"].get("preset"))
     template = None if preset is None else preset.values.get("prompt_template")
@@ -149,4 +204,5 @@ def read_recorded_run(checkpoint: str | Path) -> RecordedRun | None:
         options,
         {**sources, "unrecorded": unrecorded} if unrecorded else sources,
         template if template == config.prompt_template else None,
+        _is_in_its_run(path, state["config"].get("output_dir"), folders),
     )

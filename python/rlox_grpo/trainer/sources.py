@@ -43,6 +43,18 @@ def resolve_path(path: str | Path) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else str(path)
 
 
+def resolve_reward_paths(rewards: Any) -> Any:
+    """Return ``rewards`` tables of a run file with absolute paths of reward models, also of those in other rules."""
+    if isinstance(rewards, (list, tuple)):
+        return [resolve_reward_paths(table) for table in rewards]
+    if not isinstance(rewards, Mapping):
+        return rewards
+    nested = {key: resolve_reward_paths(rewards[key]) for key in ("rule", "accuracy", "rules") if key in rewards}
+    if rewards.get("name") == "reward_model" and isinstance(path := rewards.get("path"), str):
+        nested["path"] = resolve_path(path)
+    return {**rewards, **nested}
+
+
 def make_table(where: str, source: Any) -> dict[str, Any]:
     """Return the table of ``[[rewards]]`` for a reward function."""
     if isinstance(source, Mapping):

@@ -37,8 +37,12 @@ logger = logging.getLogger(__name__)
 _MAX_WARNINGS = 100
 
 
-def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = None) -> Path:
-    """Write ``run_dir/report.html``, with warnings, curves, completions and configuration of a run; return its path.
+def write_report(
+    run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, refresh_s: int | None = None
+) -> Path:
+    """Write a page with warnings, curves, completions and configuration of a run; return its path.
+
+    The page is ``path``; None: ``run_dir/report.html``.
 
     Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``. The
     page lists those that are missing. The page contains its style and script and follows the light or dark theme. A
@@ -62,7 +66,8 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
         "Configuration": _details("All settings", run.config.items()),
     }
     head = f"<h1>{escape(run.name)}</h1>{_headline(run)}{_tiles(run)}{_missing(run)}"
-    return _write(Path(run_dir) / "report.html", run.name, head, sections, refresh_s, pictures.style)
+    page = Path(run_dir) / "report.html" if path is None else Path(path)
+    return _write(page, run.name, head, sections, refresh_s, pictures.style)
 
 
 def write_comparison(
