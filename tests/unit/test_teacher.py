@@ -630,6 +630,60 @@ def test_an_episode_is_scored_after_a_prompt_of_the_teachers_own(hint: Any) -> N
     assert (abs(expected - other_value) > 1e-3) == is_hinted
 
 
+async def ask_by_seed(row: Any, chat: Any) -> float:
+    """Episodes of a row that begin differently."""
+    await chat.turn(f"{row['first']} + {chat.seed % 5} =")
+    await chat.turn("=")
+    return 0.0
+
+
+def hint_before_the_question(row: Any, verdict: Any, siblings: Any) -> Any:
+    (first,) = row["prompt"]
+    return [{"role": "user", "content": f"9 = {first['content']}"}]
+
+
+@pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}, {"micro_batch_tokens": 24}])
+@pytest.mark.parametrize(
+    "hint", [hint_before_the_question, "9 = {prompt} {first}", lambda row, verdict, siblings: None]
+)
+def test_the_teacher_reads_no_question_twice_if_episodes_begin_differently(hint: Any, options: Any) -> None:
+    """The group's prompt is what their first prompts share; the rest, at the start of each row, is not read again."""
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    other = worded.make(16)[0]
+    with torch.no_grad():
+        other.lm_head.weight.mul_(20.0)
+    before = copy.deepcopy(model)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=4, prompts_per_step=4, group_size=3, seed=1, **options)
+    trainer = GRPO(model, environment=ask_by_seed, teacher=other, teacher_prompt=hint, tokenizer=tokenizer, **given)
+    metrics = trainer.train([{"first": first} for first in range(1, 5)])
+    values, rests = [], set()
+    for group in trainer.last_rollout[0]:
+        for completion in group.group.completions:
+            first = completion.turns[0]
+            rests.add(first)
+            ids, sampled = completion.token_ids[first:].tolist(), torch.from_numpy(completion.sampled[first:])
+            ours = [*group.group.prompt.token_ids.tolist(), *completion.token_ids[:first].tolist()]
+            question = completion.episode.messages[0]["content"]
+            assert tokenizer.decode(ours) == f"{question} <eos>"
+            asked = {"9 = {prompt} {first}": f"9 = {question} {group.group.prompt.columns['first']}"}
+            asked[hint_before_the_question] = f"9 = {question}"
+            theirs = tokenizer(f"{asked.get(hint, question)} <eos> ", add_special_tokens=False)["input_ids"]
+            p, q = (
+                scorer(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                for scorer, prompt in ((before, ours), (other, theirs))
+            )
+            if "teacher_kl" in options:
+                values.append((p.exp() * (p - q)).sum(-1)[sampled])
+            else:
+                token = torch.arange(len(ids)), torch.tensor(ids)
+                values.append((p - q)[token][sampled])
+    assert max(rests) > 0
+    assert metrics["teacher/kl"] == pytest.approx(float(torch.cat(values).detach().mean()), rel=1e-4)
+    is_hinted = hint is hint_before_the_question or isinstance(hint, str)
+    assert metrics["teacher/hinted_share"] == is_hinted
+
+
 def test_a_column_of_the_hint_is_missed_before_the_first_episode() -> None:
     model, tokenizer = worded.make(16)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"

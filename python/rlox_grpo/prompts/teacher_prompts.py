@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
-from rlox_grpo.groups import find_prompt_ids
+from rlox_grpo.groups import count_prompt_rest, find_whole_prompt
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
@@ -87,12 +87,14 @@ class TeacherPrompts:
     def write(self, scored: Sequence[ScoredGroup]) -> list[Int64Array]:
         """Return the teacher's prompt of each completion, ``int64 [P_i]``, prompt-major.
 
+        It stands for the whole prompt of the policy, also for the tokens of it with which an episode's row begins.
+
         Raises:
             SampleError: the function raised an error, or a prompt cannot be encoded or is too long.
         """
         function = find_teacher_prompt(self.teacher_prompt)
         completions = [(group.group.prompt, completion) for group in scored for completion in group.group.completions]
-        lengths = [len(completion.token_ids) for _, completion in completions]
+        lengths = [len(completion.token_ids) - count_prompt_rest(completion) for _, completion in completions]
         sources: list[Any] = []
         for group in scored:
             verdicts = [self._defuse(verdict) for verdict in list_verdicts(group)]
@@ -201,8 +203,8 @@ def find_hinted(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGr
 
 
 def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:
-    """Return the policy's prompt of each completion, ``int64 [P_i]``, prompt-major."""
-    return [find_prompt_ids(completion, group.group) for group in scored for completion in group.group.completions]
+    """Return the policy's whole prompt of each completion, ``int64 [P_i]``, prompt-major."""
+    return [find_whole_prompt(completion, group.group) for group in scored for completion in group.group.completions]
 
 
 def is_template(teacher_prompt: Any) -> bool:
