@@ -127,12 +127,8 @@ class TeacherPrompts:
             verdict,
             completion=completion,
             feedback={name: split(text) for name, text in verdict.feedback.items()},
-            messages=tuple(
-                {**message, "content": split(message["content"])}
-                if isinstance(message.get("content"), str)
-                else message
-                for message in verdict.messages
-            ),
+            # Reasoning, tool calls with their arguments and entries of contents are the policy's text too.
+            messages=tuple(split(message) for message in verdict.messages),
         )
 
     def check(self, prompts: Sequence[Prompt], max_new_tokens: int, *, with_episodes: bool = False) -> None:
