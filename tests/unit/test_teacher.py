@@ -13,7 +13,7 @@ import torch
 import ranked
 import toy
 import worded
-from rlox_grpo import GRPO
+from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
@@ -713,6 +713,46 @@ def test_a_template_on_messages_trains_a_packed_policy() -> None:
         **toy.options(max_steps=2, max_new_tokens=4, seed=1),
     )
     assert trainer.train(rows)["teacher/kl"] != 0
+
+
+@pytest.mark.parametrize("variables", [{}, {"chat_template_kwargs": {"mode": "3"}}])
+def test_the_teachers_prompt_has_the_template_variables_of_its_source(
+    variables: dict[str, Any], monkeypatch: Any
+) -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% if mode %}{{ mode }} {% endif %}{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    rows = [{"prompt": [{"role": "user", "content": f"{number} +"}], "target": 2 * number} for number in range(1, 5)]
+    options = toy.options(max_steps=1, prompts_per_step=8, group_size=1, max_new_tokens=2, **variables)
+    trainer = GRPO(model, teacher="self", teacher_prompt="{target} = {prompt}", tokenizer=tokenizer, **options)
+    written = []
+    write = TeacherPrompts.write
+
+    def spy(self: TeacherPrompts, scored: Any) -> Any:
+        prompts = write(self, scored)
+        sources = [group.group.prompt.data_source for group in scored for _ in group.group.completions]
+        written.extend(zip(sources, map(tokenizer.decode, prompts), strict=True))
+        return prompts
+
+    monkeypatch.setattr(TeacherPrompts, "write", spy)
+    trainer.train({"plain": rows, "marked": TrainSource(rows, chat_template_kwargs={"mode": "5 5"})})
+    before = "3 " if variables else ""
+    hints = [f"{2 * number} = {number} + <eos>" for number in range(1, 5)]
+    assert sorted(text for source, text in written if source == "plain") == [f"{before}{hint}" for hint in hints]
+    assert sorted(text for source, text in written if source == "marked") == [f"5 5 {hint}" for hint in hints]
+
+
+def test_the_check_before_a_run_has_the_template_variables_of_the_source() -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% if mode %}{{ raise_exception('mode') if '=' in messages[0].content }}{% endif %}"
+        "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    rows = [{"prompt": [{"role": "user", "content": "3 +"}], "target": 6}]
+    trainer = GRPO(model, teacher="self", teacher_prompt="{target} = {prompt}", tokenizer=tokenizer, **toy.options())
+    with pytest.raises(ValueError, match=r"prompts\['marked'\]: prompts\[0\]: .*chat template refuses it: mode"):
+        trainer.train({"plain": rows, "marked": TrainSource(rows, chat_template_kwargs={"mode": True})})
 
 
 def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:

@@ -405,6 +405,7 @@ class GRPO:
         if data.sources.keys() - data.rewards.keys():
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
         step.score_sources(data.rewards)
+        step.vary_templates(data.template_variables)
         for source, weights in step.scorer.weigh_sources().items():
             has_teacher, where = step.fixed_tensors.teacher is not None, name_argument("prompts", source)
             check_weights(self.config, weights, has_teacher=has_teacher, where=where)
