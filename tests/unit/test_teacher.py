@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
@@ -682,6 +684,60 @@ def test_the_teacher_reads_no_question_twice_if_episodes_begin_differently(hint:
     assert metrics["teacher/kl"] == pytest.approx(float(torch.cat(values).detach().mean()), rel=1e-4)
     is_hinted = hint is hint_before_the_question or isinstance(hint, str)
     assert metrics["teacher/hinted_share"] == is_hinted
+
+
+def roll() -> str:
+    """Roll a die."""
+    return "3"
+
+
+def flip() -> str:
+    """Flip a coin."""
+    return "1"
+
+
+async def ask_with_tools(row: Any, chat: Any) -> float:
+    """An episode with the tools of the run, or with those that it chooses itself."""
+    await chat.turn(f"{row['first']} +", **({"tools": [roll, flip]} if row["first"] > 2 else {}))
+    return 0.0
+
+
+def test_the_teachers_prompt_lists_the_tools_of_the_episode(monkeypatch: Any) -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ {'roll': 9, 'flip': 8}[tool.function.name] }} <eos> {% endfor %}"
+        "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    texts = []
+    write = TeacherPrompts.write
+
+    def spy(self: TeacherPrompts, scored: Any) -> Any:
+        prompts = write(self, scored)
+        for group in scored:
+            texts.append((tokenizer.decode(group.group.prompt.token_ids), tokenizer.decode(prompts[2 * len(texts)])))
+        return prompts
+
+    monkeypatch.setattr(TeacherPrompts, "write", spy)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=2, prompts_per_step=4, group_size=2)
+    trainer = GRPO(
+        model,
+        environment=ask_with_tools,
+        tools=[roll],
+        teacher="self",
+        teacher_prompt="1 1 {prompt}",
+        tokenizer=tokenizer,
+        **given,
+    )
+    trainer.train([{"first": first} for first in range(1, 5)])
+    assert sorted(texts) == sorted(
+        (f"{tools} {first} + <eos>", f"{tools} 1 1 {first} + <eos>")
+        for first, tools in [(1, "9 <eos>"), (2, "9 <eos>"), (3, "9 <eos> 8 <eos>"), (4, "9 <eos> 8 <eos>")]
+    )
+    (group, *_) = trainer.last_rollout[0]
+    stored = json.loads(json.dumps(encode_scored_group(group)))
+    played, restored = (each.group.completions[0] for each in (group, decode_scored_group(stored, group.group.prompt)))
+    assert restored.episode.tools == played.episode.tools
+    assert len(played.episode.tools) in (1, 2)
 
 
 def test_a_column_of_the_hint_is_missed_before_the_first_episode() -> None:

@@ -56,6 +56,7 @@ def load_prompts(
     needs_template: bool = False,
     reader: PictureReader | None = None,
     no_pictures: str = NO_PROCESSOR,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Prompt]:
     """Tokenise ``prompts``.
 
@@ -76,6 +77,7 @@ def load_prompts(
         reader: reads pictures, in the columns ``images`` and ``image`` and in messages. If a row has pictures, prompts
             that are text become user messages. None: pictures raise an error.
         no_pictures: why there is no reader.
+        tools: JSON schemas of tools, which the chat template writes into prompts that are messages.
 
     Raises:
         ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
@@ -107,8 +109,9 @@ def load_prompts(
     has_chat = any(isinstance(source, list) and source and isinstance(source[0], Mapping) for source, _ in rows)
     # A reader wraps them itself, for its processor's template.
     wraps_texts = reader is None and tokenizer is not None and has_chat and needs_entries(tokenizer)
+    variables = {**chat_template_kwargs, "tools": [*tools]} if tools else chat_template_kwargs
     rendered = [
-        _render(source, index, tokenizer, chat_template_kwargs, reader, no_pictures, wraps_texts=wraps_texts)
+        _render(source, index, tokenizer, variables, reader, no_pictures, wraps_texts=wraps_texts)
         for index, (source, _) in enumerate(rows)
     ]
     loaded: list[Prompt] = []

@@ -65,6 +65,9 @@ TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], An
 ``row`` has the columns of the row and ``prompt``, the policy's prompt as the user gave it. ``verdict`` is the verdict
 of the completion, and ``siblings`` are the verdicts of the other completions of its prompt."""
 
+TemplateOptions: TypeAlias = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+"""Variables for the chat template, and JSON schemas of the tools that it lists."""
+
 
 @dataclass(frozen=True, eq=False)
 class TeacherPrompts:
@@ -110,8 +113,11 @@ class TeacherPrompts:
                         sources.append(function(make_row(prompt, completion.episode), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-        variables = [self._choose_variables(prompt.data_source) for prompt, _ in completions]
-        return self._encode(sources, variables, _list_policy_prompts(scored), lengths)
+        options = [
+            (self._choose_variables(prompt.data_source), () if completion.episode is None else completion.episode.tools)
+            for prompt, completion in completions
+        ]
+        return self._encode(sources, options, _list_policy_prompts(scored), lengths)
 
     def _choose_variables(self, source: str | None) -> Mapping[str, Any]:
         """Return the variables for the chat template of the rows of a source."""
@@ -158,27 +164,27 @@ class TeacherPrompts:
                 except ValueError as error:
                     raise SampleError(str(error), [len(sources)]) from error
             if not with_episodes:
-                variables = [self.chat_template_kwargs] * len(prompts)
+                options: list[TemplateOptions] = [(self.chat_template_kwargs, ())] * len(prompts)
                 lengths = [max_new_tokens] * len(prompts)
-                self._encode(sources, variables, [prompt.token_ids for prompt in prompts], lengths)
+                self._encode(sources, options, [prompt.token_ids for prompt in prompts], lengths)
         except SampleError as error:
             raise ValueError(f"prompts[{prompts[error.rows[0]].index}]: {error}") from error
 
     def _encode(
         self,
         sources: Sequence[Any],
-        variables: Sequence[Mapping[str, Any]],
+        options: Sequence[TemplateOptions],
         policy_prompts: Sequence[Int64Array],
         lengths: Sequence[int],
     ) -> list[Int64Array]:
         """Return the token ids of ``sources``, or those of the policy's prompt for None.
 
-        ``variables`` are those of each prompt for the chat template, and ``lengths`` the tokens that follow it.
+        ``options`` are those of the chat template for each prompt, and ``lengths`` the tokens that follow it.
         """
         encoded = [np.asarray(ids, np.int64) for ids in policy_prompts]
         asked = [row for row, source in enumerate(sources) if source is not None]
-        for rows in _group_equal(asked, lambda row: dict(variables[row])):
-            for row, prompt in zip(rows, self._load(sources, rows, variables[rows[0]]), strict=True):
+        for rows in _group_equal(asked, lambda row: options[row]):
+            for row, prompt in zip(rows, self._load(sources, rows, *options[rows[0]]), strict=True):
                 encoded[row] = prompt.token_ids
         for row, (ids, length) in enumerate(zip(encoded, lengths, strict=True)):
             if self.max_positions is not None and len(ids) + length > self.max_positions:
@@ -189,14 +195,21 @@ class TeacherPrompts:
                 )
         return encoded
 
-    def _load(self, sources: Sequence[Any], rows: Sequence[int], variables: Mapping[str, Any]) -> list[Prompt]:
-        """Encode the prompts of some ``rows`` of ``sources``, all with the same variables for the chat template."""
+    def _load(
+        self,
+        sources: Sequence[Any],
+        rows: Sequence[int],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[Prompt]:
+        """Encode the prompts of some ``rows`` of ``sources``, all with the same variables and tools."""
         has_messages = any(isinstance(sources[row], list) and _is_chat(sources[row]) for row in rows)
         try:
             loaded = load_prompts(
                 [{"prompt": sources[row]} for row in rows],
                 self.tokenizer,
                 chat_template_kwargs=variables if has_messages else {},
+                tools=tools,
             )
             refuse_unknown_ids(loaded, self.vocabulary)
         except (ValueError, TypeError) as error:
