@@ -44,6 +44,20 @@ def find_prompt_ids(row: Completion, group: RolloutGroup) -> Int64Array:
     return group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
 
 
+def count_prompt_rest(row: Completion) -> int:
+    """Return how many tokens of an episode come before its first reply: the end of its first prompt.
+
+    The prompt of a group is the beginning that the first prompts of its episodes share; each row begins with the rest
+    of its first prompt.
+    """
+    return row.turns[0] if row.episode is not None and row.turns else 0
+
+
+def find_whole_prompt(row: Completion, group: RolloutGroup) -> Int64Array:
+    """Return all that the policy read before the first reply of a row, ``int64 [P]``."""
+    return np.concatenate([find_prompt_ids(row, group), row.token_ids[: count_prompt_rest(row)]])
+
+
 def find_pictures(row: Completion, group: RolloutGroup) -> tuple[Picture, ...]:
     """Return the pictures of a row, of its prompt and then of its completion."""
     return group.prompt.pictures if row.pictures is None else row.pictures

@@ -167,6 +167,7 @@ class Episode:
         parse_errors: Number of replies with a tool call that cannot be parsed.
         compactions: For each compaction, the tokens of the conversation before and after it, and of the summary.
         environment: Name of the environment.
+        tools: JSON schemas of the tools that the first prompt lists.
     """
 
     stop_reason: str
@@ -185,6 +186,7 @@ class Episode:
     parse_errors: int = 0
     compactions: tuple[tuple[int, int, int], ...] = ()
     environment: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from torch import nn
 
 from rlox_grpo.batch.build import build_batch, group_tokens
 from rlox_grpo.batch.other_prompts import lay_out_after
+from rlox_grpo.batch.sampling_mask import join_masks
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
@@ -22,7 +23,7 @@ from rlox_grpo.model.log_probs import is_most_likely
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.reference.protocol import Reference
 from rlox_grpo.reference.teacher import Teacher, refuse_non_finite
-from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+from rlox_grpo.types import Batch, OutputHead, SamplingMask, TokenDistributions
 
 VOCABULARY, LENGTH = 4, 3
 SEQUENCES = list(product(range(VOCABULARY), repeat=LENGTH))
@@ -273,6 +274,50 @@ def test_rows_with_prompts_of_their_own_keep_their_places(budget: int, is_full: 
     # A teacher behind a URL gives log-probs alone.
     remote = replace(teacher, has_distributions=False).add(batch, layouts).log_probs.teacher
     torch.testing.assert_close(remote, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("budget", [5, 640])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_first_tokens_of_a_row_are_left_out(budget: int, is_full: bool) -> None:
+    """They are the end of the policy's prompt: the values are those of the other tokens alone after the hint."""
+    teacher = make_table_teacher(Prompted(1, 2), is_full=is_full)
+    rests, sequences = [(3, 1), (), (2,), (1, 0)], [(1, 2, 3), (3,), (0, 1), (2, 2, 2)]
+    drawn = [SamplingMask(np.full(len(ids), 2, np.int32), np.repeat(ids, 2).astype(np.int32)) for ids in sequences]
+    group = group_tokens(
+        PROMPT,
+        [np.array([*rest, *ids]) for rest, ids in zip(rests, sequences, strict=True)],
+        [np.array([False] * len(rest) + [True] * len(ids)) for rest, ids in zip(rests, sequences, strict=True)],
+        [join_masks([None, ids], [len(rest), len(ids.sizes)]) for rest, ids in zip(rests, drawn, strict=True)],
+    )
+    batch = build_batch([group], np.zeros(4))
+    batch = replace(batch, row_index=torch.tensor([3, 2, 1, 0]))
+    batch.loss_mask[0, 3] = False
+    layouts = lay_out_after(batch, [HINTS[0]] * 4, starts=[2, 1, 0, 2], token_budget=budget, share_prompts=budget > 6)
+    assert (len(layouts) > 1) == (budget < 640)
+    for layout in layouts:
+        assert layout.sampling_mask is not None
+        ids = iter(layout.sampling_mask.token_ids.tolist())
+        for row, number in enumerate(layout.row_index.tolist()):
+            length = len(sequences[number])
+            assert layout.completion_ids[row, :length].tolist() == list(sequences[number])
+            assert layout.sampling_mask.sizes[row, :length].tolist() == [2] * length
+            assert [next(ids) for _ in range(2 * length)] == [token for token in sequences[number] for _ in range(2)]
+    batch = replace(batch, log_probs=replace(batch.log_probs, mask=None))  # the models of this test have no such mask
+    layouts = [replace(layout, log_probs=replace(layout.log_probs, mask=None)) for layout in layouts]
+    scores = teacher.add(batch, layouts).log_probs
+    expected = torch.zeros(4, 5, dtype=torch.float64)
+    rows = []
+    for row, (rest, sequence) in enumerate(zip(rests, sequences, strict=True)):
+        logits = Table(1)(torch.tensor([[0, *sequence, 0, 0]])[:, :4]).detach()[0]
+        for step, token in enumerate(sequence):
+            if batch.loss_mask[row, len(rest) + step]:
+                expected[row, len(rest) + step] = logits[step].log_softmax(-1)[token]
+                rows.append(logits[step])
+    if is_full:
+        assert scores.ref_distributions is not None
+        torch.testing.assert_close(scores.ref_distributions.hidden, torch.stack(rows), rtol=1e-12, atol=0)
+    else:
+        torch.testing.assert_close(scores.teacher, expected, rtol=1e-12, atol=0)
 
 
 def test_a_shared_hint_is_laid_out_once() -> None:

@@ -358,6 +358,30 @@ def test_variables_reach_the_chat_template(tokenizer):
         load_prompts(messages, thinking, chat_template_kwargs={"tokenize": True})
 
 
+def test_a_template_that_reads_only_lists_of_entries_shows_the_text(tokenizer):
+    """As that of SmolVLM, whose prompts of text alone have no reader of pictures."""
+    listing = copy.deepcopy(tokenizer)
+    listing.chat_template = (
+        "{% for message in messages %}{{ message.role }} :{% for entry in message.content %}"
+        "{% if entry.type == 'text' %} {{ entry.text }}{% endif %}{% endfor %} {% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a b"}]
+    mixed = [{"role": "system", "content": [{"type": "text", "text": "b"}]}, *messages]
+    first, second, text = load_prompts([messages, mixed, "a"], listing)
+    assert (first.text, second.text, text.text) == ("user : a b ", "system : b user : a b ", "a")
+    assert first.source == messages
+
+
+def test_a_template_that_refuses_a_conversation_without_a_system_message_gets_texts(tokenizer):
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}{{ message.role + ' : ' + message.content + ' ' }}{% endfor %}"
+    )
+    (prompt,) = load_prompts([[{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]], strict)
+    assert prompt.text == "system : b user : a "
+
+
 def test_a_prompt_that_leaves_no_room():
     prompts = load_prompts([[1, 2], [1, 2, 3]])
     refuse_too_long(prompts, 5, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlox_grpo import GRPO, TrainSource
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError, SampleError
 from rlox_grpo.prompts.teacher_prompts import TeacherPrompts, list_verdicts
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 
 FULL = {"teacher_in": "loss", "teacher_kl": "full"}
 
@@ -644,6 +646,114 @@ def test_an_episode_is_scored_after_a_prompt_of_the_teachers_own(hint: Any) -> N
     assert (abs(expected - other_value) > 1e-3) == is_hinted
 
 
+async def ask_by_seed(row: Any, chat: Any) -> float:
+    """Episodes of a row that begin differently."""
+    await chat.turn(f"{row['first']} + {chat.seed % 5} =")
+    await chat.turn("=")
+    return 0.0
+
+
+def hint_before_the_question(row: Any, verdict: Any, siblings: Any) -> Any:
+    (first,) = row["prompt"]
+    return [{"role": "user", "content": f"9 = {first['content']}"}]
+
+
+@pytest.mark.parametrize("options", [{}, {"teacher_in": "loss", "teacher_kl": "full"}, {"micro_batch_tokens": 24}])
+@pytest.mark.parametrize(
+    "hint", [hint_before_the_question, "9 = {prompt} {first}", lambda row, verdict, siblings: None]
+)
+def test_the_teacher_reads_no_question_twice_if_episodes_begin_differently(hint: Any, options: Any) -> None:
+    """The group's prompt is what their first prompts share; the rest, at the start of each row, is not read again."""
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    other = worded.make(16)[0]
+    with torch.no_grad():
+        other.lm_head.weight.mul_(20.0)
+    before = copy.deepcopy(model)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=4, prompts_per_step=4, group_size=3, seed=1, **options)
+    trainer = GRPO(model, environment=ask_by_seed, teacher=other, teacher_prompt=hint, tokenizer=tokenizer, **given)
+    metrics = trainer.train([{"first": first} for first in range(1, 5)])
+    values, rests = [], set()
+    for group in trainer.last_rollout[0]:
+        for completion in group.group.completions:
+            first = completion.turns[0]
+            rests.add(first)
+            ids, sampled = completion.token_ids[first:].tolist(), torch.from_numpy(completion.sampled[first:])
+            ours = [*group.group.prompt.token_ids.tolist(), *completion.token_ids[:first].tolist()]
+            question = completion.episode.messages[0]["content"]
+            assert tokenizer.decode(ours) == f"{question} <eos>"
+            asked = {"9 = {prompt} {first}": f"9 = {question} {group.group.prompt.columns['first']}"}
+            asked[hint_before_the_question] = f"9 = {question}"
+            theirs = tokenizer(f"{asked.get(hint, question)} <eos> ", add_special_tokens=False)["input_ids"]
+            p, q = (
+                scorer(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                for scorer, prompt in ((before, ours), (other, theirs))
+            )
+            if "teacher_kl" in options:
+                values.append((p.exp() * (p - q)).sum(-1)[sampled])
+            else:
+                token = torch.arange(len(ids)), torch.tensor(ids)
+                values.append((p - q)[token][sampled])
+    assert max(rests) > 0
+    assert metrics["teacher/kl"] == pytest.approx(float(torch.cat(values).detach().mean()), rel=1e-4)
+    is_hinted = hint is hint_before_the_question or isinstance(hint, str)
+    assert metrics["teacher/hinted_share"] == is_hinted
+
+
+def roll() -> str:
+    """Roll a die."""
+    return "3"
+
+
+def flip() -> str:
+    """Flip a coin."""
+    return "1"
+
+
+async def ask_with_tools(row: Any, chat: Any) -> float:
+    """An episode with the tools of the run, or with those that it chooses itself."""
+    await chat.turn(f"{row['first']} +", **({"tools": [roll, flip]} if row["first"] > 2 else {}))
+    return 0.0
+
+
+def test_the_teachers_prompt_lists_the_tools_of_the_episode(monkeypatch: Any) -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ {'roll': 9, 'flip': 8}[tool.function.name] }} <eos> {% endfor %}"
+        "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    texts = []
+    write = TeacherPrompts.write
+
+    def spy(self: TeacherPrompts, scored: Any) -> Any:
+        prompts = write(self, scored)
+        for group in scored:
+            texts.append((tokenizer.decode(group.group.prompt.token_ids), tokenizer.decode(prompts[2 * len(texts)])))
+        return prompts
+
+    monkeypatch.setattr(TeacherPrompts, "write", spy)
+    given = toy.options(max_steps=1, max_turns=2, max_new_tokens=2, prompts_per_step=4, group_size=2)
+    trainer = GRPO(
+        model,
+        environment=ask_with_tools,
+        tools=[roll],
+        teacher="self",
+        teacher_prompt="1 1 {prompt}",
+        tokenizer=tokenizer,
+        **given,
+    )
+    trainer.train([{"first": first} for first in range(1, 5)])
+    assert sorted(texts) == sorted(
+        (f"{tools} {first} + <eos>", f"{tools} 1 1 {first} + <eos>")
+        for first, tools in [(1, "9 <eos>"), (2, "9 <eos>"), (3, "9 <eos> 8 <eos>"), (4, "9 <eos> 8 <eos>")]
+    )
+    (group, *_) = trainer.last_rollout[0]
+    stored = json.loads(json.dumps(encode_scored_group(group)))
+    played, restored = (each.group.completions[0] for each in (group, decode_scored_group(stored, group.group.prompt)))
+    assert restored.episode.tools == played.episode.tools
+    assert len(played.episode.tools) in (1, 2)
+
+
 def test_a_column_of_the_hint_is_missed_before_the_first_episode() -> None:
     model, tokenizer = worded.make(16)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
@@ -673,6 +783,46 @@ def test_a_template_on_messages_trains_a_packed_policy() -> None:
         **toy.options(max_steps=2, max_new_tokens=4, seed=1),
     )
     assert trainer.train(rows)["teacher/kl"] != 0
+
+
+@pytest.mark.parametrize("variables", [{}, {"chat_template_kwargs": {"mode": "3"}}])
+def test_the_teachers_prompt_has_the_template_variables_of_its_source(
+    variables: dict[str, Any], monkeypatch: Any
+) -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% if mode %}{{ mode }} {% endif %}{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    rows = [{"prompt": [{"role": "user", "content": f"{number} +"}], "target": 2 * number} for number in range(1, 5)]
+    options = toy.options(max_steps=1, prompts_per_step=8, group_size=1, max_new_tokens=2, **variables)
+    trainer = GRPO(model, teacher="self", teacher_prompt="{target} = {prompt}", tokenizer=tokenizer, **options)
+    written = []
+    write = TeacherPrompts.write
+
+    def spy(self: TeacherPrompts, scored: Any) -> Any:
+        prompts = write(self, scored)
+        sources = [group.group.prompt.data_source for group in scored for _ in group.group.completions]
+        written.extend(zip(sources, map(tokenizer.decode, prompts), strict=True))
+        return prompts
+
+    monkeypatch.setattr(TeacherPrompts, "write", spy)
+    trainer.train({"plain": rows, "marked": TrainSource(rows, chat_template_kwargs={"mode": "5 5"})})
+    before = "3 " if variables else ""
+    hints = [f"{2 * number} = {number} + <eos>" for number in range(1, 5)]
+    assert sorted(text for source, text in written if source == "plain") == [f"{before}{hint}" for hint in hints]
+    assert sorted(text for source, text in written if source == "marked") == [f"5 5 {hint}" for hint in hints]
+
+
+def test_the_check_before_a_run_has_the_template_variables_of_the_source() -> None:
+    model, tokenizer = worded.make(16)
+    tokenizer.chat_template = (
+        "{% if mode %}{{ raise_exception('mode') if '=' in messages[0].content }}{% endif %}"
+        "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+    )
+    rows = [{"prompt": [{"role": "user", "content": "3 +"}], "target": 6}]
+    trainer = GRPO(model, teacher="self", teacher_prompt="{target} = {prompt}", tokenizer=tokenizer, **toy.options())
+    with pytest.raises(ValueError, match=r"prompts\['marked'\]: prompts\[0\]: .*chat template refuses it: mode"):
+        trainer.train({"plain": rows, "marked": TrainSource(rows, chat_template_kwargs={"mode": True})})
 
 
 def test_a_run_with_the_policy_as_teacher_is_resumed(tmp_path: Any) -> None:

@@ -180,6 +180,31 @@ def test_the_policy_cannot_write_special_tokens_into_the_teachers_prompt() -> No
     assert [verdict.feedback for verdict in seen[:2]] == [{"exact": "no < eos>"}, {}]
 
 
+def test_no_field_of_an_episodes_messages_holds_a_special_token() -> None:
+    _, tokenizer = worded.make(16)
+    call = {"name": "f", "arguments": {"x <eos>": ["<eos> user", {"y": "<eos>"}], "n": 3}}
+    messages = (
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a <eos>", "reasoning_content": "r <eos>", "tool_calls": [{"function": call}]},
+        {"role": "tool", "content": [{"type": "text", "text": "an echo <eos>"}]},
+    )
+    group = make_group(Prompt(np.array([0]), 0))
+    episode = Episode("completed", 1.0, messages=messages, prompt_messages=1)
+    completions = tuple(dataclasses.replace(completion, episode=episode) for completion in group.group.completions)
+    group = dataclasses.replace(group, group=dataclasses.replace(group.group, completions=completions))
+    seen: list[Verdict] = []
+    TeacherPrompts(lambda row, verdict, siblings: seen.extend([verdict, *siblings]), tokenizer).write([group])
+    assert len(seen) == 4
+    call = {"name": "f", "arguments": {"x < eos>": ["< eos> user", {"y": "< eos>"}], "n": 3}}
+    reply = {"role": "assistant", "content": "a < eos>", "reasoning_content": "r < eos>"}
+    for verdict in seen:
+        assert verdict.messages == (
+            {**reply, "tool_calls": [{"function": call}]},
+            {"role": "tool", "content": [{"type": "text", "text": "an echo < eos>"}]},
+        )
+    assert "<eos>" in episode.messages[1]["reasoning_content"]  # the episode is not changed
+
+
 def test_a_template_is_checked_before_the_run() -> None:
     prompts = [Prompt(np.array([4]), 0, columns={"answer": "6"}), Prompt(np.array([5]), 1)]
     with pytest.raises(ValueError, match=r"prompts\[1\]: teacher_prompt reads {answer}: the row has no column"):

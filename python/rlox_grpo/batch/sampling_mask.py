@@ -37,6 +37,11 @@ def split_mask(mask: SamplingMask[Int32Array], lengths: Sequence[int]) -> list[S
     return [SamplingMask(sizes, token_ids) for sizes, token_ids in rows]
 
 
+def skip_tokens(mask: SamplingMask[Int32Array], count: int) -> SamplingMask[Int32Array]:
+    """Return the mask of a row without its first ``count`` tokens."""
+    return SamplingMask(mask.sizes[count:], mask.token_ids[int(mask.sizes[:count].sum()) :])
+
+
 def find_outside(mask: SamplingMask[Int32Array], token_ids: Int64Array) -> Int64Array:
     """Return the offsets of the tokens ``int64 [T]`` that are not among the ids from which they were drawn."""
     owners = np.repeat(np.arange(len(token_ids)), mask.sizes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox_grpo.prompts.chat_entries import needs_entries, wrap_texts
 from rlox_grpo.types import Int64Array, Prompt
 
 if TYPE_CHECKING:
@@ -169,8 +170,11 @@ def _render(
         )
     if messages[0].get("content") is None and not messages[0].get("tool_calls"):
         raise ValueError(f"{where} has a message without 'content'")
+    shown = [*prompt.source, *messages]
+    if needs_entries(tokenizer):
+        shown = wrap_texts(shown)
     try:
-        whole: Any = tokenizer.apply_chat_template([*prompt.source, *messages], tokenize=False, **variables)
+        whole: Any = tokenizer.apply_chat_template(shown, tokenize=False, **variables)
     except Exception as error:  # jinja2's errors, and those that a template raises
         raise ValueError(f"{where}: the tokenizer's chat template refuses it: {error}") from error
     if not str(whole).startswith(prompt.text):

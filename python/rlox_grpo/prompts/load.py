@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rlox_grpo.prompts.chat_entries import needs_entries, wrap_texts
 from rlox_grpo.prompts.files import read_rows as read_rows
 from rlox_grpo.prompts.files import read_table, refuse_paths
 from rlox_grpo.prompts.media import NO_PROCESSOR, find_media_in_message, refuse_media
@@ -55,6 +56,7 @@ def load_prompts(
     needs_template: bool = False,
     reader: PictureReader | None = None,
     no_pictures: str = NO_PROCESSOR,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Prompt]:
     """Tokenise ``prompts``.
 
@@ -75,6 +77,7 @@ def load_prompts(
         reader: reads pictures, in the columns ``images`` and ``image`` and in messages. If a row has pictures, prompts
             that are text become user messages. None: pictures raise an error.
         no_pictures: why there is no reader.
+        tools: JSON schemas of tools, which the chat template writes into prompts that are messages.
 
     Raises:
         ValueError: there is no prompt, or one is invalid: empty or blank, a row without a column that is needed, a
@@ -103,8 +106,12 @@ def load_prompts(
         folder = Path(prompts).parent if isinstance(prompts, (str, Path)) else Path()
         rows, pictures = _read_pictures(rows, reader, folder)
     refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
+    has_chat = any(isinstance(source, list) and source and isinstance(source[0], Mapping) for source, _ in rows)
+    # A reader wraps them itself, for its processor's template.
+    wraps_texts = reader is None and tokenizer is not None and has_chat and needs_entries(tokenizer)
+    variables = {**chat_template_kwargs, "tools": [*tools]} if tools else chat_template_kwargs
     rendered = [
-        _render(source, index, tokenizer, chat_template_kwargs, reader, no_pictures)
+        _render(source, index, tokenizer, variables, reader, no_pictures, wraps_texts=wraps_texts)
         for index, (source, _) in enumerate(rows)
     ]
     loaded: list[Prompt] = []
@@ -320,8 +327,13 @@ def _render(
     variables: Mapping[str, Any],
     reader: PictureReader | None = None,
     no_pictures: str = NO_PROCESSOR,
+    *,
+    wraps_texts: bool = False,
 ) -> _Text | list[int]:
-    """Return the text of a prompt, or its token ids if it is given as token ids."""
+    """Return the text of a prompt, or its token ids if it is given as token ids.
+
+    With ``wraps_texts``, the chat template gets the contents of messages as lists of entries.
+    """
     if isinstance(source, str):
         _require_tokenizer(tokenizer, index)
         _refuse_surrogates(source, index)
@@ -337,10 +349,11 @@ def _render(
                 "tokenizer.chat_template, take model and tokenizer of an instruct version, or write the prompts as text"
             )
         _check_messages(source, index, str(template), "" if reader is not None else no_pictures)
+        shown = wrap_texts(source) if wraps_texts else source
         prefilled = source[-1]["role"] == "assistant"
         write = partial(tokenizer.apply_chat_template, tokenize=False) if reader is None else reader.render
         try:
-            rendered = write(source, add_generation_prompt=not prefilled, continue_final_message=prefilled, **variables)
+            rendered = write(shown, add_generation_prompt=not prefilled, continue_final_message=prefilled, **variables)
         except Exception as error:  # jinja2's errors, and those that a template raises
             raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
         _refuse_surrogates(str(rendered), index)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox_grpo.errors import import_extra
+from rlox_grpo.prompts.chat_entries import needs_entries, wrap_texts
 from rlox_grpo.prompts.line_breaks import LineBreaks
 from rlox_grpo.prompts.picture_metadata import refuse_large_exif, refuse_large_metadata
 from rlox_grpo.prompts.tensor_cache import TensorCache
@@ -270,7 +271,7 @@ class PictureReader:
             raise ValueError(f"processor is a {name}: its tokenizer writes {self.placeholder!r} as {len(ids)} tokens")
         self.placeholder_id = int(ids[0])
         self._breaks = LineBreaks(tokenizer, getattr(processor, "full_image_sequence", ""))
-        self.writes_entries = _needs_entries(tokenizer, self.chat_template)
+        self.writes_entries = needs_entries(tokenizer, self.chat_template)
         self._tokenizer, self._max_pixels = tokenizer, max_pixels
         self._marks = tuple(
             dict.fromkeys([self.placeholder, *map(str, tokenizer.convert_ids_to_tokens([*self.excluded_ids]))])
@@ -285,12 +286,7 @@ class PictureReader:
     def render(self, messages: Sequence[Any], **variables: Any) -> str:
         """Write messages by the chat template; contents are lists of entries if the template needs such lists."""
         if self.writes_entries:
-            messages = [
-                {**message, "content": [{"type": "text", "text": message["content"]}]}
-                if isinstance(message.get("content"), str)
-                else message
-                for message in messages
-            ]
+            messages = wrap_texts(messages)
         return str(
             self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, chat_template=self.chat_template, **variables
@@ -420,17 +416,3 @@ class PictureReader:
         first, *others = self._breaks.remove([*pieces, token_ids[end:]])
         mark = np.array([self.placeholder_id], np.int64)
         return np.concatenate([first, *(ids for piece in others for ids in (mark, piece))])
-
-
-def _needs_entries(tokenizer: Any, template: str | None) -> bool:
-    """Whether a chat template drops contents that are text, and reads lists of entries alone (SmolVLM's does)."""
-    if template is None:
-        return False
-    probe = "zqprobe"
-    try:
-        written = tokenizer.apply_chat_template(
-            [{"role": "user", "content": probe}], tokenize=False, chat_template=template
-        )
-    except Exception:  # noqa: BLE001  jinja2's errors, and those that a template raises
-        return True
-    return probe not in str(written)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.errors import ConfigError, SampleError, naming_errors
-from rlox_grpo.groups import find_prompt_ids
+from rlox_grpo.groups import count_prompt_rest, find_whole_prompt
 from rlox_grpo.prompts.load import load_prompts, refuse_unknown_ids
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.copies import copy_value
@@ -65,6 +65,9 @@ TeacherPrompt: TypeAlias = Callable[[dict[str, Any], Verdict, list[Verdict]], An
 ``row`` has the columns of the row and ``prompt``, the policy's prompt as the user gave it. ``verdict`` is the verdict
 of the completion, and ``siblings`` are the verdicts of the other completions of its prompt."""
 
+TemplateOptions: TypeAlias = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+"""Variables for the chat template, and JSON schemas of the tools that it lists."""
+
 
 @dataclass(frozen=True, eq=False)
 class TeacherPrompts:
@@ -74,6 +77,7 @@ class TeacherPrompts:
         teacher_prompt: the option ``teacher_prompt``: a template with ``{column}``, a function, or its ``module:name``.
         tokenizer: encodes text and messages; None: prompts are token ids.
         chat_template_kwargs: variables for the chat template.
+        variables_by_source: those of the sources of a mixture that set theirs, by the name of the source.
         vocabulary: number of the model's token ids; None: unknown.
         max_positions: maximum number of tokens of a prompt and its completion; None: no limit.
     """
@@ -83,16 +87,19 @@ class TeacherPrompts:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: int | None = None
     max_positions: int | None = None
+    variables_by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def write(self, scored: Sequence[ScoredGroup]) -> list[Int64Array]:
         """Return the teacher's prompt of each completion, ``int64 [P_i]``, prompt-major.
+
+        It stands for the whole prompt of the policy, also for the tokens of it with which an episode's row begins.
 
         Raises:
             SampleError: the function raised an error, or a prompt cannot be encoded or is too long.
         """
         function = find_teacher_prompt(self.teacher_prompt)
         completions = [(group.group.prompt, completion) for group in scored for completion in group.group.completions]
-        lengths = [len(completion.token_ids) for _, completion in completions]
+        lengths = [len(completion.token_ids) - count_prompt_rest(completion) for _, completion in completions]
         sources: list[Any] = []
         for group in scored:
             verdicts = [self._defuse(verdict) for verdict in list_verdicts(group)]
@@ -106,7 +113,15 @@ class TeacherPrompts:
                         sources.append(function(make_row(prompt, completion.episode), verdict, siblings))
                 except SampleError as error:
                     raise SampleError(str(error), [len(sources)]) from error
-        return self._encode(sources, _list_policy_prompts(scored), lengths)
+        options = [
+            (self._choose_variables(prompt.data_source), () if completion.episode is None else completion.episode.tools)
+            for prompt, completion in completions
+        ]
+        return self._encode(sources, options, _list_policy_prompts(scored), lengths)
+
+    def _choose_variables(self, source: str | None) -> Mapping[str, Any]:
+        """Return the variables for the chat template of the rows of a source."""
+        return self.variables_by_source.get(source or "", self.chat_template_kwargs)
 
     @property
     def _name(self) -> str:
@@ -125,18 +140,15 @@ class TeacherPrompts:
             verdict,
             completion=completion,
             feedback={name: split(text) for name, text in verdict.feedback.items()},
-            messages=tuple(
-                {**message, "content": split(message["content"])}
-                if isinstance(message.get("content"), str)
-                else message
-                for message in verdict.messages
-            ),
+            # Reasoning, tool calls with their arguments and entries of contents are the policy's text too.
+            messages=tuple(split(message) for message in verdict.messages),
         )
 
     def check(self, prompts: Sequence[Prompt], max_new_tokens: int, *, with_episodes: bool = False) -> None:
         """Encode the prompts of a template, which needs no completion. A function is called only after sampling.
 
-        With an environment, which writes the prompts (``with_episodes``), only the columns are checked.
+        The variables for the chat template are ``chat_template_kwargs``. With an environment, which writes the prompts
+        (``with_episodes``), only the columns are checked.
 
         Raises:
             ValueError: a row lacks a column, or a prompt cannot be encoded or is too long; names the prompt.
@@ -152,38 +164,28 @@ class TeacherPrompts:
                 except ValueError as error:
                     raise SampleError(str(error), [len(sources)]) from error
             if not with_episodes:
-                self._encode(sources, [prompt.token_ids for prompt in prompts], [max_new_tokens] * len(prompts))
+                options: list[TemplateOptions] = [(self.chat_template_kwargs, ())] * len(prompts)
+                lengths = [max_new_tokens] * len(prompts)
+                self._encode(sources, options, [prompt.token_ids for prompt in prompts], lengths)
         except SampleError as error:
             raise ValueError(f"prompts[{prompts[error.rows[0]].index}]: {error}") from error
 
     def _encode(
-        self, sources: Sequence[Any], policy_prompts: Sequence[Int64Array], lengths: Sequence[int]
+        self,
+        sources: Sequence[Any],
+        options: Sequence[TemplateOptions],
+        policy_prompts: Sequence[Int64Array],
+        lengths: Sequence[int],
     ) -> list[Int64Array]:
         """Return the token ids of ``sources``, or those of the policy's prompt for None.
 
-        ``lengths`` are the tokens that follow each prompt.
+        ``options`` are those of the chat template for each prompt, and ``lengths`` the tokens that follow it.
         """
-        rows = [row for row, source in enumerate(sources) if source is not None]
-        has_messages = any(isinstance(sources[row], list) and _is_chat(sources[row]) for row in rows)
         encoded = [np.asarray(ids, np.int64) for ids in policy_prompts]
-        try:
-            loaded = (
-                load_prompts(
-                    [{"prompt": sources[row]} for row in rows],
-                    self.tokenizer,
-                    chat_template_kwargs=self.chat_template_kwargs if has_messages else {},
-                )
-                if rows
-                else []
-            )
-            refuse_unknown_ids(loaded, self.vocabulary)
-        except (ValueError, TypeError) as error:
-            # The errors of load_prompts begin with the index in its list.
-            index = re.match(r"prompts\[(\d+)\]", str(error))
-            message = re.sub(r"^prompts\[\d+\]", "the teacher's prompt", str(error))
-            raise SampleError(f"{self._name}: {message}", [rows[int(index[1])] if index else rows[0]]) from error
-        for row, prompt in zip(rows, loaded, strict=True):
-            encoded[row] = prompt.token_ids
+        asked = [row for row, source in enumerate(sources) if source is not None]
+        for rows in _group_equal(asked, lambda row: options[row]):
+            for row, prompt in zip(rows, self._load(sources, rows, *options[rows[0]]), strict=True):
+                encoded[row] = prompt.token_ids
         for row, (ids, length) in enumerate(zip(encoded, lengths, strict=True)):
             if self.max_positions is not None and len(ids) + length > self.max_positions:
                 raise SampleError(
@@ -193,6 +195,43 @@ class TeacherPrompts:
                 )
         return encoded
 
+    def _load(
+        self,
+        sources: Sequence[Any],
+        rows: Sequence[int],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[Prompt]:
+        """Encode the prompts of some ``rows`` of ``sources``, all with the same variables and tools."""
+        has_messages = any(isinstance(sources[row], list) and _is_chat(sources[row]) for row in rows)
+        try:
+            loaded = load_prompts(
+                [{"prompt": sources[row]} for row in rows],
+                self.tokenizer,
+                chat_template_kwargs=variables if has_messages else {},
+                tools=tools,
+            )
+            refuse_unknown_ids(loaded, self.vocabulary)
+        except (ValueError, TypeError) as error:
+            # The errors of load_prompts begin with the index in its list.
+            index = re.match(r"prompts\[(\d+)\]", str(error))
+            message = re.sub(r"^prompts\[\d+\]", "the teacher's prompt", str(error))
+            raise SampleError(f"{self._name}: {message}", [rows[int(index[1])] if index else rows[0]]) from error
+        return loaded
+
+
+def _group_equal(rows: Sequence[int], read: Callable[[int], Any]) -> list[list[int]]:
+    """Return ``rows`` in groups for which ``read`` returns equal values, which need no hash."""
+    groups: list[tuple[Any, list[int]]] = []
+    for row in rows:
+        value = read(row)
+        same = next((members for other, members in groups if other == value), None)
+        if same is None:
+            groups.append((value, [row]))
+        else:
+            same.append(row)
+    return [members for _, members in groups]
+
 
 def find_hinted(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGroup]) -> NDArray[np.bool_]:
     """Return ``bool [N]``, whether the teacher of each completion reads a prompt other than the policy's."""
@@ -201,8 +240,8 @@ def find_hinted(teacher_prompts: Sequence[Int64Array], scored: Sequence[ScoredGr
 
 
 def _list_policy_prompts(scored: Sequence[ScoredGroup]) -> list[Int64Array]:
-    """Return the policy's prompt of each completion, ``int64 [P_i]``, prompt-major."""
-    return [find_prompt_ids(completion, group.group) for group in scored for completion in group.group.completions]
+    """Return the policy's whole prompt of each completion, ``int64 [P_i]``, prompt-major."""
+    return [find_whole_prompt(completion, group.group) for group in scored for completion in group.group.completions]
 
 
 def is_template(teacher_prompt: Any) -> bool:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def make_splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[Any], Any]:
     """Return a function that splits each special token of ``tokenizer`` in a text by a space.
 
-    Of messages and other lists and tables, the function splits the texts in them and returns a copy.
+    Of messages and other lists and tables, the function splits the texts in them, and the names of a table too: those
+    of the arguments of a tool call are the policy's. It returns a copy.
     """
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     pattern = re.compile("|".join(re.escape(token) for token in special if len(token) > 1) or r"\b\B")
@@ -28,7 +29,7 @@ def make_splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[Any], Any]:
                 value = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", value)
             return value
         if isinstance(value, Mapping):
-            return {key: split(entry) for key, entry in value.items()}
+            return {split(key) if isinstance(key, str) else key: split(entry) for key, entry in value.items()}
         return [split(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
     return split

@@ -238,6 +238,7 @@ def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
         "messages": tuple(record["messages"]),
         "turn_rewards": None if paid is None else tuple(paid),
         "compactions": tuple(map(tuple, record.get("compactions", ()))),
+        "tools": tuple(record.get("tools", ())),
         "branch_messages": tuple(tuple(messages) for messages in record.get("branch_messages", ())),
     }
     return Episode(**{**record, **arrays})

@@ -79,6 +79,7 @@ class TrainData:
         rewards: the reward functions of the sources that have their own, or their own environment.
         weights: the weights of these functions.
         environments: the environments of the sources that have their own.
+        template_variables: the variables for the chat template of the sources that set them.
     """
 
     sources: Mapping[str, OpenSource]
@@ -86,6 +87,7 @@ class TrainData:
     rewards: Mapping[str, Sequence[RewardFn]] = field(default_factory=dict)
     weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
     environments: Mapping[str, Prepared] = field(default_factory=dict)
+    template_variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -199,7 +201,12 @@ class DataReader:
                 raise
         if self.reader.episodes is None:
             refuse_different_forms([source.prompts[0] for source in sources.values()], continue_final_message=True)
-        return TrainData(sources, shares, rewards, weights, environments)
+        variables = {
+            name: source.chat_template_kwargs
+            for name, source in asked.items()
+            if source.chat_template_kwargs is not None
+        }
+        return TrainData(sources, shares, rewards, weights, environments, variables)
 
     def _use_environments(self, sources: Mapping[str, TrainSource]) -> Mapping[str, Prepared]:
         """Let the sources that have an environment of their own use it. Raises ConfigError if one cannot be used."""
@@ -221,5 +228,8 @@ class DataReader:
             raise ConfigError(f"{sorted(written)[0]} of a source is ignored: the environment writes the prompts")
         reader = self._readers.setdefault(slot.name, replace(self.reader, slot=slot, _stream=(None, None)))
         reader.config = self.reader.config.model_copy(update=changes)
+        if self.reader.teacher_prompts is not None:
+            variables = reader.config.chat_template_kwargs
+            reader.teacher_prompts = replace(self.reader.teacher_prompts, chat_template_kwargs=variables)
         reader.slot, reader.reward_fns = slot, self.reader.reward_fns if rewards is None else rewards
         return reader

@@ -6,11 +6,12 @@ with the highest entropy, and the advantages of ``baseline="optimal_token"``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from rlox_grpo.batch.other_prompts import lay_out_after
 from rlox_grpo.config.records import StageConfigs
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import compute_group_offsets
+from rlox_grpo.groups import compute_group_offsets, count_prompt_rest
 from rlox_grpo.loss.entropy import top_entropy_masks
 from rlox_grpo.loss.importance import ImportanceLevel, with_importance_weights
 from rlox_grpo.loss.kl import sequence_kl, token_kl
@@ -34,6 +35,9 @@ from rlox_grpo.reference.teachers import Teachers
 from rlox_grpo.types import Batch, Float32Array, Int64Array, Routing, ScoredGroup
 from rlox_grpo.update.mini_batches import MiniBatcher
 from rlox_grpo.update.token_baseline import with_token_advantages
+
+LayOut: TypeAlias = Callable[[Batch], list[Batch]]
+"""Lays out rows of a micro-batch after the teacher's prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,8 @@ class FixedTensors:
         config = self.stages.advantages
         with torch.no_grad(), _in_use(self.reference), _in_use(self.teacher):
             names = self.teacher.list_names(scored) if isinstance(self.teacher, Teachers) else None
-            filled = [self._add_to_mini_batch(batches, teacher_prompts, names) for batches in mini_batches]
+            lay_out = None if teacher_prompts is None else self._choose_layout(scored, teacher_prompts)
+            filled = [self._add_to_mini_batch(batches, lay_out, names) for batches in mini_batches]
             if self.teacher is not None:
                 refuse_non_finite(chain.from_iterable(filled), self.ranks)
             if config.baseline != "optimal_token" or config.advantage_fn is not None or not scored:
@@ -137,8 +142,19 @@ class FixedTensors:
             for group, (start, stop) in zip(scored, pairwise(compute_group_offsets(scored).tolist()), strict=True)
         ]
 
+    def _choose_layout(self, scored: Sequence[ScoredGroup], teacher_prompts: Sequence[Int64Array]) -> LayOut:
+        """Return a function that lays out rows of the step after the teacher's prompts."""
+        return partial(
+            lay_out_after,
+            prompts=teacher_prompts,
+            # The teacher's prompt stands for the policy's, of which an episode's row has the end.
+            starts=[count_prompt_rest(completion) for group in scored for completion in group.group.completions],
+            token_budget=self.batcher.micro_batch_tokens,
+            share_prompts=self.batcher.shares_prompts,
+        )
+
     def _add_to_mini_batch(
-        self, batches: Sequence[Batch], teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None
+        self, batches: Sequence[Batch], lay_out: LayOut | None, names: Sequence[str] | None
     ) -> list[Batch]:
         """``names`` are the names of the teachers of the step's completions, if there are several teachers."""
         share = self.stages.loss.top_entropy_share
@@ -162,7 +178,7 @@ class FixedTensors:
             batch = batch if self.reference is None else self._add_reference(self.reference, batch)
             # The teacher may be this model too.
             batch = replace(batch, policy=replace(batch.policy, routing=Routing()))
-            batch = self._add_teacher(batch, teacher_prompts, names)
+            batch = self._add_teacher(batch, lay_out, names)
             batch = replace(batch, policy=replace(batch.policy, routing=routing))
             if not self._is_open(batch):
                 batch = with_importance_weights(batch, self.level, self.stages.importance)
@@ -196,21 +212,13 @@ class FixedTensors:
             return replace(batch, log_probs=replace(batch.log_probs, ref_distributions=reference.distributions(asked)))
         return replace(batch, log_probs=replace(batch.log_probs, ref=reference(asked)))
 
-    def _add_teacher(
-        self, batch: Batch, teacher_prompts: Sequence[Int64Array] | None, names: Sequence[str] | None
-    ) -> Batch:
-        def lay_out(rows: Batch) -> list[Batch] | None:
-            if teacher_prompts is None:
-                return None
-            budget, shares = self.batcher.micro_batch_tokens, self.batcher.shares_prompts
-            return lay_out_after(rows, teacher_prompts, token_budget=budget, share_prompts=shares)
-
+    def _add_teacher(self, batch: Batch, lay_out: LayOut | None, names: Sequence[str] | None) -> Batch:
         if self.teacher is None:
             return batch
         if isinstance(self.teacher, Teachers):
             assert names is not None
-            return self.teacher.add(batch, names, lay_out)
-        return self.teacher.add(batch, lay_out(batch))
+            return self.teacher.add(batch, names, lay_out or (lambda rows: None))
+        return self.teacher.add(batch, None if lay_out is None else lay_out(batch))
 
     def _compute_token_kl(self, batch: Batch) -> Tensor:
         """Return the KL of each token ``[N, T]`` under the current policy."""

@@ -117,6 +117,11 @@ class Chat:
         return self._conversations.first.prompt_messages
 
     @property
+    def prompt_tools(self) -> list[Mapping[str, Any]]:
+        """JSON schemas of the tools that the first prompt lists."""
+        return self._conversations.first.template.tools or []
+
+    @property
     def branch_messages(self) -> list[list[dict[str, Any]]]:
         """Copies of the conversations other than :attr:`messages`, in the order of :meth:`rows`."""
         return self._conversations.list_branch_messages()

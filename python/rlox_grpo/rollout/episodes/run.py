@@ -465,6 +465,7 @@ class EpisodeRunner:
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
             environment=environment,
+            tools=tuple(chat.prompt_tools),
         )
 
 
