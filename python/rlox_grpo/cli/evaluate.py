@@ -283,7 +283,8 @@ def _evaluate_checkpoint(
         is_asked_here = any(key in overrides.sources or key in overrides.options for key in keys)
         return [Path.cwd(), *recorded] if is_asked_here else [*recorded, Path.cwd()]
 
-    if is_custom(engine := run.options.get("engine")):  # the trainer then finds its module
+    engine = run.options.get("engine")
+    if isinstance(engine, str) and is_custom(engine):  # the trainer then finds its module
         import_callable("engine", engine, list_folders("engine"))
     table = sources.get("environment_args")
     environment, _ = import_environment(sources.get("environment"), (), list_folders("environment"), table)

@@ -109,7 +109,7 @@ class RecordedRun:
             code += [("environment", table["environment"])] if table.get("environment") else []
         code += [("tools", name) for name in asked.get("tools", ())]
         engine = None if "engine" in replaced else self.options.get("engine")
-        code += [("engine", engine)] if is_custom(engine) else []
+        code += [("engine", engine)] if isinstance(engine, str) and is_custom(engine) else []
         return [f"{key} {name!r}" for key, name in dict.fromkeys(code)]
 
     def warn_about_differences(self, config: GRPOConfig) -> None:
