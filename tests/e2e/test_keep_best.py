@@ -32,8 +32,10 @@ def run(
 ) -> tuple[GRPO, dict[str, float]]:
     """Train for six steps, with an evaluation after each of which the reward is on the curve."""
 
+    _curve = CURVE if curve is None else curve  # with _, so that runs with other curves have the same set
+
     def rewarded(completions: Any, prompts: Any) -> list[float]:
-        return [(CURVE if curve is None else curve)[trainer.step] for _ in completions]
+        return [_curve[trainer.step] for _ in completions]
 
     settings = {**KEEP_BEST, "max_steps": 6, "checkpoint_steps": 4, "keep_checkpoints": 1, **changes}
     trainer = GRPO(ToyLM(), share_of_target, callbacks=callbacks, **options(output_dir=folder, **settings))
