@@ -416,15 +416,11 @@ class GRPO:
         train_prompts = data.prompts
         if data.sources.keys() - data.rewards.keys():
             reward_weights(self.reward_fns, self.config.reward_weights)  # refuses a run without a reward function
-<<<<<<< HEAD
         refuse_dropped_groups(
             self.config, {source: data.rewards.get(source, self.reward_fns) for source in data.sources}
         )
         step.score_sources(data.rewards, data.weights)
-=======
-        step.score_sources(data.rewards)
         step.vary_templates(data.template_variables)
->>>>>>> wip/mend_b
         for source, weights in step.scorer.weigh_sources().items():
             has_teacher, where = step.fixed_tensors.teacher is not None, name_argument("prompts", source)
             check_weights(self.config, weights, has_teacher=has_teacher, where=where)

@@ -293,18 +293,14 @@ class TrainStep:
         self.last_token_rows = self.token_rows.take(scored)
         return {**metrics, **information}
 
-<<<<<<< HEAD
-    def score_sources(
-        self, rewards: Mapping[str, Sequence[RewardFn]], source_weights: Mapping[str, Sequence[float]]
-    ) -> None:
-=======
     def vary_templates(self, variables: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the teacher's prompts of these sources with these variables for the chat template, from now on."""
         if self.teacher_prompts is not None:
             self.teacher_prompts = replace(self.teacher_prompts, variables_by_source=variables)
 
-    def score_sources(self, rewards: Mapping[str, Sequence[RewardFn]]) -> None:
->>>>>>> wip/mend_b
+    def score_sources(
+        self, rewards: Mapping[str, Sequence[RewardFn]], source_weights: Mapping[str, Sequence[float]]
+    ) -> None:
         """Score the rows of each of these sources of a mixture by reward functions of its own, from now on."""
         if rewards or self.scorer.by_source:
             self.scorer = replace(self.scorer, by_source=rewards, source_weights=source_weights)
