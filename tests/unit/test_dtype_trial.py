@@ -1,13 +1,16 @@
-"""``dtype="auto"`` on a CPU: float32, and a line in the log where bfloat16 is faster."""
+"""``dtype="auto"`` on a CPU: bfloat16 where a trial is faster and the weights are dithered, float32 elsewhere."""
 
 import logging
 
 import pytest
+import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.model import dtype_trial
-from rlox_grpo.model.dtype_trial import measure_share, suggest_bfloat16
+from rlox_grpo.model.dtype_trial import measure_share, try_dtypes
+from rlox_grpo.model.precision import resolve_dtype
+from toy import options
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48}
 
@@ -22,35 +25,64 @@ def trials(monkeypatch):
     return tried
 
 
+@pytest.fixture
+def make_stored(make_tiny_model):
+    """A function that makes a float32 model whose weights are bfloat16 numbers, as those of most checkpoints."""
+
+    def make(**changes):
+        model = make_tiny_model("qwen2", **{**SIZES, **changes})
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.bfloat16())
+        return model
+
+    return make
+
+
 def no_reward(completions):
     return [0.0] * len(completions)
 
 
-def test_a_run_computes_in_float32_and_says_that_bfloat16_is_faster(make_tiny_model, trials, caplog):
-    options = {"group_size": 4, "prompts_per_step": 6, "log_to": ()}
+def choose(model, **changes):
+    return try_dtypes(resolve_dtype(GRPOConfig.create(**changes)), model).dtype
+
+
+def test_a_run_computes_in_bfloat16_where_a_trial_is_faster(make_stored, trials, caplog):
+    settings = {"group_size": 4, "prompts_per_step": 6, "log_to": ()}
+    model = make_stored()
+    before = model.lm_head.weight.clone(), model.model.layers[0].mlp.up_proj.weight.clone()
     with caplog.at_level(logging.INFO):
-        trainer = GRPO(make_tiny_model("qwen2", **SIZES), no_reward, **options)
-    assert trainer.config.dtype == "float32"
+        trainer = GRPO(model, no_reward, **settings)
+    assert trainer.config.dtype == trainer._step.stages.update.dtype == "bfloat16"
+    assert trainer.config.fp32_lm_head is True
+    assert torch.equal(model.lm_head.weight, before[0])
+    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, before[1])
     assert trials == [(32, 48, 24)]
-    assert (
-        "float32 on this CPU; products of the model's sizes take 0.60 of their time with dtype='bfloat16'"
-        in caplog.text
-    )
+    assert "take 0.60 of their time in float32 with bfloat16 on this CPU" in caplog.text
     for dtype in ("float32", "bfloat16"):
-        GRPO(make_tiny_model("qwen2", **SIZES), no_reward, dtype=dtype, **options)
+        assert GRPO(make_stored(), no_reward, dtype=dtype, **settings).config.dtype == dtype
     assert len(trials) == 1
 
 
-@pytest.mark.parametrize(("share", "is_said"), [(0.79, True), (0.81, False), (9.0, False)])
-def test_a_small_gain_is_not_said(make_tiny_model, trials, caplog, monkeypatch, share, is_said):
-    monkeypatch.setattr(dtype_trial, "measure_share", lambda *sizes: share)
+def test_weights_that_are_not_dithered_train_in_float32(make_tiny_model, make_stored, trials, caplog):
+    """Such as those of a float32 checkpoint or of a GGUF file, or without a linear layer."""
     with caplog.at_level(logging.INFO):
-        suggest_bfloat16(GRPOConfig.create(), make_tiny_model("qwen2", **SIZES))
-    assert ("dtype='bfloat16'" in caplog.text) is is_said
+        assert choose(make_tiny_model("qwen2", **SIZES)) == "float32"
+    assert "float32, as the weights are not dithered; dtype='bfloat16' would be faster here" in caplog.text
+    assert choose(make_tiny_model("qwen2", **SIZES), dither_weights=True) == "bfloat16"
+    assert choose(make_stored()) == "bfloat16"
+    assert choose(make_stored(), dither_weights=False) == "float32"
+    assert choose(make_tiny_model("gpt2", n_embd=32, n_inner=48)) == "float32"
+
+
+@pytest.mark.parametrize(("share", "dtype"), [(0.79, "bfloat16"), (0.81, "float32"), (9.0, "float32")])
+def test_a_small_gain_is_not_taken(make_stored, trials, monkeypatch, share, dtype):
+    monkeypatch.setattr(dtype_trial, "measure_share", lambda *sizes: share)
+    assert choose(make_stored()) == dtype
 
 
 @pytest.mark.parametrize(
-    "options",
+    "changes",
     [
         {"lora_rank": 4},
         {"updater": "deepspeed"},
@@ -58,20 +90,32 @@ def test_a_small_gain_is_not_said(make_tiny_model, trials, caplog, monkeypatch, 
         {"engine": "vllm_server", "server_urls": ["http://127.0.0.1:8000"]},
     ],
 )
-def test_other_runs_are_not_tried(make_tiny_model, trials, options):
-    suggest_bfloat16(GRPOConfig.create(**options), make_tiny_model("qwen2", **SIZES))
+def test_other_runs_are_not_tried(make_stored, trials, changes):
+    assert choose(make_stored(), **changes) == "float32"
     assert not trials
 
 
-def test_models_with_other_products_are_not_tried(make_tiny_model, trials):
-    pictures = make_tiny_model("qwen2", **SIZES)
+def test_models_with_other_products_and_several_ranks_are_not_tried(make_stored, trials, monkeypatch):
+    pictures, experts = make_stored(), make_stored()
     pictures.config.vision_config = {}
-    experts = make_tiny_model("qwen2", **SIZES)
     experts.config.num_experts_per_tok = 2
-    small, layer = make_tiny_model("qwen2", hidden_size=16), make_tiny_model("qwen2", **SIZES).lm_head
-    for model in (small, layer, pictures, experts):
-        suggest_bfloat16(GRPOConfig.create(), model)
+    for model in (make_stored(hidden_size=16), make_stored().lm_head, pictures, experts):
+        assert choose(model) == "float32"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert choose(make_stored()) == "float32"
     assert not trials
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_resumed_run_keeps_its_precision(make_stored, tmp_path, trials, monkeypatch, caplog, is_fast):
+    settings = options(output_dir=tmp_path, max_steps=1, dtype="auto")
+    prompts = [[1, 2, 3], [2, 3, 4]]
+    GRPO(make_stored(), no_reward, **settings).train(prompts)
+    monkeypatch.setattr(dtype_trial, "measure_share", lambda *sizes: 0.6 if is_fast else 1.1)
+    resumed = GRPO(make_stored(), no_reward, **{**settings, "max_steps": 2})
+    assert resumed.config.dtype == "bfloat16"
+    assert ("a new run on this machine would compute in float32" in caplog.text) is not is_fast
+    assert resumed.train(prompts)["resumed_from_step"] == 1
 
 
 @pytest.mark.parametrize(

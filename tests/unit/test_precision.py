@@ -146,7 +146,8 @@ def test_fp32_lm_head_needs_a_plain_output_layer(make_tiny_model):
 @pytest.mark.parametrize(
     ("options", "has_gpu", "has_bfloat16", "expected"),
     [
-        ({}, False, True, "float32"),
+        ({}, False, True, "auto"),  # the model decides
+        ({"lora_rank": 2}, False, True, "float32"),
         ({}, True, False, "float32"),
         ({}, True, True, "bfloat16"),
         ({"dtype": "float32"}, True, True, "float32"),

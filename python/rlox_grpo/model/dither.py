@@ -66,6 +66,13 @@ def make_dither(model: nn.Module, *, everything: bool = False) -> tuple[Callable
     return dither, chosen
 
 
+def are_bfloat16_numbers(model: nn.Module) -> bool:
+    """Whether ``dither_weights="auto"`` draws the weights of ``model``: their first numbers all lie on the grid."""
+    names = _list_dithered(model)
+    starts = [weight.detach().reshape(-1)[:_CHUNK] for name, weight in model.named_parameters() if name in names]
+    return bool(starts) and all(torch.equal(start, start.bfloat16().float()) for start in starts)
+
+
 def _list_dithered(model: nn.Module) -> set[str]:
     """Return the names of the weights that :func:`dither_weights` draws."""
     find_head: Any = getattr(model, "get_output_embeddings", lambda: None)

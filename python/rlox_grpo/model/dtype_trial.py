@@ -1,4 +1,4 @@
-"""Find whether a CPU trains a model faster in bfloat16, by timing products of the model's sizes."""
+"""``dtype="auto"`` on a CPU: find whether it trains a model faster in bfloat16, by timing products of its sizes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.model.dither import are_bfloat16_numbers
 from rlox_grpo.model.load_checks import reads_pictures
 from rlox_grpo.model.memory import measure_shape
 
@@ -20,7 +22,7 @@ SMALLEST_WIDTH = 512
 """Smallest hidden size that is tried: of smaller products, casts take much of the time."""
 
 MARGIN = 1.25
-"""How much faster than float32 bfloat16 must be to be suggested."""
+"""How much faster than float32 bfloat16 must be to be chosen."""
 
 _ROWS = 256
 """Rows of the product that stands for the update's, and most rows of the one that stands for generation's."""
@@ -36,27 +38,49 @@ _REPEATS, _SECONDS = 3, 0.1
 """Most timed calls of a product; none begins after so many seconds."""
 
 
-def suggest_bfloat16(config: GRPOConfig, model: nn.Module) -> None:
-    """Log it if one process trains all weights of ``model`` on this CPU, in float32, and bfloat16 would be faster.
+def try_dtypes(config: GRPOConfig, model: nn.Module) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by the precision in which this CPU trains ``model`` faster.
 
-    ``dtype="auto"`` does not choose it, because it was not shown to learn as much from the same completions
-    (docs/concepts/learning_study.md). Models whose products are others than the trial's are not tried: small ones,
-    those that read pictures or have experts or an adapter, and modules that are no decoder of transformers.
+    bfloat16 is chosen only for weights that :mod:`rlox_grpo.model.dither` draws: training learns as much with them as
+    in float32, as far as it was measured, and on one of three tasks less without (docs/concepts/learning_study.md).
+    For other weights the log says that bfloat16 would be faster.
+
+    Models whose products are others than the trial's are not tried and compute in float32: small ones, those that read
+    pictures or have experts or an adapter, and modules that are no decoder of transformers.
+
+    Args:
+        config: the options.
+        model: with float32 weights, which are not dithered yet.
     """
-    is_plain = config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0
-    shape = measure_shape(model) if is_plain and not torch.cuda.is_available() else None
+    if config.dtype != "auto":
+        return config
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    if is_bfloat16_faster(config, model):
+        is_drawn = config.dither_weights is True or (config.dither_weights == "auto" and are_bfloat16_numbers(model))
+        dtype = "bfloat16" if is_drawn else "float32"
+        if not is_drawn:
+            logger.info("dtype='auto': float32, as the weights are not dithered; dtype='bfloat16' would be faster here")
+    return config.model_copy(update={"dtype": dtype})
+
+
+def is_bfloat16_faster(config: GRPOConfig, model: nn.Module) -> bool:
+    """Whether this CPU trains ``model`` faster in bfloat16, by a trial, which is logged; False without a trial.
+
+    The arguments are those of :func:`try_dtypes`.
+    """
+    shape = measure_shape(model)
     if shape is None or shape.hidden < SMALLEST_WIDTH:
-        return
+        return False
     if shape.experts_per_token or shape.adapter or reads_pictures(model):
-        return
-    rows, begin = config.group_size * config.prompts_per_step, time.perf_counter()
-    share = measure_share(shape.hidden, shape.intermediate, rows)
-    if share * MARGIN <= 1:
-        logger.info(
-            "dtype='auto': float32 on this CPU; products of the model's sizes take %.2f of their time with "
-            "dtype='bfloat16' (a trial of %.0f ms)",
-            *(share, 1000 * (time.perf_counter() - begin)),
-        )
+        return False
+    begin = time.perf_counter()
+    share = measure_share(shape.hidden, shape.intermediate, config.group_size * config.prompts_per_step)
+    logger.info(
+        "products of the model's sizes take %.2f of their time in float32 with bfloat16 on this CPU (a trial of %.0f "
+        "ms); dtype='auto' is bfloat16 from %.1f down",
+        *(share, 1000 * (time.perf_counter() - begin), 1 / MARGIN),
+    )
+    return share * MARGIN <= 1
 
 
 @cache

@@ -31,6 +31,7 @@ from rlox_grpo.model.blank import (
     move_buffers,
 )
 from rlox_grpo.model.dither import dither_weights, make_dither
+from rlox_grpo.model.dtype_trial import try_dtypes
 from rlox_grpo.model.gguf import (
     CONVERT,
     find_gguf,
@@ -134,6 +135,7 @@ def load_policy(
         untie_adapted_layers(model)
     _keep_float32_weights(model)
     keep_differentiable(model)
+    config = try_dtypes(config, model)
     if _is_dithered(model, config):
         everything = config.dither_weights is True
         if stored is None:
@@ -177,7 +179,19 @@ def load_policy(
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
-    return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored, reader, no_pictures)
+    return Policy(
+        model,
+        tokenizer,
+        end_tokens,
+        vocabulary,
+        recomputes,
+        masters,
+        shards,
+        stored,
+        reader,
+        no_pictures,
+        dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
+    )
 
 
 def read_settings(source: str | Path) -> Any:

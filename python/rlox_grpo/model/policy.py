@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ class Policy:
         stored: the files with the weights of ``model``, if DeepSpeed loads them when it shards the model (ZeRO 3).
         reader: reads the pictures of prompts with the model's processor; None: the model is trained on text.
         no_pictures: why there is no reader.
+        dtype: the precision of computation.
     """
 
     model: nn.Module
@@ -48,6 +49,7 @@ class Policy:
     stored: StoredWeights | None = None
     reader: PictureReader | None = None
     no_pictures: str = NO_PROCESSOR
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def processor(self) -> Any:

@@ -6,6 +6,7 @@ If trained weights are stored in bfloat16, :func:`take_masters` keeps their floa
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,22 +22,34 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_dtype(config: GRPOConfig, recorded: Literal["float32", "bfloat16"] | None = None) -> GRPOConfig:
-    """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
+    """Return ``config`` with ``dtype="auto"`` replaced by a precision, unless a trial of the model decides.
 
-    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
+    On a GPU the precision is that of :func:`choose_dtype`. DeepSpeed at ``zero_stage=0`` keeps no float32 master
+    weights, so it uses float32. On a CPU it is float32, and ``"auto"`` remains if one process samples and trains all
+    weights: :func:`rlox_grpo.model.dtype_trial.try_dtypes` replaces it when the model is loaded.
 
-    ``recorded`` is the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
+    Args:
+        config: the options.
+        recorded: the precision of the run that is continued, which ``"auto"`` keeps; None for a new run.
     """
     if config.dtype != "auto":
         return config
     if recorded is not None:
         return config.model_copy(update={"dtype": recorded})
+    if not torch.cuda.is_available() and _can_try(config):
+        return config
     keeps_float32 = config.updater != "deepspeed" or config.zero_stage > 0
     return config.model_copy(update={"dtype": choose_dtype() if keeps_float32 else "float32"})
 
 
+def _can_try(config: GRPOConfig) -> bool:
+    """Return whether one process trains all weights and samples by itself, so that a trial stands for its step."""
+    is_alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    return is_alone and config.engine == "hf" and config.updater == "torch" and config.lora_rank == 0
+
+
 def choose_dtype() -> Literal["float32", "bfloat16"]:
-    """Return the precision of ``dtype="auto"``: bfloat16 if this process has a GPU that supports it, otherwise float32.
+    """Return the precision that a GPU has for ``dtype="auto"``: bfloat16 if it supports it; float32 without a GPU.
 
     NVIDIA's GPUs compute in bfloat16 from compute capability 8.0 on.
     """

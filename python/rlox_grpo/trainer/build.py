@@ -108,6 +108,7 @@ def build_step(
     refuse_quantized(policy.model, config)
     if policy.reader is not None and teacher is not None:
         policy = replace(policy, reader=None, no_pictures="pictures in prompts are not supported yet with teacher=")
+    config = config.model_copy(update={"dtype": policy.dtype})
     config = config.model_copy(update={"fp32_lm_head": choose_float32_logits(config, policy.model)})
     stages = config.split()
     if policy.shards is None and policy.stored is None:

@@ -22,7 +22,7 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config, explain_keywords
 from rlox_grpo.config.train_source import TrainSource
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError, refuse_exits
-from rlox_grpo.model.dtype_trial import suggest_bfloat16
+from rlox_grpo.model.dtype_trial import is_bfloat16_faster
 from rlox_grpo.model.load import count_vocabulary
 from rlox_grpo.model.memory import ModelsBeside
 from rlox_grpo.model.memory_plan import check_fit
@@ -141,12 +141,13 @@ class GRPO:
             on_episodes=self._show_episodes,
         )
         step.token_rows.is_on = self.callbacks.reads("on_tokens")
-        self.config = self.config.model_copy(update={"fp32_lm_head": step.stages.update.fp32_lm_head})
+        decided = {name: getattr(step.stages.update, name) for name in ("dtype", "fp32_lm_head")}
+        self.config = self.config.model_copy(update=decided)
         self.ranks, self.policy, self.model = step.ranks, step.policy, step.policy.model
-        if asked.dtype == "auto" and recorded is None and self.ranks.size == 1:
-            suggest_bfloat16(self.config, self.model)
         if recorded is not None and self.ranks.is_first:
             usual = resolve_dtype(asked).dtype
+            if usual == "auto":  # the weights that a new run would have are not those of the model any more
+                usual = recorded if is_bfloat16_faster(asked, self.model) else "float32"
             if usual != recorded:
                 logger.warning(
                     "dtype='auto' keeps %s, in which the run began; a new run on this machine would compute in %s",

@@ -28,8 +28,8 @@ class UpdateConfig(Record, title="Update"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the forward and backward passes; weights in training and optimizer state stay float32. auto: "
-        "bfloat16 on a GPU that computes in bfloat16, otherwise float32; the log says if a CPU is faster in bfloat16. "
-        "A resumed run keeps its precision.",
+        "bfloat16 on a GPU that computes in bfloat16, and on a CPU if a trial of the model's sizes is faster and the "
+        "weights are dithered; otherwise float32. A resumed run keeps its precision.",
         source="TRL",
     )
     fp32_lm_head: bool | Literal["auto"] = option(
