@@ -225,11 +225,11 @@ def test_the_command_line_chooses_the_task(tmp_path, monkeypatch, capsys):
         "rlox_grpo.demo.run.run_demo",
         lambda out, *, seed, settings: asked.append(("countdown", out, seed, settings)),
     )
-    assert main(["demo", "--max_steps", "3", "--policy_loss", "my_parts:soft_clip"]) == 0
+    assert main(["demo", "--max_steps", "3", "--policy_loss", "p3o"]) == 0
     assert main(["demo", "--task", "frozen_lake", "--out", str(tmp_path), "--seed", "4"]) == 0
     assert main(["demo", "--task", "guess_the_number", "--kl_coef=0.1"]) == 0
     assert [(name, str(out), seed, settings) for name, out, seed, settings in asked] == [
-        ("countdown", "runs/demo", 0, {"max_steps": 3, "policy_loss": "my_parts:soft_clip"}),
+        ("countdown", "runs/demo", 0, {"max_steps": 3, "policy_loss": "p3o"}),
         ("frozen_lake", str(tmp_path), 4, {}),
         ("guess_the_number", "runs/demo_guess_the_number", 0, {"kl_coef": 0.1}),
     ]

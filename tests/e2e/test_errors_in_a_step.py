@@ -128,14 +128,14 @@ def test_without_a_checkpoint_such_a_trainer_is_refused(caplog):
 EXITS = [SystemExit(0), GeneratorExit(), asyncio.CancelledError()]
 
 
-def raise_at(call, error, function=toy.share_of_target, and_later=0):
-    """A reward that raises ``error`` at its call number ``call``, and at so many calls after it."""
+def raise_at(call, error, function=toy.share_of_target):
+    """A reward that raises ``error`` at its call number ``call``."""
     calls = []
 
     @functools.wraps(function)  # by name and source that function
     def reward(completions, prompts):
         calls.append(None)
-        if call <= len(calls) <= call + and_later:
+        if len(calls) == call:
             raise error
         return function(completions, prompts)
 
@@ -253,6 +253,19 @@ def read_evaluations(folder):
     ]
 
 
+class Judge:
+    """A reward that cannot be reached at its calls with these numbers, which are no settings: they begin with _."""
+
+    def __init__(self, *calls):
+        self._calls, self._count = calls, 0
+
+    def __call__(self, completions, prompts):
+        self._count += 1
+        if self._count in self._calls:
+            raise OSError("judge unreachable")
+        return toy.share_of_target(completions, prompts)
+
+
 @pytest.mark.parametrize("is_same_trainer", [True, False], ids=["same trainer", "new trainer"])
 @pytest.mark.parametrize("call", [2, 3], ids=["step 4", "last step"])
 def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
@@ -264,9 +277,9 @@ def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
         sets = {"first": toy.PROMPTS[:2], "second": EvalSet(toy.PROMPTS[:2], rewards=rewards)}
         return trainer, lambda: trainer.train(toy.PROMPTS, eval_prompts=sets)
 
-    whole, train_whole = train(tmp_path / "whole", toy.share_of_target)
+    whole, train_whole = train(tmp_path / "whole", Judge())
     expected = train_whole()
-    broken = raise_at(call, OSError("judge unreachable"), and_later=2)
+    broken = Judge(call, call + 1, call + 2)
     trainer, train_once = train(tmp_path / "run", broken)
     for _ in range(2):  # the repeated one fails too
         with pytest.raises(RewardError):
@@ -275,7 +288,7 @@ def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
     with pytest.raises(RewardError):
         train_once()
     assert len(read_evaluations(tmp_path / "run")) == call - 1
-    trainer, train_again = train(tmp_path / "run", toy.share_of_target, trainer if is_same_trainer else None)
+    trainer, train_again = train(tmp_path / "run", Judge(), trainer if is_same_trainer else None)
     metrics = train_again()
     assert read_evaluations(tmp_path / "run") == read_evaluations(tmp_path / "whole")
     assert torch.equal(weights(trainer), weights(whole))
@@ -283,7 +296,7 @@ def test_an_evaluation_that_failed_is_repeated(call, is_same_trainer, tmp_path):
     assert len([*(tmp_path / "run" / "checkpoints").iterdir()]) == (2 if call == 2 else 1)
     last = tmp_path / "run" / "checkpoints" / "step_000008"
     assert read_state(last)["last_metrics"]["eval/second/accuracy"] == metrics["eval/second/accuracy"]
-    train(tmp_path / "run", toy.share_of_target)[1]()
+    train(tmp_path / "run", Judge())[1]()
     assert len(read_evaluations(tmp_path / "run")) == 3
 
 

@@ -238,6 +238,11 @@ class PlayedChat:
         """Return no rows: replies have no tokens."""
         return []
 
+    @property
+    def prompt_tools(self) -> list[Mapping[str, Any]]:
+        """JSON schemas of the tools that replies may call."""
+        return [*self._schemas]
+
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         self.waiting_since = None
